@@ -70,7 +70,7 @@ def _receive(node: Node, side: str, messages: int) -> None:
             received += message.type == TOPIC_TYPE and message.body is not None
             if received == messages:
                 return
-        raise MessagesError(f"only {received} of {messages} messages came")
+        raise MessagesError(f"only {received} of {messages} messages arrived")
     fetch = f"SELECT body FROM {KEPT_TABLE} WHERE id = %s"  # noqa: S608 - a constant
     channel = node.channel if side == "counted" else CHANNEL
     for key in islice(_notifications(node, channel), messages):
@@ -93,7 +93,7 @@ def connection_of(node: Node) -> psycopg.Connection[tuple[Any, ...]]:
     """Return the connection of a node, so that both sides are measured on the same one."""
     connection = node._session.connection
     if connection is None:
-        raise ConnectionLost(f"node {node.ident} lost its connection: measure again")
+        raise ConnectionLost(f"node {node.ident} lost its connection: run the benchmark again")
     return connection
 
 
@@ -182,7 +182,7 @@ class Bench:
     def expect(self, wanted: str) -> float:
         """Wait for a message of the receiver process; return its time."""
         if not self._pipe.poll(_READY_SECONDS):
-            raise MessagesError(f"the receiver is not {wanted}: messages were lost, or it died")
+            raise MessagesError(f"the receiver is not {wanted}: it has died, or messages were lost")
         said, at = self._pipe.recv()
         if said != wanted:
             raise MessagesError(f"the receiver failed: {said}")
@@ -288,7 +288,7 @@ def _remove(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
 
 
 NAME = "bench"
-HELP = "measure sending and receiving, against bare pg_notify on the same connections"
+HELP = "measure sending and receiving, compared with bare pg_notify on the same connections"
 
 _KB: Final = 1000
 _SIZES: Final = (1, 10, _KB, 10 * _KB, 50 * _KB, 100 * _KB)
@@ -302,9 +302,9 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("--quick", action="store_true", help="three sizes and short rounds")
     parser.add_argument(
-        "--rounds", type=positive, default=_ROUNDS, help="of each kind (default: 5)"
+        "--rounds", type=positive, default=_ROUNDS, help="rounds of each measurement (default: 5)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(arguments: Namespace) -> int:
@@ -364,11 +364,11 @@ def _report(results: list[dict[str, float]], rounds: int) -> str:
         (
             table(head, rows, right=range(1, len(head))),
             "",
-            "ratio: to bare pg_notify on the same connections; over 8 KB to an INSERT into an",
-            "unlogged table, pg_notify of its key and a SELECT by hand. 1.00 is as fast as that.",
-            "Sends up to 8 KB: the receiver counts the notifications, on both sides alike.",
+            "ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT",
+            "into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.",
+            "Sends up to 8 KB: the receiver only counts the notifications, on both sides.",
             "received: from the first topic_send_many until a Node has yielded the last body;",
-            "by hand the notifications are only counted.",
+            "in plain SQL the notifications are only counted.",
             f"Medians of {rounds} alternating rounds. Bodies in one call: {batches}.",
         )
     )

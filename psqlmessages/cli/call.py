@@ -12,14 +12,14 @@ from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT
 
 NAME = "call"
-HELP = "ask a node (RPC), and print its answer"
+HELP = "call a node (RPC) and print its answer"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("ident", metavar="IDENT", help="the node that asks")
-    parser.add_argument("node", metavar="NODE", help="the node that is asked")
-    parser.add_argument("body", metavar="BODY", help="the question; - reads the standard input")
+    parser.add_argument("ident", metavar="IDENT", help="the node that calls")
+    parser.add_argument("node", metavar="NODE", help="the node to call")
+    parser.add_argument("body", metavar="BODY", help="the body of the call; - reads standard input")
     parser.add_argument("--json", action="store_true", help="BODY is JSON")
     parser.add_argument(
         "--timeout", type=seconds, default=DEFAULT_CALL_TIMEOUT, help="seconds to wait (default: 5)"

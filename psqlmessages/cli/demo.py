@@ -74,10 +74,10 @@ def _refusal(admin: Admin, role: str, verb: str, error: errors.InsufficientPrivi
     mending = (
         f"ALTER ROLE {user} CREATEROLE;"
         if verb == "CREATE"
-        else f"DROP ROLE {role};  (and {user} makes it anew)"
+        else f"DROP ROLE {role};  ({user} then creates it again)"
     )
     return (
-        f"role {user} cannot prepare the login role {role} of the demonstration"
+        f"role {user} cannot prepare the login role {role} of the demo"
         f" ({error.diag.message_primary}); as a superuser: {mending}"
     )
 
@@ -302,16 +302,16 @@ def _has(payload: str, header: dict[str, Any]) -> bool:
 
 
 NAME = "demo"
-HELP = "show the whole conversation of two nodes, each step with what PostgreSQL answers"
+HELP = "show a conversation of two nodes, each step as SQL with PostgreSQL's answer"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "--traffic", action="store_true", help="then send live traffic, until Ctrl-C"
+        "--traffic", action="store_true", help="afterwards send live traffic, until Ctrl-C"
     )
     parser.add_argument(
-        "--brief", action="store_true", help="print the titles and the result, and no rates"
+        "--brief", action="store_true", help="print only titles and the result, no rates"
     )
 
 
@@ -348,13 +348,15 @@ def _party(script: DemoScript, ident: str, dsn: str) -> Iterator[DemoNode]:
 
 
 def _rules(script: DemoScript, admin: Admin) -> None:
-    script.chapter("The owner allows it: DEMO1 sends to a topic and asks DEMO2, which receives")
+    script.chapter(
+        "The owner adds rules: DEMO1 may send to a topic and call DEMO2, which may listen"
+    )
     owner = DemoNode(script, "owner", admin)
     owner.does(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
 
 
 def _register(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("Both register; what a node does, the others who may know it are told")
+    script.chapter("Both nodes register; each receives events about the other")
     demo1.asks("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
     demo2.asks("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
     demo1.expect({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
@@ -384,7 +386,7 @@ def _send(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 
 
 def _send_much(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("A long one is kept, and fetched with get_data")
+    script.chapter("A large body is stored, and fetched with get_data")
     body = "Order 2: " + "many apples, " * 2000
     header = {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": len(body), "Id": ANY}
     demo1.asks("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
@@ -393,7 +395,7 @@ def _send_much(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 
 
 def _ask(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("DEMO1 asks DEMO2; the token it receives lets DEMO2 answer, and nobody else")
+    script.chapter("DEMO1 calls DEMO2; only DEMO2 can answer, with the token of the call")
     demo1.asks("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
     payload = demo2.expect(
         {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
@@ -408,7 +410,7 @@ def _ask(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 
 
 def _overstep(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("What no rule allows is refused")
+    script.chapter("Calls that no rule allows are refused")
     demo1.asks(
         "topic_listen",
         "DEMO.ORDERS",
@@ -418,7 +420,7 @@ def _overstep(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 
 
 def _crash(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 is told")
+    script.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 receives an event")
     demo2.crashes()
     demo1.evaluates({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
     topic = {"Topic": "DEMO.ORDERS"}

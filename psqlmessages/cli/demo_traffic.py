@@ -196,11 +196,11 @@ def run(dsn1: str, dsn2: str, *, shown: str | None) -> None:
     try:
         asyncio.run(_run(dsn1, dsn2, shown))
     except KeyboardInterrupt:
-        print("\nThe demonstration has ended.")
+        print("\nThe demo has ended.")
 
 
 async def _run(dsn1: str, dsn2: str, shown: str | None) -> None:
-    print(f"\n{FOLLOWS}; Ctrl-C ends it.\n", flush=True)
+    print(f"\n{FOLLOWS}; press Ctrl-C to stop.\n", flush=True)
     traffic = DemoTraffic(dsn1, dsn2)
     await together(traffic.run(), *([_show(shown, traffic)] if shown is not None else []))
 

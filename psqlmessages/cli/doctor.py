@@ -33,7 +33,7 @@ from psqlmessages.cli.output import one_line
 from psqlmessages.client.connect import connect
 
 NAME = "doctor"
-HELP = "point out what would go wrong, and what mends it"
+HELP = "report problems with their cause and fix"
 
 CHECKS: tuple[Check, ...] = (
     server,
@@ -54,7 +54,7 @@ CHECKS: tuple[Check, ...] = (
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(arguments: Namespace) -> int:
@@ -87,7 +87,7 @@ def _describe(finding: Finding) -> str:
 
 
 def _advice(finding: Finding) -> tuple[tuple[str, str], ...]:
-    return ("why", finding.why), ("mend", finding.mend)
+    return ("why", finding.why), ("fix", finding.mend)
 
 
 def _as_json(finding: Finding) -> dict[str, str]:

@@ -81,16 +81,16 @@ def examine(check: Check, patient: CheckContext) -> Iterator[Finding]:
         yield Finding(
             name,
             FindingState.UNKNOWN,
-            f"role {patient.role} may not see it",
-            "only the owner of the tables can look at this",
-            "run the doctor as the owner of the tables",
+            f"role {patient.role} lacks the privileges for this check",
+            "only the owner of the tables can run it",
+            "run doctor as the owner of the tables",
         )
     except _NOT_INSTALLED:
         yield Finding(
             name,
             FindingState.UNKNOWN,
             "not installed",
-            "it can be looked at once the functions and tables are there",
+            "the check needs the functions and tables",
             MIGRATE,
         )
 
@@ -159,19 +159,19 @@ def queue(patient: CheckContext) -> Iterator[Finding]:
         yield Finding(
             "queue",
             FindingState.WRONG,
-            f"{found}; role {role} does not see who holds it back",
+            f"{found}; role {role} cannot see which backends hold it back",
             "once it is full, every NOTIFY and every send fails",
-            f"GRANT pg_read_all_stats TO {role}; and run the doctor again",
+            f"GRANT pg_read_all_stats TO {role}; then run doctor again",
         )
     for has_node, pid, role, program, state, wait, seconds in holders:
         surely = "" if has_node else "perhaps "
-        how = "does not read what is sent to it" if wait == "ClientWrite" else f"is {state}"
+        how = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
         yield Finding(
             "queue",
             FindingState.WRONG,
             f"{found}; {surely}held back by pid {pid} ({role}, {program or 'no name'}),"
-            f" which for {seconds:.0f} s {how}",
-            "it hears nothing, and the server keeps what all send until it does;"
+            f" which {how} for {seconds:.0f} s",
+            "it receives nothing, and the server stores all notifications until it does;"
             " once the queue is full, every NOTIFY and every send fails",
             f"SELECT pg_terminate_backend({pid}); to prevent it:"
             f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
@@ -189,9 +189,9 @@ def commit_lock(patient: CheckContext) -> Iterator[Finding]:
         "commit lock",
         FindingState.WRONG,
         f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
-        f" (which waits for {event or 'nothing that can be seen'})",
-        "transactions that notify commit one after the other: one that hangs stops all senders",
-        f"SELECT pg_cancel_backend({holder}); where it waits for SyncRep, see to the standby that"
+        f" (which waits for {event or 'nothing visible'})",
+        "transactions with notifications commit one at a time: one that hangs blocks all senders",
+        f"SELECT pg_cancel_backend({holder}); if it waits for SyncRep, check the standby that"
         " synchronous_standby_names names",
     )
 
@@ -203,7 +203,7 @@ def open_transactions(patient: CheckContext) -> Iterator[Finding]:
         OPEN_TRANSACTIONS, HELD_SECONDS
     ):
         is_found = True
-        how_long = "for a time not shown" if seconds is None else f"for {seconds:.0f} s"
+        how_long = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
         who = f"pid {pid} ({role}, {program or 'no name'})"
         mend = f"SELECT messages._terminate({pid}, '{transaction}')"
         if prepared is not None:
@@ -212,16 +212,16 @@ def open_transactions(patient: CheckContext) -> Iterator[Finding]:
         yield Finding(
             "open transactions",
             FindingState.WRONG,
-            f"{who} has been in a transaction {how_long}; sessions that wait for it: {waiting}",
+            f"{who} has been in a transaction {how_long}; {waiting} sessions wait for it",
             "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
-            " get the event late; their rights have ended all the same",
+            " receive the event late, although their permissions have ended",
             mend,
         )
     if not is_found:
         yield Finding(
             "open transactions",
             FindingState.OK,
-            f"none over {HELD_SECONDS:.0f} s, none that others wait for",
+            f"none longer than {HELD_SECONDS:.0f} s, none that others wait for",
         )
 
 
@@ -262,7 +262,7 @@ def installed(patient: CheckContext) -> Iterator[Finding]:
         yield Finding(
             "installed",
             FindingState.WRONG,
-            f"the schema messages is not there{recorded}",
+            f"the schema messages does not exist{recorded}",
             "nothing can be sent or received in this database",
             cure,
         )
@@ -271,7 +271,7 @@ def installed(patient: CheckContext) -> Iterator[Finding]:
         "installed",
         FindingState.WRONG,
         f"functions of another version: {found}, this package has {digest()}",
-        "calls may fail or behave differently than this version documents",
+        "calls may fail, or behave differently from the documentation of this version",
         f"{cure} (or use the version of psqlmessages that the database has)",
     )
 
@@ -294,13 +294,13 @@ def clock(patient: CheckContext) -> Iterator[Finding]:
     here = before + (datetime.now(UTC) - before) / 2
     ahead = (there - here).total_seconds()
     if abs(ahead) < CLOCK_SECONDS:
-        yield Finding("clock", FindingState.OK, f"the server's differs by {ahead:+.3f} s")
+        yield Finding("clock", FindingState.OK, f"the server's clock differs by {ahead:+.3f} s")
         return
     yield Finding(
         "clock",
         FindingState.WRONG,
-        f"the server's is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours",
-        "bodies expire by the server's clock, and logs of the two cannot be compared",
+        f"the server's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours",
+        "bodies expire by the server's clock, and times in the logs of both cannot be compared",
         "timedatectl set-ntp true (on the machine whose clock is wrong)",
     )
 
@@ -333,15 +333,15 @@ def pooler(patient: CheckContext) -> Iterator[Finding]:
     """Check whether a pooler shares backends between clients."""
     found = probe(patient.dsn)
     if found is PoolerKind.NONE:
-        yield Finding("pooler", FindingState.OK, "none in between")
+        yield Finding("pooler", FindingState.OK, "none")
     elif found is PoolerKind.SESSION:
-        yield Finding("pooler", FindingState.OK, "one that gives each client its own session")
+        yield Finding("pooler", FindingState.OK, "a pooler that gives each client its own session")
     else:
         yield Finding(
             "pooler",
             FindingState.WRONG,
-            f"one that shares connections by {found.value}",
-            "a node lives on one connection: it would lose its registration and its messages"
-            " (topic_send_as, and send in Django, work all the same)",
+            f"a pooler that shares connections by {found.value}",
+            "a node needs its own connection: it would lose its registration and its messages"
+            " (topic_send_as, and send in Django, do work)",
             "connect nodes to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini",
         )

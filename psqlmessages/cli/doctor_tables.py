@@ -84,7 +84,7 @@ def expired_bodies(patient: CheckContext) -> Iterator[Finding]:
         "expired bodies",
         FindingState.WRONG,
         f"{size:,} bytes in {tables} tables",
-        "they take room: no node evaluates, or a transaction left open reads them",
+        "they use disk space: no node runs housekeeping, or an open transaction reads them",
         "psqlmessages prune",
     )
 
@@ -93,13 +93,13 @@ def stream_tables(patient: CheckContext) -> Iterator[Finding]:
     """Check for tables of stream messages that nothing needs: a working system empties them."""
     tables, size = patient.rows(_UNNEEDED)[0]
     if not tables:
-        yield Finding("stream tables", FindingState.OK, "no messages that nothing needs")
+        yield Finding("stream tables", FindingState.OK, "no unneeded messages")
         return
     yield Finding(
         "stream tables",
         FindingState.WRONG,
         f"{size:,} bytes in {tables} tables that no subscription and no retention needs",
-        "they take room: nobody publishes, reads or evaluates any more",
+        "they use disk space: no node publishes, reads or runs housekeeping",
         "psqlmessages prune",
     )
 
@@ -108,7 +108,7 @@ def owners(patient: CheckContext) -> Iterator[Finding]:
     """Check that one ordinary role owns everything, and that no role of a rule may act as it."""
     rows = patient.rows(_OWNER)
     if not rows:
-        yield Finding("owners", FindingState.UNKNOWN, "the schema messages is not there")
+        yield Finding("owners", FindingState.UNKNOWN, "the schema messages does not exist")
         return
     owner, quoted, is_superuser = rows[0]
     findings = [
@@ -123,15 +123,15 @@ def rules(patient: CheckContext) -> Iterator[Finding]:
     """Check that the role of each rule exists, and is the one for which it was saved."""
     rows = patient.rows(_RULES_OF_OTHERS)
     if not rows:
-        yield Finding("rules", FindingState.OK, "each is for a role that exists")
+        yield Finding("rules", FindingState.OK, "the role of each rule exists")
     for role, exists, count, delete, confirm in rows:
         named = f"{count} rules name" if count > 1 else "1 rule names"
         if exists:
             yield Finding(
                 "rules",
                 FindingState.WRONG,
-                f"{named} the role {role}, which was dropped and created again since",
-                "rules go by the name of a role: the new role has the rights of the former one",
+                f"{named} the role {role}, which has been dropped and created again",
+                "rules refer to a role by name: the new role has the permissions of the former one",
                 f"{delete}; or, if they are meant for the new role, {confirm}",
             )
         else:
@@ -139,7 +139,7 @@ def rules(patient: CheckContext) -> Iterator[Finding]:
                 "rules",
                 FindingState.WRONG,
                 f"{named} the role {role}, which does not exist",
-                "rules go by the name of a role: a role created with this name gets their rights",
+                "rules refer to a role by name: a new role with this name gets their permissions",
                 f"{delete}; or create the role",
             )
 
@@ -149,14 +149,14 @@ def create_rights(patient: CheckContext) -> Iterator[Finding]:
     owner = patient.value(_OWNER)
     creators = patient.rows(_CREATORS, owner)
     if not creators:
-        yield Finding("create rights", FindingState.OK, "the owners' alone")
+        yield Finding("create rights", FindingState.OK, "only the owners")
     for schema, role in creators:
         yield Finding(
             "create rights",
             FindingState.WRONG,
             f"{role} may create objects in the schema {schema}",
-            "a function of theirs that fits a call better than PostgreSQL's own would run with the"
-            " rights of the owner",
+            "a function that matches a call better than PostgreSQL's own would run with the"
+            " privileges of the owner",
             f"REVOKE CREATE ON SCHEMA {schema} FROM {role}",
         )
 
@@ -166,7 +166,7 @@ def _superuser(owner: str) -> Iterator[Finding]:
         "owners",
         FindingState.WRONG,
         f"the superuser {owner} owns the schema messages",
-        "its functions run with the rights of their owner: a fault in one would open the server",
+        "its functions run with the privileges of their owner: a bug could expose the server",
         f"ALTER ROLE {owner} NOSUPERUSER (or have an ordinary role own the database and migrate)",
     )
 
@@ -182,7 +182,7 @@ def _others_objects(patient: CheckContext, owner: str, quoted: str) -> Iterator[
         "owners",
         FindingState.WRONG,
         f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
-        "who owns a function can replace it, and it runs with that role's rights",
+        "the owner of a function can replace it, and it runs with the owner's privileges",
         statements + more,
     )
 
@@ -193,6 +193,6 @@ def _roles_of_rules(patient: CheckContext, owner: str, quoted: str) -> Iterator[
             "owners",
             FindingState.WRONG,
             f"{role}, which rules name, may act as {owner}, the owner",
-            "it can change the rules that are to bind it",
+            "it can change the rules that restrict it",
             f"ALTER ROLE {role} NOSUPERUSER" if is_superuser else f"REVOKE {quoted} FROM {role}",
         )

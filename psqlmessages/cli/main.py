@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dsn",
         default=os.environ.get("PSQLMESSAGES_DSN", ""),
         help="connection string or address of the database"
-        " (else PSQLMESSAGES_DSN, else what libpq's own PG… variables say)",
+        " (default: PSQLMESSAGES_DSN, or else the PG… variables of libpq)",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     add_commands(parser, COMMANDS)

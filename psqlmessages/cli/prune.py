@@ -12,12 +12,12 @@ from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
 NAME = "prune"
-HELP = "remove the expired bodies and stream messages, now; as the owner of the tables"
+HELP = "remove expired bodies and stream messages now, as the owner of the tables"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(arguments: Namespace) -> int:
@@ -48,4 +48,4 @@ def emptied(dsn: str) -> int:
 
 def sentence(number: int) -> str:
     """Return a sentence with the number of emptied tables."""
-    return f"emptied {number} table{'' if number == 1 else 's'} of what had expired"
+    return f"emptied {number} table{'' if number == 1 else 's'} of expired data"

@@ -24,7 +24,7 @@ from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import MessagesError
 
 NAME = "queue"
-HELP = "push to a queue, take from it, and see how full it is"
+HELP = "push to a queue, take from it, and show its size"
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def configure(parser: ArgumentParser) -> None:
             action.add_argument("queue", metavar="QUEUE")
         return action
 
-    _configure_push(add("push", _push, "add elements to a queue, and print their ids"))
+    _configure_push(add("push", _push, "add elements to a queue and print their ids"))
     _configure_taking(add("pop", _pop, "take elements, remove them and print them"))
     reserve = add("reserve", _reserve, "take elements and hide them for some time")
     _configure_taking(reserve)
@@ -58,22 +58,24 @@ def configure(parser: ArgumentParser) -> None:
         "--duration",
         type=seconds,
         default=queue_calls.DEFAULT_DURATION,
-        help="what is not committed within so many seconds comes back (default: 120)",
+        help="seconds until elements that are not committed are delivered again (default: 120)",
     )
     for name, act, help_ in (
         ("commit", _commit, "remove reserved elements for good"),
-        ("rollback", _rollback, "give reserved elements back, with one try more"),
+        ("rollback", _rollback, "give reserved elements back and count an attempt"),
     ):
         action = add(name, act, help_)
-        action.add_argument("leases", metavar="LEASE", nargs="+", help="as reserve printed it")
-    action.add_argument("--delay", type=seconds, help="available again after so many seconds")
+        action.add_argument("leases", metavar="LEASE", nargs="+", help="a lease printed by reserve")
+    action.add_argument(
+        "--delay", type=seconds, help="seconds until the elements are available again"
+    )
     sizes = add("sizes", _sizes, "print how many elements a queue holds")
-    listing = add("list", _list, "print the queues that a rule lets the role use, and their counts")
+    listing = add("list", _list, "print the queues that the role may use, with their counts")
     for action in (sizes, listing):
-        action.add_argument("--json", action="store_true", help="for programs")
-    add("pause", _pause, "let nobody take from a queue; pushes go on")
-    add("resume", _resume, "let them take again")
-    add("drain", _drain, "remove all that is available, and print how many it was")
+        action.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add("pause", _pause, "stop handing out elements of a queue; pushes continue")
+    add("resume", _resume, "hand out elements again")
+    add("drain", _drain, "remove all available elements and print their number")
 
 
 def _configure_push(parser: ArgumentParser) -> None:
@@ -82,23 +84,29 @@ def _configure_push(parser: ArgumentParser) -> None:
         metavar="BODY",
         nargs="?",
         default="-",
-        help="the text to push; - (the default) reads them from the standard input, one a line",
+        help="the text to push; - (the default) reads one body per line from standard input",
     )
     parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
     parser.add_argument("--headers", type=_headers, help="a JSON object")
     parser.add_argument("--mature", type=_moment, help="when it becomes available (ISO 8601)")
-    parser.add_argument("--delay", type=seconds, help="available after so many seconds")
-    parser.add_argument("--tries", type=natural, default=0, help="the count of tries to begin with")
+    parser.add_argument("--delay", type=seconds, help="seconds until it becomes available")
+    parser.add_argument(
+        "--tries", type=natural, default=0, help="initial number of attempts (default: 0)"
+    )
     parser.add_argument("--key", help="a second push with the same key adds nothing")
     parser.add_argument(
-        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
     )
 
 
 def _configure_taking(parser: ArgumentParser) -> None:
-    parser.add_argument("--count", type=positive, default=1, help="at most so many (default: 1)")
-    parser.add_argument("--timeout", type=seconds, help="wait so many seconds for the first one")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+    parser.add_argument(
+        "--count", type=positive, default=1, help="maximum number of elements (default: 1)"
+    )
+    parser.add_argument("--timeout", type=seconds, help="seconds to wait for the first element")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, for programs"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -113,7 +121,9 @@ def run(arguments: Namespace) -> int:
 def _push(arguments: Namespace) -> int:
     is_piped = arguments.body == "-"
     if is_piped and arguments.key is not None:
-        raise ValueError("--key is for one BODY: of several with one key the first alone is added")
+        raise ValueError(
+            "--key needs a BODY argument: of several bodies with one key only the first is added"
+        )
     texts = (line.rstrip("\r\n") for line in sys.stdin) if is_piped else iter([arguments.body])
     bodies: Iterator[Any] = map(json.loads, texts) if arguments.json else texts
     with _connected(arguments) as connection, Progress("pushed") as progress:
@@ -216,7 +226,7 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
         acknowledged = _call(connection, call)
     for lease, is_done in zip(arguments.leases, acknowledged, strict=True):
         if not is_done:
-            print(f"psqlmessages: {one_line(lease)} is not valid any more", file=sys.stderr)
+            print(f"psqlmessages: {one_line(lease)} is no longer valid", file=sys.stderr)
     return 0 if acknowledged else 1
 
 

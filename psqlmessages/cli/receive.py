@@ -17,7 +17,7 @@ from psqlmessages.client.stream_calls import StreamMessage
 from psqlmessages.exceptions import MessagesError
 
 NAME = "receive"
-HELP = "print the messages of a topic as they come, and the rate; until Ctrl-C"
+HELP = "print the messages of a topic and their rate, until Ctrl-C"
 
 _TICK = timedelta(seconds=1)
 
@@ -26,10 +26,14 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("ident", metavar="IDENT", help="the node that receives")
     parser.add_argument("topic", metavar="TOPIC")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
-    parser.add_argument("--events", action="store_true", help="system events too")
-    parser.add_argument("--count", type=positive, help="end after so many messages")
-    parser.add_argument("--timeout", type=seconds, help="end when nothing came for so many seconds")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, for programs"
+    )
+    parser.add_argument("--events", action="store_true", help="also print system events")
+    parser.add_argument("--count", type=positive, help="stop after this number of messages")
+    parser.add_argument(
+        "--timeout", type=seconds, help="stop after this many seconds without a message"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -40,7 +44,7 @@ def run(arguments: Namespace) -> int:
     ):
         node.topic_listen(arguments.topic)
         try:
-            progress.say(f"{arguments.ident} listens to {arguments.topic}; Ctrl-C ends it")
+            progress.say(f"{arguments.ident} listens to {arguments.topic}; press Ctrl-C to stop")
             _receive(node, arguments, progress)
         except KeyboardInterrupt:
             return 0

@@ -13,7 +13,7 @@ from psqlmessages.cli.output import Progress, natural, positive, seconds
 from psqlmessages.client.node import Node
 
 NAME = "send"
-HELP = "send to a topic, and show the rate"
+HELP = "send to a topic and show the rate"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -24,17 +24,22 @@ def configure(parser: ArgumentParser) -> None:
         "body",
         metavar="BODY",
         nargs="?",
-        help="the text to send; - reads bodies from the standard input, one a line",
+        help="the text to send; - reads one body per line from standard input",
     )
-    parser.add_argument("--count", type=natural, help="how many (default: 1, or all lines)")
     parser.add_argument(
-        "--size", type=natural, default=10, help="bytes of each body, where no BODY is given"
+        "--count", type=natural, help="number of messages (default: 1, or all lines)"
+    )
+    parser.add_argument(
+        "--size",
+        type=natural,
+        default=10,
+        help="bytes of each body if BODY is missing (default: 10)",
     )
     parser.add_argument(
         "--interval", type=seconds, default=timedelta(0), help="seconds between two sends"
     )
     parser.add_argument(
-        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
     )
 
 

@@ -14,7 +14,7 @@ from psqlmessages.client.calls import translate_error
 from psqlmessages.client.options import conninfo
 
 NAME = "status"
-HELP = "topics, who sends, who listens, and how full the notification queue is"
+HELP = "show topics with senders and listeners, and the usage of the notification queue"
 
 
 class TopicRow(NamedTuple):
@@ -27,8 +27,8 @@ class TopicRow(NamedTuple):
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="this one only")
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("topic", metavar="TOPIC", nargs="?", help="show only this topic")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
 def run(arguments: Namespace) -> int:
@@ -37,7 +37,9 @@ def run(arguments: Namespace) -> int:
         topics = read_topics(connection, arguments.topic)
         usage = queue_usage(connection)
     if arguments.topic is not None and not topics:
-        print(f"psqlmessages: no rule gives you the topic {arguments.topic}", file=sys.stderr)
+        print(
+            f"psqlmessages: no rule lets this role use the topic {arguments.topic}", file=sys.stderr
+        )
         return 1
     if arguments.json:
         rows = [row._asdict() for row in topics]
@@ -71,7 +73,7 @@ def queue_usage(connection: psycopg.Connection[tuple[object, ...]]) -> float:
 def describe(topics: list[TopicRow], usage: float) -> str:
     """Format the status for people."""
     rows = [[one_line(row.topic), _idents(row.notifiers), _idents(row.listeners)] for row in topics]
-    listing = table(["topic", "who sends", "who listens"], rows) if rows else "no topics"
+    listing = table(["topic", "senders", "listeners"], rows) if rows else "no topics"
     return f"{listing}\n\nnotification queue: {usage:.2%} full"
 
 

@@ -22,41 +22,43 @@ from psqlmessages.client.subscription import Subscription
 from psqlmessages.exceptions import MessagesError
 
 NAME = "stream"
-HELP = "publish to a stream, or print what a subscription gives"
+HELP = "publish to a stream, or print the messages of a subscription"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the two commands."""
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    help_ = "store messages for the subscriptions of a topic, and send them to its listeners"
+    help_ = "store messages for the subscriptions of a topic and send them to its listeners"
     publish = actions.add_parser("publish", help=help_, description=help_)
-    _configure_both(publish, "the node that publishes; it needs not be connected")
+    _configure_both(publish, "the node that publishes; it need not be connected")
     publish.add_argument(
         "body",
         metavar="BODY",
         nargs="?",
         default="-",
-        help="the text to publish; - (the default) reads them from the standard input, one a line",
+        help="the text to publish; - (the default) reads one body per line from standard input",
     )
     publish.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
     publish.add_argument(
-        "--batch", type=positive, default=1, help="how many bodies travel in one call"
+        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
     )
     publish.set_defaults(act=_publish)
-    help_ = "print what waits for a subscription, then what comes; until Ctrl-C"
+    help_ = "print the waiting messages of a subscription, then new ones, until Ctrl-C"
     subscribe = actions.add_parser("subscribe", help=help_, description=help_)
     _configure_both(subscribe, "the node that subscribes")
     subscribe.add_argument(
         "timeout",
         metavar="TIMEOUT",
         type=seconds,
-        help="for so many seconds the subscription outlives this program",
+        help="seconds that the subscription stays alive after this program ends",
     )
     subscribe.add_argument(
-        "--json", action="store_true", help="one JSON object a line, for programs"
+        "--json", action="store_true", help="print one JSON object per line, for programs"
     )
-    subscribe.add_argument("--count", type=positive, help="end after so many messages")
-    subscribe.add_argument("--idle", type=seconds, help="end when nothing came for so many seconds")
+    subscribe.add_argument("--count", type=positive, help="stop after this number of messages")
+    subscribe.add_argument(
+        "--idle", type=seconds, help="stop after this many seconds without a message"
+    )
     subscribe.set_defaults(act=_subscribe)
 
 
@@ -105,7 +107,7 @@ def _subscribe(arguments: Namespace) -> int:
     ):
         messages = node.subscribe(arguments.topic, arguments.timeout, idle=arguments.idle)
         try:
-            progress.say(f"{arguments.client} reads {arguments.topic}; Ctrl-C ends it")
+            progress.say(f"{arguments.client} reads {arguments.topic}; press Ctrl-C to stop")
             _print_all(messages, node, arguments, progress)
         except KeyboardInterrupt:
             return 0
@@ -133,7 +135,9 @@ def _confirm(messages: Subscription, printed: StreamMessage, progress: Progress)
     try:
         messages.confirm(printed)
     except (MessagesError, psycopg.Error) as error:
-        progress.say(f"what was printed last is not passed, and comes again: {error}")
+        progress.say(
+            f"could not acknowledge the last messages, so they are delivered again: {error}"
+        )
 
 
 def _described(message: StreamMessage, arguments: Namespace) -> str:

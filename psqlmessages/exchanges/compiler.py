@@ -128,7 +128,7 @@ def compiled(text: str) -> CompiledSelector:
     """Compile an expression; raise SelectorError if it is invalid or may exceed its bounds."""
     if len(text) > MAX_CHARACTERS:
         raise SelectorError(
-            f"an expression has at most {MAX_CHARACTERS:,} characters, this one {len(text):,}"
+            f"an expression has at most {MAX_CHARACTERS:,} characters, this one has {len(text):,}"
         )
     checked_expression = _expression(text)
     tree = expression_module.read(checked_expression.serialize())

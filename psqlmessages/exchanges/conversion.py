@@ -59,8 +59,8 @@ class CelEncoder:
         self.units += units
         if self.units > self._allowed:
             raise SelectorFailed(
-                f"limit: the expression may look at {self._allowed:,} units of a message,"
-                " and this one has more there"
+                f"limit: the expression may read {self._allowed:,} units of a message,"
+                " and this message has more"
             )
 
     def _small(self, value: Any, _: int) -> Any:
@@ -140,7 +140,7 @@ def answered(value: CelValue) -> Any:
     if kind == "ERROR":
         raise SelectorFailed(reason(value.value()))
     if kind not in _ANSWERS:
-        raise SelectorFailed(f"an answer of type {kind} is not known here")
+        raise SelectorFailed(f"a result of type {kind} is not supported")
     return _ANSWERS[kind](value.value())
 
 

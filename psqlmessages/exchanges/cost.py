@@ -70,7 +70,7 @@ def program_size(pattern: str) -> int:
                 finished[-1] += lasts[-1]
                 lasts[-1] = _atom(piece, is_folded=is_folded)
         if sum(finished) + sum(lasts) > MAX_PROGRAM:
-            raise SelectorError("a pattern is too large: repeat less, or fewer classes")
+            raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(finished) + sum(lasts)
 
 
@@ -156,7 +156,7 @@ def units_allowed(tree: ExpressionTree) -> int:
     allowed = min(bill.units(), MAX_UNITS)
     if allowed < LEAST_UNITS:
         raise SelectorError(
-            "the expression costs too much: search, match and concatenate less in one"
+            "the expression is too expensive: use fewer searches, matches and concatenations"
         )
     return int(allowed)
 
@@ -203,7 +203,7 @@ class _CostEstimator:
     def _size_of_call(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         charge = _FUNCTIONS.get(tree.value)
         if charge is None:
-            raise SelectorError(f"the function {tree.value} cannot be used here")
+            raise SelectorError(f"the function {tree.value} is not supported")
         return charge(self, tree, sizes)
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
@@ -234,7 +234,7 @@ class _CostEstimator:
         # The evaluation opens a file of this name: allow only names of time zones.
         if len(tree.parts) > 1 and not _ZONE.fullmatch(tree.parts[1].literal or ""):
             raise SelectorError(
-                f'{tree.value} takes a time zone as a literal: "Europe/Rome", "+02:00"'
+                f'{tree.value} needs a literal time zone, for example "Europe/Rome" or "+02:00"'
             )
         return SMALL
 
@@ -248,7 +248,7 @@ class _CostEstimator:
     def match(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         pattern = tree.parts[1].literal
         if pattern is None:
-            raise SelectorError("matches takes its pattern as a literal")
+            raise SelectorError("matches needs a literal pattern")
         size = program_size(pattern)
         self.time += sizes[0] * (size * _MATCH_BY_INSTRUCTION)
         self.time += LinearBound(fixed=size * _COMPILE_INSTRUCTION)
@@ -260,7 +260,7 @@ def _size_of_name(name: str) -> LinearBound:
         return LinearBound(per_unit=1, fixed=VALUE_UNITS)
     if name in TYPES:
         return SMALL
-    raise SelectorError(f"{name} is not known here: an expression sees msg, state and now")
+    raise SelectorError(f"unknown name {name}: an expression can use msg, state and now")
 
 
 _Charge = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], LinearBound]

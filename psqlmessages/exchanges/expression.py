@@ -54,14 +54,14 @@ def _expression(data: bytes, depth: int) -> ExpressionTree:
     for number, value in _fields(data):
         if number in _READERS:
             return _READERS[number](value, depth - 1)
-    raise SelectorError("the expression has a part that is not known here")
+    raise SelectorError("the expression has an unsupported part")
 
 
 def _constant(data: bytes, _: int) -> ExpressionTree:
     for number, value in _fields(data):
         if number in _CONSTANTS:
             return ExpressionTree("constant", _CONSTANTS[number](value))
-    raise SelectorError("the expression has a constant that is not known here")
+    raise SelectorError("the expression has an unsupported constant")
 
 
 def _name(data: bytes, _: int) -> ExpressionTree:
@@ -94,14 +94,18 @@ def _map(data: bytes, depth: int) -> ExpressionTree:
     parts = []
     for number, entry in _fields(data):
         if number == 1:
-            raise SelectorError("an expression makes no objects but maps, lists and values")
+            raise SelectorError(
+                "an expression can create only maps, lists and values, no other objects"
+            )
         fields = _fields(entry)
         parts += [_expression(_last(fields, 3), depth), _expression(_last(fields, 4), depth)]
     return ExpressionTree("map", None, tuple(parts))
 
 
 def _loop(_: bytes, __: int) -> ExpressionTree:
-    raise SelectorError("an expression must not loop: map, filter, all, exists, … are refused")
+    raise SelectorError(
+        "an expression must not loop: map, filter, all, exists, … are not supported"
+    )
 
 
 def _signed(number: int) -> int:
@@ -144,7 +148,7 @@ def _fields(data: bytes) -> list[tuple[int, Any]]:
             case 5:
                 size = 4
             case _:
-                raise SelectorError("the CEL package serializes in a way not known here")
+                raise SelectorError("the CEL package uses an unknown serialization format")
         found.append((key >> 3, data[at : at + size]))
         at += size
     return found
@@ -178,7 +182,7 @@ def look_of(tree: ExpressionTree) -> dict[str, Look]:
     look: dict[str, Look] = {}
     for path, is_tested in _paths(tree):
         if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:
-            raise SelectorError(f"msg has no {path[1]}: it has {', '.join(FIELDS)}")
+            raise SelectorError(f"msg has no field {path[1]}; its fields are {', '.join(FIELDS)}")
         _add(look, path, is_tested=is_tested)
     return look
 

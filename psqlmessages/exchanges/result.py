@@ -106,7 +106,7 @@ def plain_json(value: Any, where: str, level: int = 0) -> Any:
         return [plain_json(item, where, level + 1) for item in value]
     if isinstance(value, Mapping):
         return {_key(key, where): plain_json(item, where, level + 1) for key, item in value.items()}
-    hint = " (string(...) makes text of it)" if isinstance(value, datetime | timedelta) else ""
+    hint = " (convert it with string(...))" if isinstance(value, datetime | timedelta) else ""
     raise SelectorFailed(f"{where}: a value of type {type(value).__name__} is not JSON{hint}")
 
 

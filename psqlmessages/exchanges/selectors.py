@@ -45,12 +45,12 @@ def selector(name: str) -> Callable[[Function], Function]:
     is no. Raise ValueError if the name is malformed or taken.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r:.120} is no name of a selector: letters, digits, _ . -")
+        raise ValueError(f"{name!r:.120} is not a valid selector name: use letters, digits, _ . -")
 
     def register(function: Function) -> Function:
         known = _functions.get(name)
         if known is not None and not _is_again(known, function):
-            raise ValueError(f"a selector {name} is registered already: {known!r}")
+            raise ValueError(f"a selector named {name} is registered already: {known!r}")
         _functions[name] = function
         return function
 
@@ -63,7 +63,7 @@ def function_of(name: str) -> Function:
         return _functions[name]
     except KeyError:
         raise SelectorError(
-            f"no selector in code is called {name:.100}: is the module imported that has it?"
+            f"no selector in code is named {name:.100}: import the module that registers it"
         ) from None
 
 

@@ -77,7 +77,7 @@ def configure_load(parser: ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
     parser.add_argument("--dry-run", action="store_true", help="only print what would change")
     parser.add_argument(
-        "--replace-all", action="store_true", help="remove the exchanges the file does not name"
+        "--replace-all", action="store_true", help="remove exchanges that are not in the file"
     )
     parser.add_argument(
         "--with-rules",
@@ -110,13 +110,13 @@ def _applied(todo: repository.ExchangeDifference, shown: str, arguments: Namespa
     try:
         added = repository.apply(todo, shown, arguments.database, with_rules=arguments.with_rules)
     except repository.ExchangesChanged:
-        _complain("somebody changed exchanges meanwhile: try again")
+        _complain("the exchanges were changed at the same time: try again")
         return False
     except DatabaseError as error:
         _complain(_reason(error))
         return False
     for rule in added:
-        print(one_line(f"+ rule, in {rule.namespace}: {rule.statement}"))
+        print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
     return True
 
 
@@ -134,9 +134,9 @@ def _remark(
     """Report missing rules and cycles."""
     found = lacking_together(wanted, using)
     for rule in found.rules:
-        _tell(f"missing rule, in {rule.namespace}: {rule.statement}")
+        _tell(f"missing rule in {rule.namespace}: {rule.statement}")
     for namespace, why in found.unasked.items():
-        _tell(f"which rules are missing in {namespace} is not known: {why}")
+        _tell(f"could not check the rules in {namespace}: {why}")
     for cycle in graph(together).cycles:
         _tell(f"a cycle: {', '.join(map(str, cycle))}")
 
@@ -165,7 +165,7 @@ def configure_dry_run(parser: ArgumentParser) -> None:
     parser.add_argument("--body", default="", help="the body: text (default: empty)")
     parser.add_argument("--json-body", action="store_true", help="the body is JSON")
     parser.add_argument(
-        "--tries", type=natural, default=0, help="how often it was taken in vain (default: 0)"
+        "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
     )
 
 
@@ -222,7 +222,7 @@ def _as_text(value: object) -> str:
 
 
 NAME = "exchange"
-HELP = "define exchanges by a file, show and try them, start and stop them, run them"
+HELP = "load, show, test, start, stop and run exchanges"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -234,23 +234,23 @@ def configure(parser: ArgumentParser) -> None:
         own.set_defaults(act=act)
         return own
 
-    configure_load(add("load", load, "make exchanges what a YAML or JSON file says"))
-    add("list", list_exchanges, "print the exchanges, whether they run, and what they have done")
-    show = add("show", _show, "print the definition of one exchange, or of all, as load takes it")
+    configure_load(add("load", load, "create and change exchanges as a YAML or JSON file defines"))
+    add("list", list_exchanges, "print the exchanges, their state and their counts")
+    show = add("show", _show, "print the definition of one or all exchanges, in the format of load")
     show.add_argument("name", metavar="NAME", nargs="?", help="the exchange (default: all)")
     show.add_argument(
-        "--format", choices=("yaml", "json"), default="yaml", help="how (default: yaml)"
+        "--format", choices=("yaml", "json"), default="yaml", help="output format (default: yaml)"
     )
     configure_dry_run(
-        add("test", dry_run, "say where an element would go, and why; nothing is pushed")
+        add("test", dry_run, "show where an element would go, and why; nothing is pushed")
     )
     for name, act, help_ in (
-        ("start", _start, "let the loops of an exchange run"),
-        ("stop", _stop, "let the loops of an exchange end, after what they have in hand"),
+        ("start", _start, "start an exchange in all processes of exchange run"),
+        ("stop", _stop, "stop an exchange after its current batches"),
         ("delete", _delete, "remove an exchange; its queues stay"),
     ):
         add(name, act, help_).add_argument("name", metavar="NAME", help="the exchange")
-    run_ = add("run", _run, "run the loops of exchanges in this process; until Ctrl-C")
+    run_ = add("run", _run, "run exchanges in this process, until Ctrl-C")
     run_.add_argument("names", metavar="NAME", nargs="*", help="the exchanges (default: all)")
 
 
@@ -287,7 +287,7 @@ def _stop(arguments: Namespace) -> int:
 def _set(arguments: Namespace, *, is_running: bool) -> int:
     is_new = repository.set_running(arguments.name, is_running, arguments.database)
     state = "running" if is_running else "stopped"
-    print(f"{one_line(arguments.name)} is {state}{'' if is_new else ', as it was'}")
+    print(f"{one_line(arguments.name)} {'is' if is_new else 'was already'} {state}")
     return 0
 
 

@@ -11,7 +11,7 @@ from psqlmessages import schema
 
 NAME = "install"
 HELP = (
-    "install the SQL functions of this version again, as the owner of the tables: when they are"
+    "reinstall the SQL functions of this version, as the owner of the tables: if they are"
     " missing or of another version although `migrate` has nothing to apply"
 )
 

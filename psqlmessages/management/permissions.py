@@ -72,4 +72,4 @@ def _deny(rule: Rule, using: str) -> int:
 
 
 ALLOW = _Command("allow", "allow a node to use a topic or queue, or to call a node", _allow)
-DENY = _Command("deny", "take such a permission away", _deny)
+DENY = _Command("deny", "remove such a permission", _deny)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress
 
 NAME = "pipeline"
-HELP = "run a job of the data pipeline on Spark; until Ctrl-C"
+HELP = "run a job of the data pipeline on Spark, until Ctrl-C"
 
 _JOBS: Final = ("traffic", "archive", "exchange", "report")
 _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)s?")
@@ -37,14 +37,16 @@ def configure(parser: ArgumentParser) -> None:
     jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job in _jobs():
         own = jobs_.add_parser(job.NAME, help=job.HELP, description=job.HELP)
-        own.add_argument("--master", help="of Spark (default: spark-submit's, else local[*])")
+        own.add_argument(
+            "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
+        )
         own.add_argument(
             "--conf",
             metavar="KEY=VALUE",
             type=_pair,
             action="append",
             default=[],
-            help="configuration of Spark, as often as needed",
+            help="configuration of Spark; repeatable",
         )
         job.configure(own)
         own.set_defaults(job=job.run)
@@ -56,16 +58,16 @@ def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 sec
         "--trigger",
         type=_interval,
         default=trigger,
-        help=f"how often is looked for new rows (default: {trigger}; 0 seconds: at once)",
+        help=f"how often to look for new rows (default: {trigger}; 0 seconds: continuously)",
     )
     parser.add_argument(
-        "--once", action="store_true", help="read what is there now, then end (no Ctrl-C needed)"
+        "--once", action="store_true", help="read the messages that exist now, then stop"
     )
     parser.add_argument(
         "--checkpoint",
         metavar="DIR",
         default=checkpoint,
-        help=f"where Spark keeps how far the job has come (default: {checkpoint})",
+        help=f"where Spark stores the progress of the job (default: {checkpoint})",
     )
 
 
@@ -184,7 +186,7 @@ class JobContext:
 
             connections[self._using].close()
             if not self._is_away:
-                self.say(f"cannot tell how it fares: {sentence(error)}")
+                self.say(f"could not write the job's progress: {sentence(error)}")
             self._is_away = True
         else:
             self._is_away = False

@@ -36,12 +36,12 @@ class AddCommand(Protocol):
 def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser], None]) -> None:
     """Add the commands."""
     add_folder(add("compact", _compact, "merge small files of each topic and day"))
-    verify = add("verify", _verify, "compare what is archived with what is still kept")
+    verify = add("verify", _verify, "compare archived messages with those still in the stream")
     add_folder(verify)
     verify.add_argument("--topic", metavar="NAMES", help="separated by commas (default: all)")
     replay = add("replay", _replay, "publish a range of an archived topic again")
     add_folder(replay)
-    replay.add_argument("--topic", metavar="NAME", required=True, help="what is published")
+    replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
     for option, what in (("--from", "first"), ("--until", "last")):
         replay.add_argument(
             option,
@@ -50,7 +50,9 @@ def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser]
             metavar="ID|TIME",
             help=f"the {what} message: id, or time as in 2030-12-31T23:59:59+00:00 (default: all)",
         )
-    replay.add_argument("--as-topic", metavar="NAME", help="where to (default: the same topic)")
+    replay.add_argument(
+        "--as-topic", metavar="NAME", help="the topic to publish to (default: the same topic)"
+    )
     replay.add_argument(
         "--as",
         dest="client",
@@ -59,7 +61,8 @@ def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser]
         help="the node that publishes (default: pipeline.archive)",
     )
     replay.add_argument(
-        "--name", help="what is published under one name comes once (default: a new one)"
+        "--name",
+        help="name of the replay: it publishes nothing twice (default: a new name)",
     )
 
 
@@ -67,7 +70,7 @@ def folder(arguments: Namespace) -> str:
     """Return --to; raise ValueError if it is missing."""
     to: str | None = arguments.to
     if not to:
-        raise ValueError("say which archive: --to DIR")
+        raise ValueError("the archive is missing: --to DIR")
     return to
 
 
@@ -91,9 +94,13 @@ def _compact(arguments: Namespace) -> int:
             gone += number
             context.say(
                 f"{one_line(small[0].topic)} {small[0].date}: "
-                + (f"{number} files less" if number else "others have changed it meanwhile")
+                + (
+                    f"{number} fewer files"
+                    if number
+                    else "changed by another process at the same time"
+                )
             )
-        context.say(f"{gone} files less, {len(archive.log.files)} are there")
+        context.say(f"{gone} fewer files, {len(archive.log.files)} left")
     return 0
 
 
@@ -109,7 +116,7 @@ def _verify(arguments: Namespace) -> int:
             are_equal = are_equal and compared.is_equal
             print(_line(compared))
         if not is_any:
-            print("nothing is both archived and still kept: there is nothing to compare")
+            print("no message is both archived and still in the stream: nothing to compare")
     return 0 if are_equal else 1
 
 
@@ -133,9 +140,9 @@ def _replay(arguments: Namespace) -> int:
     )
     plan = replay_module.plan_between(plan, arguments.first, arguments.last)
     with _opened("replay", arguments) as (context, archive):
-        context.say(f"replay {name}: start it again with --name {name} where it is cut off")
+        context.say(f"replay {name}: if it is interrupted, continue with --name {name}")
         for done, parts in replay_module.replay(archive, name, plan):
-            context.say(f"{done} of {parts} parts are published in {one_line(plan.as_topic)}")
+            context.say(f"published {done} of {parts} parts to {one_line(plan.as_topic)}")
     return 0
 
 
@@ -162,12 +169,12 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--topic",
         metavar="NAMES",
-        help="names and patterns with commas between; they are marked (default: what is marked)",
+        help="names and patterns to mark and archive, separated by commas (default: marked topics)",
     )
     parser.add_argument(
         "--allow-gaps",
         action="store_true",
-        help="go on where messages are gone that were not archived, instead of failing",
+        help="continue if messages were removed before they were archived, instead of failing",
     )
     # Each batch writes files: keep their number low.
     pipeline.add_streaming(parser, _IN_ARCHIVE, "10 seconds")
@@ -182,7 +189,7 @@ def configure(parser: ArgumentParser) -> None:
     configure_maintenance(add, _add_folder)
     for name, act, help_ in (
         ("mark", _mark, "keep a topic's messages until they are archived"),
-        ("unmark", _unmark, "keep a topic's messages for the archive no more"),
+        ("unmark", _unmark, "stop keeping a topic's messages for the archive"),
     ):
         add(name, act, help_).add_argument("topic", metavar="TOPIC", help="its name")
     add("marks", _marks, "print the marked topics")
@@ -200,7 +207,7 @@ def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
         "--to",
         metavar="DIR",
         default=None if not required else SUPPRESS,
-        help="the archive: a folder, or an address that Hadoop knows (hdfs://…, s3a://…)",
+        help="the archive: a folder, or an address for Hadoop (hdfs://…, s3a://…)",
     )
 
 
@@ -213,7 +220,7 @@ def _archive(arguments: Namespace) -> int:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
             while _followed(context, job):
-                context.say("other topics are marked now")
+                context.say("the marked topics have changed")
         finally:
             job.close()
     return 0
@@ -229,7 +236,7 @@ def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     if not topics:
         return _waited(context, job)
     job.prepare(topics)
-    context.say(f"archives {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
+    context.say(f"archiving {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
     query = job.started(topics, _checkpoint(context, job), context.trigger)
     lag = Lag(query, archive_job.READER, topics)
     try:
@@ -252,10 +259,12 @@ def _waited(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     from psqlmessages.pipeline import job_runner
 
     if context.arguments.once:
-        context.say("no topic is marked: manage.py psqlmessages pipeline archive mark TOPIC")
+        context.say(
+            "no topic is marked. Mark one with: manage.py psqlmessages pipeline archive mark TOPIC"
+        )
         context.record(job_runner.JobProgress(job_runner.STOPPED))
         return False
-    context.say("no topic is marked: waits until one is")
+    context.say("no topic is marked: waiting until one is")
     job.wait_for_marks(lambda: context.record(job_runner.JobProgress(job_runner.RUNNING)))
     return True
 
@@ -269,13 +278,13 @@ def _checkpoint(context: pipeline.JobContext, job: ArchiveJob) -> str:
 
 def _mark(arguments: Namespace) -> int:
     is_new = archive_marks.mark(arguments.topic, arguments.database)
-    print(f"{one_line(arguments.topic)} is marked{'' if is_new else ', as it was'}")
+    print(f"{one_line(arguments.topic)} {'is' if is_new else 'was already'} marked")
     return 0
 
 
 def _unmark(arguments: Namespace) -> int:
     was = archive_marks.unmark(arguments.topic, arguments.database)
-    print(f"{one_line(arguments.topic)} is not marked{'' if not was else ' any more'}")
+    print(f"{one_line(arguments.topic)} is {'no longer' if was else 'not'} marked")
     return 0
 
 

@@ -53,8 +53,8 @@ class DefinitionSync(Thread):
         """Apply the current definition; raise Exchange.DoesNotExist if it was deleted."""
         graphed = self._state.look()
         self._exchanges.define([] if graphed is None else [graphed])
-        state = f"{self._name} is stopped" if graphed is None else f"runs {self._name}"
-        self._say(state if graphed is None else f"{state}; Ctrl-C ends it")
+        state = f"{self._name} is stopped" if graphed is None else f"running {self._name}"
+        self._say(state if graphed is None else f"{state}; press Ctrl-C to stop")
 
     def run(self) -> None:
         """Repeat until closed; if the exchange is deleted, stop its query."""
@@ -79,7 +79,7 @@ class DefinitionSync(Thread):
         try:
             self._state.write()
         except (OperationalError, InterfaceError) as error:
-            self._say(f"what was counted last is not written: {_line(error)}")
+            self._say(f"could not write the last counters: {_line(error)}")
 
     def _supervise(self) -> None:
         try:
@@ -89,7 +89,7 @@ class DefinitionSync(Thread):
                 self._write_at = monotonic() + _WRITE_SECONDS
         except (OperationalError, InterfaceError) as error:
             connections.close_all()
-            self._say(f"the definition cannot be read: {_line(error)}")
+            self._say(f"could not read the definition: {_line(error)}")
 
     def _say(self, text: str) -> None:
         if text != self._said:
@@ -102,7 +102,7 @@ def _line(error: Exception) -> str:
 
 
 NAME = "exchange"
-HELP = "run an exchange on Spark; until Ctrl-C"
+HELP = "run an exchange on Spark, until Ctrl-C"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -111,23 +111,23 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         type=positive,
-        help="how many run side by side, each as a process of exchange run (default: all cores)",
+        help="number of parallel tasks, each like a process of exchange run (default: all cores)",
     )
     parser.add_argument(
         "--span",
         metavar="SECONDS",
         type=positive,
         default=5,
-        help="how long a batch lasts at most, and so how late changes are taken up (default: 5)",
+        help="longest duration of a batch; changes take effect with the next batch (default: 5)",
     )
     parser.add_argument(
         "--module",
         metavar="MODULE",
         action="append",
         default=[],
-        help="imported on executors, for the selectors in code that it has; as often as needed",
+        help="module with selectors in code, imported on executors; repeatable",
     )
-    parser.add_argument("--once", action="store_true", help="end when there is nothing to take")
+    parser.add_argument("--once", action="store_true", help="stop when the queue is empty")
 
 
 def run(arguments: Namespace) -> int:

@@ -32,24 +32,28 @@ def configure(parser: ArgumentParser) -> None:
         dest="begin",
         metavar="TIME",
         default="24h",
-        help="2026-11-21T12:00 (UTC where it names no zone), or how long ago: 30m, 24h, 7d"
-        " (default: 24h)",
+        help="2026-11-21T12:00 (UTC without a zone), or how long ago: 30m, 24h, 7d (default: 24h)",
     )
     parser.add_argument(
-        "--to", dest="end", metavar="TIME", default="0s", help="likewise (default: now)"
+        "--to", dest="end", metavar="TIME", default="0s", help="same format (default: now)"
     )
-    parser.add_argument("--out", metavar="FILE", required=True, help="the file, as in report.html")
     parser.add_argument(
-        "--topic", metavar="NAMES", default="*", help="names and patterns, with commas between"
+        "--out", metavar="FILE", required=True, help="the file, for example report.html"
+    )
+    parser.add_argument(
+        "--topic",
+        metavar="NAMES",
+        default="*",
+        help="names and patterns, separated by commas (default: *)",
     )
     parser.add_argument(
         "--of",
         choices=("traffic", "messages"),
-        help="what is counted: the windows of the job traffic (quick, with latencies), or the"
-        " messages themselves, by Spark (default: messages where there are no windows)",
+        help="what to count: the windows of the job traffic (fast, with latencies), or the"
+        " messages, with Spark (default: traffic, or messages if there are no windows)",
     )
     parser.add_argument(
-        "--archive", metavar="DIR", help="count what is archived there too, by Spark"
+        "--archive", metavar="DIR", help="also count the messages in this archive, with Spark"
     )
 
 
@@ -84,7 +88,7 @@ def _figures(arguments: Namespace, period: Period) -> ReportFigures:
         if found is not None:
             return found
         if arguments.of == "traffic":
-            raise ValueError("nothing was counted in this period: the job traffic did not run")
+            raise ValueError("no traffic windows in this period: the job traffic did not run")
     return _of_messages(arguments, period)
 
 
@@ -97,7 +101,7 @@ def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
 
         from psqlmessages.pipeline.report import compute
 
-        context.say("reads the messages by Spark")
+        context.say("reading the messages with Spark")
         computing = executor.submit(
             compute.figures,
             context.spark,

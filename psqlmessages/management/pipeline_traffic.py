@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress
 
 NAME = "traffic"
-HELP = "count what is published, by topic, sender and window of time; until Ctrl-C"
+HELP = "count published messages by topic, sender and time window, until Ctrl-C"
 
 CHECKPOINT: Final = ".pipeline/traffic"
 
@@ -36,23 +36,26 @@ def configure(parser: ArgumentParser) -> None:
         "--topic",
         metavar="NAMES",
         default="*",
-        help="names and patterns, with commas between (default: all that may be read)",
+        help="names and patterns, separated by commas (default: all topics that may be read)",
     )
     parser.add_argument(
         "--lateness",
         metavar="SECONDS",
         type=seconds,
         default="600",
-        help="how long a transaction that publishes may last: what is committed later than that"
-        " after other messages is left out, which is said (default: 600)",
+        help="longest duration of a transaction that publishes: messages committed later than this"
+        " after other messages are left out and reported (default: 600)",
     )
     parser.add_argument(
-        "--rows", type=positive, default=100_000, help="the most of one batch (default: 100,000)"
+        "--rows",
+        type=positive,
+        default=100_000,
+        help="maximum number of rows per batch (default: 100,000)",
     )
     parser.add_argument(
         "--allow-gaps",
         action="store_true",
-        help="go on where messages were removed before they were read, and say so"
+        help="continue if messages were removed before they were read, and report it"
         " (failOnDataLoss=false)",
     )
     add_streaming(parser, CHECKPOINT)
@@ -107,7 +110,7 @@ def _recorder(context: JobContext) -> Callable[[JobProgress], None]:
         try:
             prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
-            context.say(f"old windows stay for now: {error}")
+            context.say(f"could not remove old windows yet: {error}")
 
     return record
 
@@ -125,6 +128,6 @@ def _look(context: JobContext) -> None:
     with closing(Database({})) as database:
         found = offsets.ask(database, traffic.CLIENT, _names(arguments)).topics
     topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
-    context.say(f"reads {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
+    context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:
-        context.say(f"none is there that a rule lets {traffic.CLIENT} read; {_RULE}")
+        context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")

@@ -9,10 +9,7 @@ from psqlmessages import traffic_retention
 from psqlmessages.cli import prune
 
 NAME = prune.NAME
-HELP = (
-    "remove the expired bodies, stream messages and windows of traffic, now; as the owner of the"
-    " tables"
-)
+HELP = "remove expired bodies, stream messages and traffic windows now, as the owner of the tables"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -27,6 +24,6 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps({"emptied_tables": emptied, "removed_windows": removed}))
     else:
-        windows = f"{removed:,} window{'' if removed == 1 else 's'} of traffic"
+        windows = f"{removed:,} traffic window{'' if removed == 1 else 's'}"
         print(f"{prune.sentence(emptied)}; removed {windows}")
     return 0

@@ -12,7 +12,7 @@ from psqlmessages.cli.output import one_line
 from psqlmessages.rules import changes, document
 
 NAME = "definitions"
-HELP = "write rules and web identities to a JSON file, or make them as a file says"
+HELP = "export rules and web identities to JSON, or import them"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -20,12 +20,12 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="WHAT", choices=("export", "import"), help="export or import"
     )
-    parser.add_argument("file", metavar="FILE", help='the file; "-" is the standard in- or output')
+    parser.add_argument("file", metavar="FILE", help='the file; "-" is standard input or output')
     parser.add_argument(
         "--dry-run", action="store_true", help="import: only print what would change"
     )
     parser.add_argument(
-        "--replace", action="store_true", help="import: remove what the file does not name"
+        "--replace", action="store_true", help="import: remove entries that are not in the file"
     )
 
 
@@ -53,7 +53,9 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
         try:
             changes.apply(todo, changes.fingerprint(present), arguments.database)
         except changes.DefinitionsChanged:
-            print("psqlmessages: somebody changed rules meanwhile: try again", file=sys.stderr)
+            print(
+                "psqlmessages: the rules were changed at the same time: try again", file=sys.stderr
+            )
             return 1
         except DatabaseError as error:
             print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)

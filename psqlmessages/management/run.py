@@ -14,9 +14,9 @@ from psqlmessages.handler_worker import HandlerWorker
 from psqlmessages.shutdown import stopped_by_signals
 
 NAME = "run"
-HELP = "receive as a node, and hand messages to the handlers of the project; until Ctrl-C"
+HELP = "receive as a node and call the handlers of the project, until Ctrl-C"
 
-_STOPPING = "ends after the messages at hand; once more ends it at once"
+_STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def configure(parser: ArgumentParser) -> None:
         "--concurrency",
         type=positive,
         default=1,
-        help="how many messages are handled at once (default: 1, which keeps their order)",
+        help="number of messages handled in parallel (default: 1, which preserves their order)",
     )
 
 
@@ -36,8 +36,8 @@ def run(arguments: Namespace) -> int:
     handlers = registry.of(ident)
     if not handlers:
         print(
-            f"psqlmessages: no handler is for {ident}: write some with @on_topic or @on_rpc in"
-            " message_handlers.py of an app that is in INSTALLED_APPS",
+            f"psqlmessages: there is no handler for {ident}: add one with @on_topic or @on_rpc to"
+            " message_handlers.py of an app in INSTALLED_APPS",
             file=sys.stderr,
         )
         return 1
@@ -59,7 +59,7 @@ def run(arguments: Namespace) -> int:
         with stopped_by_signals(runner.stop, _STOPPING, get_settings().STOP_SECONDS):
             topics = ", ".join(runner.listen()) or "no topic"
             progress.say(
-                f"{ident} has {len(handlers)} handlers, listens to {topics}; Ctrl-C ends it"
+                f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
             runner.run(show)
         progress.count = runner.counters.handled

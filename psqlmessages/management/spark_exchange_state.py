@@ -95,7 +95,7 @@ class SparkExchangeState:
                 return repository.compiled(definition)
         except (MalformedExchanges, MessagesError) as error:
             errors.append(_line(error))
-        logger.warning("exchange %s does not run: %s", self._name, errors[0])
+        logger.warning("exchange %s cannot run: %s", self._name, errors[0])
         return None
 
     def lag(self) -> float | None:
@@ -150,7 +150,9 @@ class SparkExchangeState:
         self._rules_at = monotonic() + RULES_SECONDS
         missing = set(permissions.missing_rules(self._known[0], self._using))
         for rule in sorted(missing - self._reported):
-            logger.warning("exchange %s: in %s is missing: %s", self._name, *rule)
+            logger.warning(
+                "exchange %s: a rule is missing in database %s. Add it with: %s", self._name, *rule
+            )
         self._reported = missing
 
     def summary(self) -> str:
@@ -161,7 +163,7 @@ class SparkExchangeState:
             for outcome in ELEMENT_OUTCOMES
         )
         failures = sum(counters.selector_failures for counters in counters)
-        return f"{outcomes}; {failures:,} selectors failed"
+        return f"{outcomes}; {failures:,} selector failures"
 
 
 def exists(name: str, using: str) -> bool:

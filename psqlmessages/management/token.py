@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from psqlmessages.rest.auth import token_for
 
 NAME = "token"
-HELP = "print a token with which a program calls the API as a user"
+HELP = "print a token for calls of the API as a user"
 
 _MOST_DAYS = 3650
 

@@ -88,7 +88,7 @@ FAILURES = (
     (("send", "NODE1", "ORDERS"), "10: cannot listeners for Topic ORDERS"),
     (("send", "NODE1", "UNHEARD"), "9: Topic UNHEARD is not existent"),
     (("receive", "OTHER", "ORDERS"), "5: there are no permissions for ident OTHER"),
-    (("status", "UNHEARD"), "no rule gives you the topic UNHEARD"),
+    (("status", "UNHEARD"), "no rule lets this role use the topic UNHEARD"),
     (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"),
     (("demo",), "cannot"),
     (("bench", "--quick"), "cannot prepare the benchmark"),
@@ -247,7 +247,7 @@ def test_nodes_of_the_live_traffic_take_up_again_what_is_taken_away_and_given_ba
         program.until("Live traffic follows")
         poll_until(lambda: listens("DEMO.PRICES") and ticks())
         lines = program.printed.splitlines()
-        assert lines[0].startswith("1. The owner allows it")
+        assert lines[0].startswith("1. The owner adds rules")
         assert [line[0] for line in lines[:7]] == list("1234567")
         assert lines[7].endswith("steps went as expected.")
         # A listener, a sender, one without any rule, and one whose connection was lost too.
@@ -273,5 +273,5 @@ def test_nodes_of_the_live_traffic_take_up_again_what_is_taken_away_and_given_ba
         change("mode = 'R'", PRICES)
         poll_until(lambda: listens("DEMO.PRICES"))
         ended(program, signal.SIGINT, 0)
-    assert "The demonstration has ended." in program.printed
+    assert "The demo has ended." in program.printed
     assert world.owner.connection.execute("SELECT FROM messages.auth").fetchone() is None

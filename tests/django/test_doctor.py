@@ -78,8 +78,8 @@ def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Captu
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
     assert "wrong    installed       functions of another version: 0123456789abcdef" in said.out
-    assert "\n         why: calls may fail or behave differently" in said.out
-    assert "\n         mend: python manage.py psqlmessages install" in said.out
+    assert "\n         why: calls may fail, or behave differently" in said.out
+    assert "\n         fix: python manage.py psqlmessages install" in said.out
     assert main(["--dsn", shop.server.url(), "doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["wrong"] == 1
@@ -162,7 +162,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     shop.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
     shop.watcher.connection.execute("DROP ROLE brief; CREATE ROLE brief")
     found = examined(rules)
-    told = "1 rule names the role brief, which was dropped and created again since"
+    told = "1 rule names the role brief, which has been dropped and created again"
     assert found.found == told
     confirmation = found.mend.partition("meant for the new role, ")[2]
     shop.execute(confirmation)
@@ -228,7 +228,10 @@ def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
     shop: World, examined: Examine, capsys: Capture
 ) -> None:
     found = examined(expired_bodies, shop.server.url("user1"))
-    assert (found.state, found.found) == (FindingState.UNKNOWN, "role user1 may not see it")
+    assert (found.state, found.found) == (
+        FindingState.UNKNOWN,
+        "role user1 lacks the privileges for this check",
+    )
     assert main(["--dsn", shop.server.url("user1"), "doctor"]) == 0
     assert "unknown  owners" in capsys.readouterr().out
     assert main(["--dsn", shop.server.url("user1"), "prune"]) == 1

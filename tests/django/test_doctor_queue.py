@@ -151,7 +151,7 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
     fill_until_stuck(superuser, pid)
     found = examined(queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
-    assert "does not read what is sent to it" in found.found
+    assert "has not read its notifications" in found.found
 
 
 def test_a_commit_that_hangs_and_has_all_who_notify_wait(

@@ -56,7 +56,7 @@ def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
     found = examined(by_transaction, pooler)
     assert (found.state, found.found) == (
         FindingState.WRONG,
-        "one that shares connections by transaction",
+        "a pooler that shares connections by transaction",
     )
     assert "pool_mode = session" in found.mend
     found = examined(by_transaction, listening)

@@ -40,7 +40,7 @@ def started(shop: World, *options: str, **given: Any) -> Iterator[subprocess.Pop
     try:
         assert process.stderr is not None
         said = process.stderr.readline()
-        assert said == "worker has 2 handlers, listens to ORDERS; Ctrl-C ends it\n"
+        assert said == "worker has 2 handlers, listens to ORDERS; press Ctrl-C to stop\n"
         yield process
     finally:
         process.kill()
@@ -58,7 +58,7 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
     """Send a signal, and wait until the process has taken it."""
     process.send_signal(number)
     assert process.stderr is not None
-    assert "ends after the messages at hand" in process.stderr.readline()
+    assert "Stopping after the current messages" in process.stderr.readline()
 
 
 def test_a_signal_ends_it_after_the_message_at_hand(

@@ -58,7 +58,7 @@ def test_load_tells_which_rules_are_missing_and_adds_those(
     assert type_in("load", graph_file).stderr.splitlines() == [
         "1 added, 0 changed, 0 unchanged, 0 removed",
         *(
-            "missing rule, in default: INSERT INTO messages.auth (role, ident, type, dest, mode,"
+            "missing rule in default: INSERT INTO messages.auth (role, ident, type, dest, mode,"
             f" timeout) VALUES ('{Server.owner}', 'exchange.x1', 'Queue', '{queue}', '{mode}', 60);"
             for queue, mode in RULES
         ),
@@ -103,7 +103,7 @@ def test_load_tells_where_somebody_was_faster(
     faster = definitions.validated_exchange("y", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]})
     monkeypatch.setattr(repository, "lock", lambda using: repository.write(faster, using))
     done = type_in("load", graph_file)
-    told = "psqlmessages: somebody changed exchanges meanwhile: try again\n"
+    told = "psqlmessages: the exchanges were changed at the same time: try again\n"
     assert (done.returncode, done.stderr) == (1, told)
 
 
@@ -123,7 +123,7 @@ def test_load_tells_of_a_namespace_that_cannot_be_asked(
     graph_file.write_text(GRAPH.replace("{ns: default, queue: audit}", "{ns: away, queue: audit}"))
     done = type_in("load", graph_file, "--with-rules")
     assert done.returncode == 0
-    assert "\nwhich rules are missing in away is not known: connection failed: " in done.stderr
+    assert "\ncould not check the rules in away: connection failed: " in done.stderr
 
 
 def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_file: Path) -> None:
@@ -198,7 +198,7 @@ def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exc
 
 def test_what_is_not_there_or_is_so_already_is_told(type_in: TypeIn, x1: Exchange) -> None:
     assert type_in("stop", "x1").stdout == "x1 is stopped\n"
-    assert type_in("stop", "x1").stdout == "x1 is stopped, as it was\n"
+    assert type_in("stop", "x1").stdout == "x1 was already stopped\n"
     assert type_in("delete", "x1").returncode == 0
     assert Auth.objects.filter(ident="exchange.x1").count() == 4
     for command in ("show", "test", "start", "stop", "delete"):

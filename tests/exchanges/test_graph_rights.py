@@ -113,6 +113,6 @@ def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.
     finally:
         eu_owner.execute("ALTER SCHEMA elsewhere RENAME TO messages")
     assert {missing.namespace for missing in found.rules} == {"default"}
-    unasked = {"away": "connection", "eu": "messages", "gone": "There is no namespace 'gone'"}
+    unasked = {"away": "connection", "eu": "messages", "gone": "Unknown namespace 'gone'"}
     assert sorted(found.unasked) == sorted(unasked)
     assert all(why in found.unasked[each] for each, why in unasked.items())

@@ -153,7 +153,7 @@ def test_two_processes_share_the_work(field: Field, server: TestedServer) -> Non
     processes = [start(server, "psqlmessages", "exchange", "run") for _ in range(2)]
     try:
         for process in processes:
-            assert process.stderr.readline() == "runs x1; Ctrl-C ends it\n"
+            assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
         pushed = 0
         # One of the two may stand still for a while.
         while pushed < 2_000 or (min(shares_of_two()) <= 200 and pushed < 200_000):

@@ -55,11 +55,11 @@ def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
     field.default.push_many("a", ["it"] * 5)
     field.default.push("a", "it", x_hop_count=17)
     process, said = started(field)
-    assert said == "runs x1, x2; Ctrl-C ends it\n"
+    assert said == "running x1, x2; press Ctrl-C to stop\n"
     field.until_idle()
     said = ended(process)
     assert process.returncode == 0, said
-    assert "ends after what is in hand" in said
+    assert "Stopping after the current batch" in said
     assert "stopped: 5 routed, 0 no route, 1 too many hops, 0 failed" in said
     assert "routed 6 in" in said
 
@@ -97,9 +97,9 @@ def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
 
 def test_without_exchanges_it_waits_for_some(field: Field) -> None:
     process, said = started(field)
-    assert said == "runs no exchange (exchange load defines some); Ctrl-C ends it\n"
+    assert said == "running no exchange (define some with exchange load); press Ctrl-C to stop\n"
     field.define(x1=flow("a", "b"))
-    assert process.stderr.readline() == "runs x1; Ctrl-C ends it\n"
+    assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
     ended(process)
     done = manage(field.default.server, "psqlmessages", "exchange", "run", "x1", "moon")
     assert (done.returncode, done.stderr) == (1, "psqlmessages: there is no exchange moon\n")
@@ -117,7 +117,7 @@ def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[
     process, _ = started(field)
     field.until(lambda: field.default.query(WAITS))
     process.send_signal(number)
-    assert "ends after what is in hand" in process.stderr.readline()
+    assert "Stopping after the current batch" in process.stderr.readline()
     return process
 
 

@@ -136,7 +136,7 @@ def test_a_definition_that_cannot_run_does_not_stop_the_others(
         field.define(x1=flow("a", "b"))
         wait_for(field, "b", 1)
     for name, what in (("x1", "gone"), ("x3", "moon")):
-        (text,) = (each for each in caplog.messages if f"{name} does not run" in each)
+        (text,) = (each for each in caplog.messages if f"{name} cannot run" in each)
         assert what in text
 
 

@@ -159,10 +159,10 @@ def test_it_cannot_set_the_hop(code: Code) -> None:
 
 
 def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code) -> None:
-    with pytest.raises(SelectorError, match="no selector in code is called nobody"):
+    with pytest.raises(SelectorError, match="no selector in code is named nobody"):
         Selector("@nobody")
     for name in ("", " a", "a b", "1a", "a" * 101, "@a", "ä"):
-        with pytest.raises(ValueError, match="is no name of a selector"):
+        with pytest.raises(ValueError, match="is not a valid selector name"):
             selector(name)
 
     def mine(env: SelectorContext) -> bool:

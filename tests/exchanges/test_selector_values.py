@@ -187,12 +187,12 @@ UNCOMPILED = [
     ("true &&\n nope", "line 2, character 2: undeclared reference to 'nope'"),
     ("1 + 'a'", "line 1, character 3: found no matching overload for '_+_'"),
     ("for", "line 1, character 1: reserved identifier: for"),
-    ("msg.bdy == 1", "msg has no bdy: it has body, headers, id"),
-    ("has(msg.nope)", "msg has no nope: it has body, headers, id"),
+    ("msg.bdy == 1", "msg has no field bdy; its fields are body, headers, id"),
+    ("has(msg.nope)", "msg has no field nope; its fields are body, headers, id"),
     ("'\ud800' == ''", "the expression has a lone surrogate"),
     (" ", "line 1, character 2: Syntax error"),
     ("has(msg.headers.a) ? true : {'delay': 1}", "line 1, character 20: found no matching"),
-    ("@nobody", "no selector in code is called nobody: is the module imported that has it?"),
+    ("@nobody", "no selector in code is named nobody: import the module that registers it"),
 ]
 
 

@@ -193,7 +193,7 @@ def test_what_executors_lack_ends_the_query_and_is_said(
 ) -> None:
     # Here, as in Django's process, it is known; on executors no module has it.
     monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
-    missing = "the selector of default/b: no selector in code is called here-only"
+    missing = "the selector of default/b: no selector in code is named here-only"
     with namespace("nowhere"):
         for destination, settings, said in (
             ({"queue": "b", "selector": "@here-only"}, {}, missing),
@@ -245,10 +245,12 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
         routed = acted.result()
     lines = capsys.readouterr().err.splitlines()
     # Between them are the batches, with what each had.
-    assert lines[0] == "runs x1; Ctrl-C ends it"
+    assert lines[0] == "running x1; press Ctrl-C to stop"
     assert "x1 is stopped" in lines
     assert "x1 is removed" in lines
-    summary = f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selectors failed"
+    summary = (
+        f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selector failures"
+    )
     assert lines[-1] == summary
     row = PipelineJob.objects.get(name="exchange x1")
     assert (row.state, row.rows) == ("stopped", routed)

@@ -224,7 +224,7 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     command = ("psqlmessages", "pipeline", "traffic", "--once")
     field.publish_everywhere(7)
     call_command(*command, "--checkpoint", checkpoint)
-    assert "reads 3 topics as pipeline.traffic" in capsys.readouterr().err
+    assert "reading 3 topics as pipeline.traffic" in capsys.readouterr().err
     assert field.job("state", "rows", "lag_seconds", "error") == ("stopped", 42, 0.0, "")
     assert field.written() == field.expected() != {}
     field.owner.execute("DELETE FROM messages.auth WHERE ident = 'pipeline.*'")

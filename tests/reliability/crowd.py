@@ -59,7 +59,7 @@ BODIES = """
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'shipped'
 """
 # What a process says of how far it has come is no log.
-PROGRESS = ("handled ", "routed ", "runs ", "worker has ")
+PROGRESS = ("handled ", "routed ", "running ", "worker has ")
 
 
 class Ears:

@@ -151,7 +151,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
         with closing(connect(address)) as connection:
             (finding,) = pooler(CheckContext(address, connection))
     assert (finding.state, finding.found) == (
-        FindingState.WRONG, "one that shares connections by statement",
+        FindingState.WRONG, "a pooler that shares connections by statement",
     )  # fmt: skip
 
 

@@ -252,7 +252,7 @@ def test_what_is_not_there_is_404(worker: Caller):
     unknown = worker.call("GET", at("orders.unknown", "status"))
     assert (unknown.status, unknown.json["err"]) == (404, 62)
     assert worker.call("GET", "q/nowhere/orders/status").status == 404
-    assert "no namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
+    assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404
     assert worker.call("PUT", at("orders")).status == 405
 

@@ -58,14 +58,14 @@ def test_an_exchange_is_defined_with_its_destinations(desk: Desk) -> None:
 
 
 REFUSED = {
-    ("name", "a*"): "ends in *: that is a pattern, and no name.",
+    ("name", "a*"): "ends in *: this is a pattern, not a name.",
     ("name", "n" * 91): "Ensure this value has at most 90 characters (it has 91).",
-    ("source_queue", "a*"): "ends in *: that is a pattern, and no name.",
-    ("source_namespace", "nowhere"): "There is no namespace 'nowhere'",
-    ("parallel", "17"): "It is 17, and must be 1 to 16.",
-    ("wsize", "4097"): "It is 4,097, and must be 1 to 4,096.",
-    ("destinations-0-namespace", "nowhere"): "There is no namespace 'nowhere'",
-    ("destinations-0-queue", "a*"): "ends in *: that is a pattern, and no name.",
+    ("source_queue", "a*"): "ends in *: this is a pattern, not a name.",
+    ("source_namespace", "nowhere"): "Unknown namespace 'nowhere'",
+    ("parallel", "17"): "It is 17, but must be 1 to 16.",
+    ("wsize", "4097"): "It is 4,097, but must be 1 to 4,096.",
+    ("destinations-0-namespace", "nowhere"): "Unknown namespace 'nowhere'",
+    ("destinations-0-queue", "a*"): "ends in *: this is a pattern, not a name.",
     ("destinations-0-selector", "msg.headers["): "line 1",
     ("destinations-0-selector", "[1].map(x, x)"): "map",
     ("destinations-0-selector", "@nobody"): "nobody",

@@ -115,7 +115,7 @@ def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Pro
     assert "Max tries: None → 3" in history()[0]
     refused = {
         ("max_tries", "0"): "The most tries are 1 or more, or not limited.",
-        ("dead_letter_queue", "a*"): "ends in *: that is a pattern, and no name.",
+        ("dead_letter_queue", "a*"): "ends in *: this is a pattern, not a name.",
         ("key_timeout", "0"): "A key counts for 1 second or more.",
     }
     answers = {

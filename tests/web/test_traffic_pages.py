@@ -160,7 +160,7 @@ def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_ar
         for days in (0, 2, 4):
             window("A", length=length, starts_at=now - timedelta(days=days))
     call_command("psqlmessages", "prune")
-    assert "removed 3 windows of traffic" in capsys.readouterr().out
+    assert "removed 3 traffic windows" in capsys.readouterr().out
     left = Traffic.objects.values_list("window_seconds", flat=True).order_by("window_seconds")
     assert list(left) == [10, 60, 60, 3600, 3600, 3600]
     assert traffic_retention.prune() == 0

@@ -45,7 +45,7 @@ class CircuitBreaker:
         if not self._backoff.attempts:
             return None
         if now < self._backoff.next_at:
-            return f"{self.namespace} is away: {self._why}"
+            return f"{self.namespace} is unreachable: {self._why}"
         self._backoff.next_at = now + ANSWER_SECONDS
         return None
 
@@ -81,7 +81,7 @@ class RemotePusher:
         except psycopg.Error as error:
             self._circuit.failed(error, began)
             await self._line.close()
-            why = f"{self._circuit.namespace} is away: {' '.join(str(error).split())}"
+            why = f"{self._circuit.namespace} is unreachable: {' '.join(str(error).split())}"
             return [errors.get((copy.queue, copy.key), why) for copy in copies]
         self._circuit.succeeded()
         return [errors[copy.queue, copy.key] for copy in copies]

@@ -51,7 +51,11 @@ class ExchangeLog:
         return self._plan.graphed.name
 
     def _place(self, target: int) -> str:
-        return str(self._plan.graphed.targets[target].place) if target >= 0 else "what is put aside"
+        return (
+            str(self._plan.graphed.targets[target].place)
+            if target >= 0
+            else "__no_route__ or __too_many_hops__"
+        )
 
     def finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count the outcomes of a batch, and log its errors."""
@@ -61,19 +65,19 @@ class ExchangeLog:
             self._counters.copied(target, number)
         if batch.lost:
             self._log.warning(
-                "exchange %s: %d elements are not in its hands any more: others have them",
+                "exchange %s lost %d elements to another consumer: their leases had expired",
                 self._name, len(batch.lost),
             )  # fmt: skip
         for target, why in batch.selector_errors:
             self._counters.failed_to_select(target)
             self._log.warning(
-                "exchange %s: the selector of %s failed, which counts as no: %s",
+                "exchange %s: the selector of %s failed (counts as no): %s",
                 self._name, self._place(target), why,
             )  # fmt: skip
         for mishap in batch.mishaps:
             self.has_refusals = True
             self._log.warning(
-                "exchange %s: no copy for %s: %s",
+                "exchange %s could not copy to %s: %s",
                 self._name, self._place(mishap.target), mishap.why,
             )  # fmt: skip
 
@@ -83,9 +87,11 @@ class ExchangeLog:
         name, text = self._name, " ".join(str(error).split())
         if isinstance(error, MessagesError):
             self.has_refusals = self.has_refusals or isinstance(error, NotAuthorized)
-            self._log.warning("exchange %s waits: %s", name, text)
+            self._log.warning("exchange %s will retry after an error: %s", name, text)
         else:
-            self._log.warning("exchange %s waits: %s: %s", name, type(error).__name__, text)
+            self._log.warning(
+                "exchange %s will retry after an error: %s: %s", name, type(error).__name__, text
+            )
 
     def unexpected(self, error: Exception) -> None:
         """Log an internal error with its traceback."""

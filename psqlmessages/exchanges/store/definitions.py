@@ -27,12 +27,12 @@ def namespaces() -> list[str]:
 def namespace_error(namespace: str) -> str:
     """Return why this namespace cannot hold queues, as a sentence; "" if it can."""
     if namespace not in connections.settings:
-        return f"There is no namespace {namespace!r:.100}: those of DATABASES are {_listed()}."
+        return f"Unknown namespace {namespace!r:.100}: DATABASES has {_listed()}."
     connection = connections[namespace]
     if connection.vendor != "postgresql":
-        return f"Database {namespace!r} is {connection.display_name}, and queues need PostgreSQL."
+        return f"Database {namespace!r} is {connection.display_name}, but queues need PostgreSQL."
     if not router.allow_migrate(namespace, "psqlmessages"):
-        return f"A router keeps psqlmessages out of database {namespace!r}."
+        return f"A database router excludes psqlmessages from database {namespace!r}."
     return ""
 
 
@@ -120,12 +120,12 @@ class DefinedExchange:
         yield from _range_errors("wsize", self.wsize, MAX_WSIZE)
         yield from (problem.under("src") for problem in _place_errors(self.source))
         if self.source.queue == TOO_MANY_HOPS:
-            sentence = "All that is there has too many hops: an exchange can move none of it."
+            sentence = "All its elements have too many hops: an exchange cannot move them."
             yield ExchangeError(("src", "queue"), sentence)
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
             yield ExchangeError(
                 ("dst",),
-                f"It has {len(self.destinations):,} destinations; an exchange has 1 to"
+                f"It has {len(self.destinations):,} destinations; an exchange can have 1 to"
                 f" {MAX_DESTINATIONS:,}.",
             )
         for position, destination in enumerate(self.destinations[:MAX_DESTINATIONS]):
@@ -149,11 +149,11 @@ def name_error(name: str, most: int = NAME_CHARACTERS) -> str:
     if not name:
         return "It is empty."
     if len(name) > most:
-        return f"It has {len(name):,} characters; {most} are the most."
+        return f"It has {len(name):,} characters; at most {most} are allowed."
     if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
-        return f"{name!r:.100} holds a character that PostgreSQL cannot keep."
+        return f"{name!r:.100} contains a character that PostgreSQL cannot store."
     if name.endswith("*"):
-        return f"{name!r:.100} ends in *: that is a pattern, and no name."
+        return f"{name!r:.100} ends in *: this is a pattern, not a name."
     return ""
 
 
@@ -197,7 +197,7 @@ def _place_errors(place: QueueRef) -> Iterator[ExchangeError]:
 
 def _range_errors(field: str, number: int, most: int) -> Iterator[ExchangeError]:
     if not 1 <= number <= most:
-        yield ExchangeError(("consumer", field), f"It is {number:,}, and must be 1 to {most:,}.")
+        yield ExchangeError(("consumer", field), f"It is {number:,}, but must be 1 to {most:,}.")
 
 
 _ERRORS_SHOWN = 20
@@ -266,7 +266,7 @@ class _ValueReader:
 
     def exchange(self, name: Any, given: Any, above: tuple[str, ...]) -> DefinedExchange:
         if not isinstance(name, str):
-            self._add(above, f"The name {_short(name)} is no text: put it in quotes.")
+            self._add(above, f"The name {_short(name)} is not text: put it in quotes.")
             name = str(name)
         where = (*above, name) if above else ()
         fields = self.fields(given, where, EXCHANGE, required=("src", "dst"))
@@ -299,11 +299,11 @@ class _ValueReader:
         """Return the known fields of a map."""
         listed = ", ".join(known)
         if not isinstance(given, dict):
-            self._add(where, f"{_short(given)} is no map of {listed}.")
+            self._add(where, f"{_short(given)} is not a map of {listed}.")
             return {}
         for field in given:
             if field not in known:
-                self._add((*where, str(field)), f"There is no such field; the fields are {listed}.")
+                self._add((*where, str(field)), f"Unknown field; the fields are {listed}.")
         for field in required:
             if field not in given:
                 self._add((*where, field), "It is missing.")
@@ -320,7 +320,7 @@ class _ValueReader:
         given = fields.get(field, default)
         if type(given) is type(default):
             return given
-        self._add((*where, field), f"{_short(given)} is no {_KINDS[type(default)]}")
+        self._add((*where, field), f"{_short(given)} is not {_KINDS[type(default)]}")
         return default
 
     def _destination(self, given: Any, where: tuple[str | int, ...]) -> DefinedDestination:
@@ -352,10 +352,10 @@ class _ValueReader:
 
 _KINDS = {
     str: "text: put it in quotes.",
-    int: "whole number.",
+    int: "a whole number.",
     bool: "true or false.",
-    list: "list.",
-    dict: "map.",
+    list: "a list.",
+    dict: "a map.",
 }
 
 

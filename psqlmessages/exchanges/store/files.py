@@ -17,7 +17,7 @@ class YAMLMissing(ValueError):
     def __init__(self) -> None:
         super().__init__(
             "YAML needs a package that is not installed: pip install 'psqlmessages[exchanges]'."
-            " JSON needs none."
+            " JSON does not need it."
         )
 
 

@@ -108,7 +108,7 @@ class ExchangeWorker:
             await self._look()
             await self._write()
         except Error as error:
-            self._log.warning("exchanges: the database cannot be asked: %s", _line(error))
+            self._log.warning("exchanges: database error, trying again: %s", _line(error))
         await self._tell_rules()
 
     async def _end(self) -> None:
@@ -122,7 +122,7 @@ class ExchangeWorker:
             self._write_at = 0.0
             await self._write()
         except Error as error:
-            self._log.warning("exchanges: what was counted is not written: %s", _line(error))
+            self._log.warning("exchanges: could not write the last counters: %s", _line(error))
         await _threaded(connections.close_all)
 
     # Definitions
@@ -169,17 +169,17 @@ class ExchangeWorker:
             namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
         except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
             self._unfit[row.pk] = version
-            logger.warning("exchange %s does not run: %s", row.name, _line(error))
+            logger.warning("exchange %s cannot run: %s", row.name, _line(error))
             return
         runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
         task = asyncio.create_task(self._work(runner, former), name=f"exchange {row.name}")
         self._running[row.pk] = RunningExchange(version, repository.definition(row), runner, task)
-        logger.info("exchange %s runs: %d loops", row.name, plan.loops)
+        logger.info("exchange %s started with %d consumers", row.name, plan.loops)
 
     def _namespace(self, alias: str) -> DatabaseHandle:
         if alias not in self._namespaces:
             if alias not in connections.settings:
-                raise ImproperlyConfigured(f"DATABASES has no {alias!r} any more.")
+                raise ImproperlyConfigured(f"DATABASES has no alias {alias!r}.")
             self._namespaces[alias] = DatabaseHandle(alias, dsn(alias))
         return self._namespaces[alias]
 
@@ -189,7 +189,7 @@ class ExchangeWorker:
         running.runner.stop()
         self._ending.add(running.task)
         running.task.add_done_callback(self._ending.discard)
-        logger.info("exchange %s ends", running.version.name)
+        logger.info("exchange %s is stopping", running.version.name)
         return running.task
 
     @staticmethod
@@ -224,7 +224,11 @@ class ExchangeWorker:
             running.runner.reports.has_refusals = False
             missing = set(await asyncio.to_thread(self._missing_rules, running.definition))
             for rule in sorted(missing - running.reported):
-                logger.warning("exchange %s: in %s is missing: %s", running.version.name, *rule)
+                logger.warning(
+                    "exchange %s: a rule is missing in database %s. Add it with: %s",
+                    running.version.name,
+                    *rule,
+                )
             running.reported = missing
 
     def _missing_rules(self, exchange: DefinedExchange) -> list[permissions.MissingRule]:
@@ -251,7 +255,7 @@ def _line(error: Exception) -> str:
 
 # The process of `exchange run`, until Ctrl-C.
 
-_STOPPING: Final = "ends after what is in hand; once more ends it at once"
+_STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 
 
 def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
@@ -288,8 +292,8 @@ def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
         nonlocal shown
         if (running := worker.running) != shown:
             shown = running
-            what = ", ".join(running) if running else "no exchange (exchange load defines some)"
-            progress.say(f"runs {what}; Ctrl-C ends it")
+            what = ", ".join(running) if running else "no exchange (define some with exchange load)"
+            progress.say(f"running {what}; press Ctrl-C to stop")
         # An idle process prints nothing.
         if progress.count != (count := worker.counter_store.elements):
             progress.count = count
@@ -305,4 +309,4 @@ def _summary(worker: ExchangeWorker) -> str:
         for outcome in ELEMENT_OUTCOMES
     )
     failures = sum(counters.selector_failures for counters in counters)
-    return f"stopped: {outcomes}; {failures:,} selectors failed"
+    return f"stopped: {outcomes}; {failures:,} selector failures"

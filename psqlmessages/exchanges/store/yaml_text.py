@@ -32,7 +32,7 @@ def read(text: str) -> Any:
         raise YAMLError(_yaml_error_text(error)) from error
     except yaml.reader.ReaderError as error:
         where, what = error.position, chr(error.character)
-        raise YAMLError(f"position {where:,}: {what!r} is no character of YAML") from error
+        raise YAMLError(f"position {where:,}: {what!r} is not a valid YAML character") from error
 
 
 def write(document: Any) -> str:
@@ -71,9 +71,9 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
             # A few lines of aliases can expand to gigabytes.
-            _refuse("aliases (*name) are not read: write it out", event)
+            _refuse("aliases (*name) are not supported: write the value out", event)
         if event.tag not in (None, "!"):
-            _refuse("tags (!name) are not read", event)
+            _refuse("tags (!name) are not supported", event)
         self._depth += 1
         if self._depth > _DEEPEST:
             _refuse("it is nested too deeply", event)
@@ -85,9 +85,9 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                _refuse("a key is a word", key)
+                _refuse("a key must be a plain value", key)
             if (text_key := self.construct_object(key)) in seen:
-                _refuse(f"the key {text_key!r:.100} is there twice", key)
+                _refuse(f"the key {text_key!r:.100} occurs twice", key)
             seen.add(text_key)
         return super().construct_mapping(node, deep)
 

@@ -59,7 +59,7 @@ def test_what_cannot_be_meant_is_wrong_usage(server: TestedServer, queues: World
         assert finished(*PUSH, "x", *wrong, dsn="").returncode == 2, wrong
     done = finished(*PUSH, "--key", "k", dsn=server.url("user1"), typed="a\nb")
     assert (done.returncode, left(queues)) == (1, (0, 0))
-    assert "--key is for one BODY" in done.stderr
+    assert "--key needs a BODY argument" in done.stderr
 
 
 def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queues: World) -> None:
@@ -72,7 +72,7 @@ def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queu
     assert finished(*commit, dsn=server.url("user2")).returncode == 0
     again = finished(*commit, leases[1], dsn=server.url("user2"))
     assert (again.returncode, again.stderr) == (
-        1, f"psqlmessages: {leases[0]} is not valid any more\n",
+        1, f"psqlmessages: {leases[0]} is no longer valid\n",
     )  # fmt: skip
     queues.program("user1").ok("push", "WRITER", "Q", "c")
     done = finished(*RESERVE, "--json", dsn=server.url("user2"))
