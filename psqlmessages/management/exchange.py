@@ -179,8 +179,13 @@ def dry_run(arguments: Namespace) -> int:
             print(one_line(f"psqlmessages: {problem}"), file=sys.stderr)
         return 1
     source = exchange.source
+    try:
+        body = strict_json(arguments.body) if arguments.json_body else arguments.body
+    except MalformedText as error:
+        print(one_line(f"psqlmessages: --json-body: {error}"), file=sys.stderr)
+        return 1
     message = SelectorInput(
-        strict_json(arguments.body) if arguments.json_body else arguments.body,
+        body,
         arguments.headers,
         tries=arguments.tries,
         queue=source.queue,

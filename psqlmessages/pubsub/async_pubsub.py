@@ -47,7 +47,7 @@ class AsyncPubSub(Bus):
         super().__init__(
             options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
         )
-        self._bus = AsyncBusConnection(connection, self._subscriptions, options)
+        self._connection = AsyncBusConnection(connection, self._subscriptions, options)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -63,34 +63,34 @@ class AsyncPubSub(Bus):
 
     async def open(self) -> None:
         """See :meth:`PubSub.open`."""
-        await self._bus.open()
+        await self._connection.open()
 
     async def close(self) -> None:
         """See :meth:`PubSub.close`."""
-        await self._bus.close()
+        await self._connection.close()
 
     async def run(self) -> None:
         """See :meth:`PubSub.run`."""
-        await self._bus.ended.wait()
+        await self._connection.ended.wait()
 
     @property
     def connection(self) -> psycopg.AsyncConnection[Any] | None:
         """See :attr:`PubSub.connection`."""
-        return self._bus.connection
+        return self._connection.connection
 
     async def subscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.subscribe`."""
         name = channel_name(channel)
-        await self._bus.require_own_backend()
-        is_new = await self._bus.run(lambda _: self._subscriptions.subscribing(name))
-        self._bus.watch()
+        await self._connection.require_own_backend()
+        is_new = await self._connection.run(lambda _: self._subscriptions.subscribing(name))
+        self._connection.watch()
         return is_new
 
     async def unsubscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.unsubscribe`."""
         name = channel_name(channel)
-        return await self._bus.run(lambda _: self._subscriptions.unsubscribing(name))
+        return await self._connection.run(lambda _: self._subscriptions.unsubscribing(name))
 
     async def publish(self, channel: str, payload: Any = None) -> None:
         """See :meth:`PubSub.publish`."""
-        await self._bus.run(Publishing(self._subscriptions, channel, payload))
+        await self._connection.run(Publishing(self._subscriptions, channel, payload))

@@ -119,7 +119,7 @@ class PubSub(Bus):
         super().__init__(
             options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
         )
-        self._bus = BusConnection(connection, self._subscriptions, options)
+        self._connection = BusConnection(connection, self._subscriptions, options)
 
     def __enter__(self) -> Self:
         self.open()
@@ -135,37 +135,37 @@ class PubSub(Bus):
 
     def open(self) -> None:
         """Connect now rather than at the first call; the context manager calls it on entry."""
-        self._bus.open()
+        self._connection.open()
 
     def close(self) -> None:
         """Stop receiving and disconnect; your own connection stays open, after UNLISTEN."""
-        self._bus.close()
+        self._connection.close()
 
     def run(self) -> None:
         """Wait until another thread, a handler or a signal handler closes the bus."""
-        self._bus.ended.wait()
+        self._connection.ended.wait()
 
     @property
     def connection(self) -> psycopg.Connection[Any] | None:
         """The current connection, for a transaction around ``publish``; None while disconnected."""
-        return self._bus.connection
+        return self._connection.connection
 
     def subscribe(self, channel: str) -> bool:
         """Receive a channel's messages from now on; False if already subscribed."""
         name = channel_name(channel)
-        self._bus.require_own_backend()
-        is_new = self._bus.run(lambda _: self._subscriptions.subscribing(name))
-        self._bus.watch()
+        self._connection.require_own_backend()
+        is_new = self._connection.run(lambda _: self._subscriptions.subscribing(name))
+        self._connection.watch()
         return is_new
 
     def unsubscribe(self, channel: str) -> bool:
         """Stop receiving a channel's messages; False if not subscribed."""
         name = channel_name(channel)
-        return self._bus.run(lambda _: self._subscriptions.unsubscribing(name))
+        return self._connection.run(lambda _: self._subscriptions.unsubscribing(name))
 
     def publish(self, channel: str, payload: Any = None) -> None:
         """Send a str or a JSON value to all listeners; None is a signal without payload.
 
         Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
-        self._bus.run(Publishing(self._subscriptions, channel, payload))
+        self._connection.run(Publishing(self._subscriptions, channel, payload))

@@ -285,7 +285,7 @@ def test_what_an_administrator_ends_is_not_registered_again() -> None:
         (("topic_listen", "B", "U"), ({"T"}, {"T"})),
         (("topic_unlisten", "A", "T"), (set(), {"T"})), (("disconnect", "A", ""), (set(), set())),
     ):  # fmt: skip
-        registration.on_received(*heard)
+        registration.on_event(*heard)
         assert (registration.topics("topic_listen"), registration.topics("topic_notify")) == left
 
 

@@ -99,7 +99,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
     with running_worker(registry, stuck_after=timedelta(seconds=0.5)) as runner:
         send(sender, "for ever", "other")
         assert seen.wait_for(1) == ["other"]
-        assert (runner.stuck, runner.tally.stuck) == (1, 1)
+        assert (runner.stuck, runner.counters.stuck) == (1, 1)
         release.set()
         assert seen.wait_for(2) == ["other", "for ever"]
         wait_until(lambda: not runner.stuck)
@@ -151,7 +151,7 @@ def test_each_message_is_handled_in_its_order_and_transaction(
         send(sender, "one", "two", "three")
         assert seen.wait_for(3) == [(body, "ASKER", True) for body in ("one", "two", "three")]
     assert saved() == ["one", "three", "two"]
-    assert runner.tally.handled == 3
+    assert runner.counters.handled == 3
     # Old connections are closed around each message.
     assert len(set(pids)) == 3
 
@@ -175,11 +175,11 @@ def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
     with running_worker(registry) as runner:
         send(sender, "fails")
         assert seen.wait_for(2) == ["fails", "fails"]
-        wait_until(lambda: runner.tally.given_up)
+        wait_until(lambda: runner.counters.given_up)
         send(sender, "works")
         assert seen.wait_for(3)[2] == "works"
     assert saved() == ["works"]
-    assert runner.tally.failures == 2
+    assert runner.counters.failures == 2
 
 
 def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
@@ -197,10 +197,14 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     with caplog.at_level(logging.WARNING, "psqlmessages"), running_worker(registry) as runner:
         send(sender, "bad", "good", "worst")
         seen.wait_for(7)
-        wait_until(lambda: runner.tally.given_up)
+        wait_until(lambda: runner.counters.given_up)
     assert Counter(seen.bodies) == {"bad": 3, "good": 1, "worst": 3}
     assert saved() == ["bad", "good"]
-    assert (runner.tally.handled, runner.tally.failures, runner.tally.given_up) == (2, 5, 1)
+    assert (runner.counters.handled, runner.counters.failures, runner.counters.given_up) == (
+        2,
+        5,
+        1,
+    )
     assert "handle failed; retry in" in caplog.text
     assert "ValueError: bad" in caplog.text
     assert "failed 3 times: the message is lost" in caplog.text
@@ -222,7 +226,7 @@ def test_a_handler_that_loses_its_connection_gets_another(
         send(sender, "x")
         seen.wait_for(2)
     assert saved() == ["x"]
-    assert (runner.tally.handled, runner.tally.failures) == (1, 1)
+    assert (runner.counters.handled, runner.counters.failures) == (1, 1)
 
 
 def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
@@ -243,7 +247,7 @@ def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
         runner.stop()
         may_end.set()
     assert saved() == ["one"]
-    assert (runner.tally.handled, runner.tally.dropped) == (1, 2)
+    assert (runner.counters.handled, runner.counters.dropped) == (1, 2)
 
 
 def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
@@ -253,7 +257,7 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
         assert (header["Err"], header["Body"]) == ("56", "worker has no handler for this")
-        assert runner.tally.unhandled == 1
+        assert runner.counters.unhandled == 1
 
     @registry.on_rpc
     def handle(message: Message) -> object:
@@ -279,7 +283,7 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
             header = answer_to(sender)
             assert (header["Err"], header["Body"]) == ("56", reason)
     assert saved() == ["unsendable", "works"]
-    assert runner.tally.unanswered == 1
+    assert runner.counters.unanswered == 1
 
 
 def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
@@ -292,7 +296,7 @@ def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
     assert (header["Err"], header["Body"]) == ("56", "the answer could not be sent")
-    assert runner.tally.unanswered == 1
+    assert runner.counters.unanswered == 1
 
 
 def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_later(

@@ -165,7 +165,7 @@ def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange) -> None:
         with pytest.raises(CommandError, match=error):
             type_in("test", "x1", *wrong)
     done = type_in("test", "x1", "--body", "NaN", "--json-body")
-    told = "psqlmessages: It is not JSON: NaN is not a JSON number.\n"
+    told = "psqlmessages: --json-body: it is not JSON: NaN is not a JSON number\n"
     assert (done.returncode, done.stderr) == (1, told)
     assert type_in("test", "x1").stdout.startswith("default/eu: no, no such key: country\n")
     x1.destinations.update(selector='now > timestamp("2020-01-01T00:00:00Z")')

@@ -83,7 +83,7 @@ def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
     bus = any_bus(options=QUICK)
     bus.publish("A", 1)
     cut(bus)
-    bus._line._used_at -= 2
+    bus._connection._used_at -= 2
     bus.publish("A", 2)
     assert [ear.payload(), ear.payload()] == [1, 2]
 
@@ -95,7 +95,7 @@ def test_what_is_under_way_at_a_cut_says_that_it_may_or_may_not_be_done(
     bus.open()
     when(somebody_sleeps(superuser, bus.connection.info.backend_pid), lambda: cut(bus))
     with pytest.raises(ConnectionLost):
-        bus._line.run(long_one)
+        bus._connection.run(long_one)
     bus.publish("A")
 
 
@@ -122,7 +122,7 @@ def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
     stalling: Callable[..., Any], proxy: Proxy
 ) -> None:
     bus = stalling(interval=60.0)
-    with bus._line._io:
+    with bus._connection._io:
         # The last keep-alive has had its answer.
         proxy.stall()
     started = monotonic()
@@ -172,7 +172,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
-                bus.in_loop(bus._line.run(long_one))
+                bus.in_loop(bus._connection.run(long_one))
             until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number
@@ -206,7 +206,7 @@ def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus)
 
     former = signal.signal(signal.SIGUSR1, lambda *_: bus.close())
     try:
-        bus._line.run(one)
+        bus._connection.run(one)
     finally:
         signal.signal(signal.SIGUSR1, former)
     assert bus.connection is None

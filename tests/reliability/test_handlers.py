@@ -112,9 +112,9 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
         assert not runner.is_stopping
     counted(
         "statement cancelled", "answers of `run`",
-        asked=2 * rounds, answered=rounds, told_that_there_is_none=runner.tally.unanswered,
+        asked=2 * rounds, answered=rounds, told_that_there_is_none=runner.counters.unanswered,
     )  # fmt: skip
-    assert runner.tally.unanswered == rounds
+    assert runner.counters.unanswered == rounds
 
 
 @pytest.mark.nightly  # an answer that is ended is there every day
@@ -197,10 +197,10 @@ def test_handlers_above_read_committed_are_called_again(sender: Program, isolati
     effects = int(Group.objects.get().name.rpartition(" ")[2])
     counted(
         "serialization failure", f"handlers, {isolation.rpartition('LEVEL ')[2].lower()}",
-        messages=messages, failures=runner.tally.failures, effects=effects,
-        given_up=runner.tally.given_up,
+        messages=messages, failures=runner.counters.failures, effects=effects,
+        given_up=runner.counters.given_up,
     )  # fmt: skip
-    assert (effects, runner.tally.given_up) == (messages, 0)
+    assert (effects, runner.counters.given_up) == (messages, 0)
     assert set(failures) == {psycopg.errors.SerializationFailure}
 
 
@@ -238,7 +238,7 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
         idle.append(until_ended)
         send(sender, "idle 1", "idle 2")
         seen.wait_for(2)
-        failures = runner.tally.failures
+        failures = runner.counters.failures
     close_callers()
     connection.close()
     effects = Group.objects.count()
@@ -262,9 +262,9 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
     counted(
         "deadlock", "handlers of `run`",
-        messages=rounds, deadlocks=ended, effects=effects, given_up=runner.tally.given_up,
+        messages=rounds, deadlocks=ended, effects=effects, given_up=runner.counters.given_up,
     )  # fmt: skip
-    assert (effects, runner.tally.given_up) == (rounds, 0)
+    assert (effects, runner.counters.given_up) == (rounds, 0)
     assert ended >= rounds
 
 

@@ -283,7 +283,7 @@ async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, 
 async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str) -> None:
     told: list[tuple[str, str, str]] = []
     async with gateway_of(dsn) as gateway:
-        gateway.on_ran(lambda *done: told.append(done))
+        gateway.on_registration_changed(lambda *done: told.append(done))
         await ok(gateway.run("A1", "init"))
         for turns in range(20):
             topic = f"T.{turns}"
@@ -320,10 +320,10 @@ def test_topics_are_registered_again_in_the_order_of_their_names() -> None:
     """Two gateways that return at the same time would wait for each other otherwise."""
     listening = GatewayState("gateway", QUICK)
     for ident in ("A", "B"):
-        listening.registration.ran("init", ident)
+        listening.registration.on_call_succeeded("init", ident)
         for topic in ("Z", "M"):
-            listening.registration.ran("topic_listen", topic, ident)
-            listening.registration.ran("topic_notify", topic, ident)
+            listening.registration.on_call_succeeded("topic_listen", topic, ident)
+            listening.registration.on_call_succeeded("topic_notify", topic, ident)
     script = listening.opening()
     answers = [None, (1, "now"), 0, [{"Err": "0", "Channel": "C"}] * 2]
     asked = [script.send(answer) for answer in answers]
