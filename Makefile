@@ -89,7 +89,7 @@ audit: .venv/test .venv/audited  ## look all that is installed up among known vu
 
 .PHONY: screenshots
 screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium
-	@$(BIN)/python -m tests.web.screenshots
+	@$(BIN)/python -m tools.screenshots
 
 .PHONY: bench
 bench: .venv/bench .venv/pipeline  ## measure all against the peers, over an hour (ARGS="sends queues" for some)

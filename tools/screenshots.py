@@ -13,16 +13,16 @@ from project.postgres.ports import free_port
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
 from tests.servers import cluster_of_this_run
-from tests.web.browser import Visitors, chromium, log_in
+from tests.web.browser import LIVE, Visitors, chromium, log_in
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 VIEW = {"width": 1280, "height": 640}
-LIVE = '#pill[data-is="live"]'
 # So long until there is something to see in the charts.
 TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 
 
 def main() -> None:
+    """Run the example with its traffic, and take all pictures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         cluster_of_this_run() as server,
@@ -49,6 +49,7 @@ def pipeline(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def take(browser: Browser, example: Example) -> None:
+    """Visit the pages one after another."""
     visitors = Visitors(browser, example.field("address"))
     page, other = (visitors(viewport=VIEW, device_scale_factor=1) for _ in range(2))
     log_in(page, "admin", example.field("password"), "/monitor/")
@@ -88,7 +89,8 @@ def take_traffic(page: Page, example: Example) -> None:
     expect(page.locator("#senders tr")).not_to_have_count(0)
     save(page, "traffic")
     file = example.folder / "report.html"
-    assert pipeline(example, "report", "--from", "5m", "--out", str(file)).wait() == 0
+    if pipeline(example, "report", "--from", "5m", "--out", str(file)).wait():
+        raise SystemExit("the report was not made")
     page.set_viewport_size({"width": 1280, "height": 1600})
     page.goto(file.as_uri())
     expect(page.locator("#shares .main-svg").first).to_be_visible()
@@ -112,6 +114,7 @@ def converse(one: Page, other: Page) -> None:
 
 
 def save(page: Page, name: str) -> None:
+    """Write the picture, without a pointer on it."""
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=IMAGES / f"{name}.png")
