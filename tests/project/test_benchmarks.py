@@ -17,12 +17,12 @@ def measured(findings: Findings) -> str:
     return tables.measured("m", {}, [kept.Kept("sends", findings, "now", "c", 5)])
 
 
-def test_a_ratio_is_the_median_of_those_of_each_round() -> None:
+def test_a_ratio_is_the_median_of_those_of_each_round():
     found = Row.of("k", "send", "theirs", "ms", [10, 40, 30], [10, 20, 10])
     assert (found.ours, found.theirs, found.ratio) == (30, 10, 2)
 
 
-def test_a_rate_has_to_reach_and_a_time_to_stay_below_and_neither_may_fall() -> None:
+def test_a_rate_has_to_reach_and_a_time_to_stay_below_and_neither_may_fall():
     for ratio, is_at_most, is_reached in (
         (1.0, False, True), (0.99, False, False), (1.0, True, True), (1.01, True, False),
     ):  # fmt: skip
@@ -35,26 +35,26 @@ def test_a_rate_has_to_reach_and_a_time_to_stay_below_and_neither_may_fall() -> 
         assert bool(said) is has_fallen
 
 
-def test_a_row_of_which_nothing_is_expected_is_told() -> None:
+def test_a_row_of_which_nothing_is_expected_is_told():
     assert expected.fallen([row(1, key="new")], {}) == [
         "new: 1.00, and nothing is expected of it: --keep"
     ]
 
 
-def test_findings_are_read_as_they_were_saved(tmp_path: Path) -> None:
+def test_findings_are_read_as_they_were_saved(tmp_path: Path):
     curve = Curve("c", "By rules", "rules", "ms", {"send": [(1, 2)]})
     found = Findings([row(1.5)], [curve], ["no peer"], {"x": "1"})
     found.save(tmp_path / "findings.json")
     assert measured(Findings.load(tmp_path / "findings.json")) == measured(found)
 
 
-def test_the_page_shows_the_results_that_are_kept() -> None:
+def test_the_page_shows_the_results_that_are_kept():
     text = tables.measured(*kept.load(list(PROGRAMS)))
     assert f"{tables.BEGIN}\n{text}{tables.END}" in tables.PAGE.read_text("utf-8")
     assert text in tables.RESULTS.read_text("utf-8")
 
 
-def test_what_is_missed_is_marked_and_notes_are_numbered() -> None:
+def test_what_is_missed_is_marked_and_notes_are_numbered():
     noted = Row.of(
         "k", "send", "theirs", "ms", [2.0], [1.0], reach=1, is_at_most=True, note="no TCP"
     )
@@ -63,7 +63,7 @@ def test_what_is_missed_is_marked_and_notes_are_numbered() -> None:
     assert "1. no TCP" in text
 
 
-def test_a_vulnerability_fails_the_audit_and_not_knowing_is_said() -> None:
+def test_a_vulnerability_fails_the_audit_and_not_knowing_is_said():
     fine = {"name": "django", "version": "5.2.19", "vulns": []}
     found = [{"id": "CVE-2024-3651", "fix_versions": ["3.7"]}]
     weak = {"name": "idna", "version": "3.6", "vulns": found}

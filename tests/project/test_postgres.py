@@ -92,7 +92,7 @@ RIGHTS = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text
 OWNER = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
 
 
-def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server) -> None:
+def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server):
     server.stop()
     url = command(server, "url").communicate(timeout=110)[0].strip()
     with psycopg.connect(url) as connection:
@@ -105,9 +105,7 @@ def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server) 
         assert process.returncode == code
 
 
-def test_a_running_server_is_kept_and_is_safe(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch: pytest.MonkeyPatch):
     pid = pid_of(server)
     server.start()
     assert pid_of(server) == pid
@@ -133,7 +131,7 @@ def test_a_running_server_is_kept_and_is_safe(
 
 
 @pytest.mark.nightly  # it makes a cluster of its own
-def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[..., Server]) -> None:
+def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[..., Server]):
     server = new_server("at-once")
     starters = [command(server, "start") for _ in range(4)]
     answers = {starter.communicate(timeout=110)[0] for starter in starters}
@@ -144,7 +142,7 @@ def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[...
 
 def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
     server: Server,
-) -> None:
+):
     port = server.home.port
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
         notices: list[object] = []
@@ -163,7 +161,7 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
 
 def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
     server: Server, pytestconfig: pytest.Config
-) -> None:
+):
     other = pid_of(pytestconfig.stash[SERVER])
     account = server.home.account
     identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}
@@ -186,7 +184,7 @@ def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
 
 
 @pytest.mark.nightly  # one crash is enough for every day
-def test_a_zombie_postmaster_is_started_again(server: Server) -> None:
+def test_a_zombie_postmaster_is_started_again(server: Server):
     server.stop()
     # Orphans become our children, and stay zombies until we reap them, as under a lazy init.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -207,7 +205,7 @@ def test_a_zombie_postmaster_is_started_again(server: Server) -> None:
 
 
 @pytest.mark.nightly  # one crash is enough for every day
-def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
+def test_a_starter_that_was_killed_lets_others_start(server: Server):
     server.stop()
     held = (
         "import sys, pathlib; from project.postgres import Server\n"
@@ -224,7 +222,7 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server) -> None:
 
 
 @pytest.mark.nightly  # it makes a cluster of its own
-def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]) -> None:
+def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]):
     server = new_server("half-made")
     server.home.prepare()
     (server.home.folder / "data.new" / "base").mkdir(parents=True)
@@ -235,7 +233,7 @@ def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]) -> 
     assert not (server.home.folder / "data.password").exists()
 
 
-def test_a_taken_port_is_exchanged_for_another(server: Server) -> None:
+def test_a_taken_port_is_exchanged_for_another(server: Server):
     server.stop()
     taken = server.home.port
     with socket.create_server(("127.0.0.1", taken)):
@@ -244,7 +242,7 @@ def test_a_taken_port_is_exchanged_for_another(server: Server) -> None:
         assert one(server, "SELECT 1") == 1
 
 
-def test_a_failing_start_shows_the_end_of_the_log(server: Server) -> None:
+def test_a_failing_start_shows_the_end_of_the_log(server: Server):
     server.stop()
     wrong = Server(server.home.asked_folder, server.binaries, {"shared_buffers": "a lot"})
     with pytest.raises(ServerError, match=r'invalid value for parameter "shared_buffers"'):
@@ -252,7 +250,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server) -> None:
 
 
 @pytest.mark.nightly  # it makes a cluster of its own
-def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[..., Server]) -> None:
+def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[..., Server]):
     server = new_server("long" * 30).start()
     short = server.home.socket_folder()
     assert len(str(short)) < MAX_BYTES_OF_SOCKET_PATH < len(str(server.home.folder))
@@ -268,7 +266,7 @@ def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[...,
 @needs_root
 def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
     tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+):
     tmp_path.chmod(0o700)
     binaries = pytestconfig.stash[SERVER].binaries
     package = binaries.parents[1]
@@ -294,7 +292,7 @@ def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
 
 
 @needs_root
-def test_a_cluster_that_root_copied_starts(server: Server) -> None:
+def test_a_cluster_that_root_copied_starts(server: Server):
     server.stop()
     for path in (server.home.data, *server.home.data.rglob("*")):
         os.chown(path, 0, 0, follow_symlinks=False)
@@ -303,7 +301,7 @@ def test_a_cluster_that_root_copied_starts(server: Server) -> None:
 
 
 @needs_root
-def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pytest.Config):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent

@@ -44,7 +44,7 @@ COPIES = """
 
 
 @pytest.mark.timeout(400)
-def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example) -> None:
+def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
     assert len(re.findall(r"^  \d\. ", example.shown, re.MULTILINE)) == 7
     assert "steps went as expected" in example.shown
     assert example.field("user") == "admin"
@@ -69,7 +69,7 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example) -> None:
 
 @pytest.mark.nightly  # it starts everything
 @pytest.mark.timeout(400)
-def test_it_leaves_nothing_running_where_it_is_terminated(example: Example) -> None:
+def test_it_leaves_nothing_running_where_it_is_terminated(example: Example):
     os.kill(example.pid_of("project.serve"), signal.SIGTERM)
     assert example.end() != 0
     assert example.children() == []
@@ -77,7 +77,7 @@ def test_it_leaves_nothing_running_where_it_is_terminated(example: Example) -> N
 
 @pytest.mark.nightly  # it starts everything
 @pytest.mark.timeout(400)
-def test_it_says_so_where_one_of_its_programs_ends(example: Example) -> None:
+def test_it_says_so_where_one_of_its_programs_ends(example: Example):
     for program, said in (
         ("project.orders", "The shop that feeds them has ended, with code -9; the pages go on."),
         ("psqlmessages.cli", "The live traffic has ended, with code -9; the pages go on."),
@@ -89,9 +89,7 @@ def test_it_says_so_where_one_of_its_programs_ends(example: Example) -> None:
     assert example.children() == []
 
 
-def test_the_password_is_the_same_again_until_it_is_changed(
-    transactional_db: None, tmp_path: Path
-) -> None:
+def test_the_password_is_the_same_again_until_it_is_changed(transactional_db: None, tmp_path: Path):
     file = tmp_path / "password"
     password = prepare(file)
     assert password
@@ -103,9 +101,7 @@ def test_the_password_is_the_same_again_until_it_is_changed(
     assert prepare(file) is None
 
 
-def test_what_it_prepares_is_there_once(
-    world: World, transactional_db: None, tmp_path: Path
-) -> None:
+def test_what_it_prepares_is_there_once(world: World, transactional_db: None, tmp_path: Path):
     for _ in range(2):
         prepare(tmp_path / "password")
     assert sorted(map(" ".join, Auth.objects.values_list("ident", "dest", "mode"))) == [
@@ -124,7 +120,7 @@ def test_what_it_prepares_is_there_once(
 
 def test_it_takes_another_port_where_the_usual_one_is_taken_unless_one_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     monkeypatch.delenv("PORT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]

@@ -42,7 +42,7 @@ def python(server: TestedServer, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_the_checks_for_deployment_find_nothing(server: TestedServer) -> None:
+def test_the_checks_for_deployment_find_nothing(server: TestedServer):
     arguments = ("check", "--deploy", "--fail-level", "DEBUG", "--database", "default")
     assert "no issues" in python(server, "manage.py", *arguments, **PRODUCTION)
 
@@ -62,7 +62,7 @@ NAMES = (
 
 def test_without_debug_everything_is_https_unless_told_otherwise(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("DATABASE_URL", server.url())
     for given, expected in SECURE:
         for name, value in {**PRODUCTION, **NOTHING, **given}.items():
@@ -79,7 +79,7 @@ def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
 
 def test_collected_files_are_served_compressed(
     new_site: Callable[..., Site], settings: Settings, tmp_path: Path
-) -> None:
+):
     settings.STATIC_ROOT = str(tmp_path)
     call_command("collectstatic", verbosity=0, interactive=False)
     site = new_site(
@@ -93,7 +93,7 @@ def test_collected_files_are_served_compressed(
 
 def test_with_debug_files_are_served_from_where_they_lie_and_none_from_elsewhere(
     new_site: Callable[..., Site],
-) -> None:
+):
     site = new_site()
     _, content = fetch(site, "/static/example/site.css")
     assert content == (ROOT / "static/example/site.css").read_bytes()
@@ -107,7 +107,7 @@ def test_with_debug_files_are_served_from_where_they_lie_and_none_from_elsewhere
         assert "unsafe" not in policy
 
 
-def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[..., Site]) -> None:
+def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[..., Site]):
     site = new_site(DEBUG=False, ALLOWED_HOSTS=["127.0.0.1"])
     with pytest.raises(urllib.error.HTTPError, match="404") as missing:
         fetch(site, "/none/%3Cb%3E")

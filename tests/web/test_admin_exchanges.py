@@ -48,7 +48,7 @@ def stored() -> list[tuple[str, str]]:
     return list(Destination.objects.order_by("position").values_list("queue", "selector"))
 
 
-def test_an_exchange_is_defined_with_its_destinations(desk: Desk) -> None:
+def test_an_exchange_is_defined_with_its_destinations(desk: Desk):
     page = add(desk, source_queue=" orders ", **{"destinations-0-selector": "msg.tries > 1"})
     assert "was added successfully" in page.messages[0]
     exchange = Exchange.objects.get()
@@ -73,7 +73,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk) -> None:
+def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk):
     answers = {case: add(desk, **{case[0]: case[1]}) for case in REFUSED}
     wrong = {
         case: page.errors
@@ -91,7 +91,7 @@ def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk) 
     assert not Destination.objects.exists()
 
 
-def test_names_and_selectors_are_shown_as_text(desk: Desk) -> None:
+def test_names_and_selectors_are_shown_as_text(desk: Desk):
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{HOSTILE}'")
     pages = [
         desk.open(path) for path in (EXCHANGES, page_of(exchange), page_of(exchange, "delete"))
@@ -108,7 +108,7 @@ def sorting(desk: Desk) -> Exchange:
     return new("x1", "orders", "eu", "slow", "audit")
 
 
-def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: Exchange) -> None:
+def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: Exchange):
     path, before = page_of(sorting), sorting.changed_at
     desk.send(desk.open(path), "Save", **{"destinations-2-order": "1"})
     assert [queue for queue, _ in stored()] == ["audit", "eu", "slow"]
@@ -126,9 +126,7 @@ def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: E
     assert len(stored()) == 3
 
 
-def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
-    desk: Desk, sorting: Exchange
-) -> None:
+def test_what_somebody_else_changed_meanwhile_is_not_overwritten(desk: Desk, sorting: Exchange):
     page = desk.open(page_of(sorting))
     desk.send(desk.open(page_of(sorting)), "Save", parallel="2")
     answer = desk.send(page, "Save", wsize="7")
@@ -137,7 +135,7 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
     assert (sorting.parallel, sorting.wsize) == (2, 100)
 
 
-def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange) -> None:
+def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange):
     page = desk.act(EXCHANGES, "stop_selected", sorting.pk)
     assert page.messages == ["Stopped: x1."]
     sorting.refresh_from_db()
@@ -159,9 +157,7 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert "'queue': 'orders'" in texts[3]
 
 
-def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
-    desk: Desk, sorting: Exchange
-) -> None:
+def test_missing_rules_are_named_and_added_by_the_button(desk: Desk, sorting: Exchange):
     changer = desk.staff("view_exchange", "change_exchange", "view_destination")
     page = changer.open(page_of(sorting))
     assert "these rules are missing" in page.text
@@ -177,9 +173,7 @@ def test_the_rules_that_are_missing_are_named_and_added_by_the_button(
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
 
 
-def test_the_list_and_the_page_add_up_what_all_workers_counted(
-    desk: Desk, sorting: Exchange
-) -> None:
+def test_the_list_and_the_page_add_up_what_all_workers_counted(desk: Desk, sorting: Exchange):
     assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
     buckets = [0, 0, 0, 50, 50, *[0] * 8]
     for seen in (ALIVE, "2020-01-01T00:00:00Z"):
@@ -214,9 +208,7 @@ def choosing(desk: Desk) -> Exchange:
     )
 
 
-def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(
-    desk: Desk, choosing: Exchange
-) -> None:
+def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk, choosing: Exchange):
     page = tried(desk, choosing, headers='{"country": "it"}', body="an order")
     assert "default/eu yes true" in page.text
     assert "delay: 30 s" in page.text
@@ -236,7 +228,7 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(
     assert not Queue.objects.exists()
 
 
-def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: Desk) -> None:
+def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: Desk):
     exchange = new("x1", "orders", "big msg.body.amount > 10")
     assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
     text = tried(desk, exchange, body='{"amount": 11}').text
@@ -255,9 +247,7 @@ NO_ELEMENTS = (
 )
 
 
-def test_what_is_no_element_is_refused_and_trying_takes_the_permission(
-    desk: Desk, choosing: Exchange
-) -> None:
+def test_trying_needs_the_permission_and_a_valid_element(desk: Desk, choosing: Exchange):
     for values, sentence in NO_ELEMENTS:
         page = tried(desk, choosing, **values)
         assert any(sentence in error for error in page.errors), (values, page.errors)

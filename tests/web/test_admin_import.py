@@ -51,7 +51,7 @@ def rules() -> set[RuleEntry]:
     return set(changes.present().rules or ())
 
 
-def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk) -> None:
+def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk):
     listener.world.rule(*NEW._replace(ident="GONE"))
     page = upload(listener, CHANGED, NEW)
     assert "1 added, 1 changed, 0 removed" in page.text, "what it does not name stays"
@@ -80,7 +80,7 @@ def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk) -> Non
     assert "there is nothing to change" in page.text
 
 
-def test_web_identities_are_imported_and_removed_by_their_names(desk: Desk) -> None:
+def test_web_identities_are_imported_and_removed_by_their_names(desk: Desk):
     desk.world.rule(*OLD)
     alice = User.objects.create_user("alice")
     WebIdentity.objects.create(user=alice, ident="gone")
@@ -96,7 +96,7 @@ def test_web_identities_are_imported_and_removed_by_their_names(desk: Desk) -> N
     ]
 
 
-def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None:
+def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk):
     page = upload(listener, CHANGED, NEW)
     Auth.objects.update(mode="RW")
     page = listener.send(page, DO)
@@ -115,7 +115,7 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk) -> None
     assert rules() == {CHANGED, NEW}, "the page kept the plan"
 
 
-def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: Desk) -> None:
+def test_what_is_hardly_meant_is_remarked_and_scripts_are_shown_as_text(desk: Desk):
     page = upload(desk, NEW._replace(role="nobody", dest="T*X"))
     begins = ["PostgreSQL has no role nobody: ", "The * in the destination T*X is not at the end"]
     assert [text.startswith(b) for text, b in zip(page.messages, begins, strict=True)] == [True] * 2
@@ -140,9 +140,7 @@ UNREADABLE = {
 }
 
 
-def test_a_document_that_cannot_be_imported_says_why(
-    desk: Desk, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_document_says_why(desk: Desk, settings: Any, monkeypatch: pytest.MonkeyPatch):
     answers = {content: send(desk, content).errors[0] for content in UNREADABLE}
     wrong = [content for content in answers if not answers[content].startswith(UNREADABLE[content])]
     assert wrong == []
@@ -156,9 +154,7 @@ def test_a_document_that_cannot_be_imported_says_why(
     assert send(desk, b" " * 100).errors == ["The document has 100 bytes; at most 99 are allowed."]
 
 
-def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     page = upload(desk, NEW)
     plan = page.form(DO).values["plan"][0]
     other = desk.staff("view_auth", "add_auth", "change_auth")
@@ -175,14 +171,14 @@ def test_a_plan_that_is_altered_old_or_of_another_user_is_not_done(
     assert not rules()
 
 
-def test_import_takes_its_permissions(desk: Desk) -> None:
+def test_import_takes_its_permissions(desk: Desk):
     for held in ("add_auth", "change_auth"):
         staff = desk.staff("view_auth", "delete_auth", held)
         assert staff.client.get(IMPORT).status_code == 403
         assert {"Import", "Export"} & set(staff.open(RULES).links) == {"Export"}
 
 
-def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: Desk) -> None:
+def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: Desk):
     staff = listener.staff("view_auth", "add_auth", "change_auth")
     assert "0 removed" in upload(staff, NEW, replace=True).text, "who may not is not asked"
     staff = listener.staff("view_auth", "add_auth", "change_auth", "delete_auth")
@@ -196,7 +192,7 @@ def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: 
 LACKING = "You need these permissions: psqlmessages.add_webidentity."
 
 
-def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk: Desk) -> None:
+def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk: Desk):
     desk.world.rule(*OLD)
     alice = User.objects.create_user("alice")
     staff = desk.staff("view_auth", "add_auth", "change_auth")
@@ -219,7 +215,7 @@ def add(desk: Desk, **values: object) -> Page:
     return desk.send(desk.open(f"{IDENTITIES}add/"), "Save", **values)
 
 
-def test_a_user_or_a_group_is_given_an_ident(desk: Desk) -> None:
+def test_a_user_or_a_group_is_given_an_ident(desk: Desk):
     alice, traders = User.objects.create_user("alice"), Group.objects.create(name=SCRIPT)
     one = "Choose a user or a group: one of them, and not both."
     assert add(desk, user=alice.pk, group=traders.pk, ident="x").errors == [one]

@@ -42,9 +42,7 @@ def topic_page(name: str) -> str:
     return page_of(Topic.objects.get(name=name))
 
 
-def test_the_list_says_what_each_node_does_and_whose_connection_is_gone(
-    desk: Desk, gateway: Program
-) -> None:
+def test_the_list_shows_what_each_node_does_and_lost_connections(desk: Desk, gateway: Program):
     pid, text = gateway.pid, desk.open(CLIENTS).text
     assert f"pid {pid} PRICES NEWS PRI*" in text
     assert f"pid {pid} PRICES - -" in text
@@ -63,7 +61,7 @@ def test_the_list_says_what_each_node_does_and_whose_connection_is_gone(
     assert "crash ONE" in watch.events()
 
 
-def test_only_the_disconnected_node_ends_and_hears_of_it(desk: Desk, gateway: Program) -> None:
+def test_only_the_disconnected_node_ends_and_hears_of_it(desk: Desk, gateway: Program):
     page = ask_to_disconnect(desk, "ONE")
     assert f"ONE (user1 with pid {gateway.pid})" in page.text
     assert Client.objects.count() == 2, "it asks first"
@@ -77,9 +75,7 @@ def test_only_the_disconnected_node_ends_and_hears_of_it(desk: Desk, gateway: Pr
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_node_that_returned_stays_and_nothing_waits_for_long(
-    desk: Desk, gateway: Program
-) -> None:
+def test_a_node_that_returned_stays_and_nothing_waits_for_long(desk: Desk, gateway: Program):
     page, former = ask_to_disconnect(desk, "ONE"), Client.objects.get(ident="ONE").pk
     gateway.ok("deinit", "ONE")
     gateway.ok("init", "ONE")
@@ -95,15 +91,13 @@ def test_a_node_that_returned_stays_and_nothing_waits_for_long(
     assert Client.objects.filter(ident="ONE").exists()
 
 
-def test_disconnecting_takes_the_permission(desk: Desk, gateway: Program) -> None:
+def test_disconnecting_takes_the_permission(desk: Desk, gateway: Program):
     operator = desk.staff("view_client", "delete_client")
     page = operator.send(operator.open(node_page("ONE")), "Disconnect…")
     assert operator.send(page, "Disconnect").messages == ["Disconnected: ONE."]
 
 
-def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
-    desk: Desk, gateway: Program
-) -> None:
+def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(desk: Desk, gateway: Program):
     gateway.connection.execute("SET application_name = 'sitter'")
     gateway.connection.execute("BEGIN")
     gateway.ok("topic_unlisten", "PRICES")
@@ -144,7 +138,7 @@ def test_whoever_may_ends_the_connection_that_holds_up_a_change_of_rules(
     assert named not in desk.open(OPEN).text
 
 
-def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk) -> None:
+def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk):
     owner = desk.world.owner
     owner.connection.execute("BEGIN")
     owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
@@ -156,9 +150,7 @@ def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk) -> None:
     owner.connection.execute("ROLLBACK")
 
 
-def test_the_page_of_a_topic_shows_who_uses_it_by_which_rule_and_lives(
-    desk: Desk, gateway: Program
-) -> None:
+def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway: Program):
     desk.world.rules("user2 ALL Topic * R 10", "user2 ELSE Topic PRICESX R 10")
     desk.world.rules("user2 PRICES Rpc PRICES W 10")
     page = desk.open(topic_page("PRICES"))
@@ -191,9 +183,7 @@ def reader(desk: Desk) -> Program:
     return reader
 
 
-def test_subscriptions_are_listed_with_what_waits_and_their_state(
-    desk: Desk, reader: Program
-) -> None:
+def test_subscriptions_are_listed_with_what_waits_and_their_state(desk: Desk, reader: Program):
     assert "READER PRICES 3 " in desk.open(SUBSCRIPTIONS).text
     reader.got("READER", "PRICES")
     assert "READER PRICES 0 " in desk.open(SUBSCRIPTIONS).text
@@ -204,9 +194,7 @@ def test_subscriptions_are_listed_with_what_waits_and_their_state(
     assert "0 subscriptions" in desk.open(f"{SUBSCRIPTIONS}?state=alive").text
 
 
-def test_the_retention_of_a_topic_is_edited_and_nothing_else_is_written(
-    desk: Desk, reader: Program
-) -> None:
+def test_editing_the_retention_of_a_topic_writes_nothing_else(desk: Desk, reader: Program):
     path = topic_page("PRICES")
     page = desk.open(path)
     # In between, SQL writes to the same row.
@@ -226,7 +214,7 @@ KEEP, KEEP_NO_MORE = "Archive", "Stop archiving"
 ARCHIVE_RULE = f"{Server.owner} pipeline.* Topic * R 10"
 
 
-def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Program) -> None:
+def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Program):
     Subscription.objects.all().delete()
     path = topic_page("PRICES")
     page = desk.send(desk.open(path), KEEP)
@@ -247,9 +235,7 @@ def test_a_topic_is_marked_for_the_archive_and_unmarked(desk: Desk, reader: Prog
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_topic_that_a_transaction_holds_is_not_waited_for_long(
-    desk: Desk, reader: Program
-) -> None:
+def test_a_topic_that_a_transaction_holds_is_not_waited_for_long(desk: Desk, reader: Program):
     desk.world.rules(ARCHIVE_RULE)
     page = desk.open(topic_page("PRICES"))
     reader.connection.autocommit = False

@@ -54,9 +54,7 @@ def held(queue: str) -> int:
     return Element.objects.filter(queue__name=queue).count()
 
 
-def test_the_list_tells_sizes_by_state_counters_and_dead_letters(
-    desk: Desk, worker: Program
-) -> None:
+def test_the_list_tells_sizes_by_state_counters_and_dead_letters(desk: Desk, worker: Program):
     push(worker, "orders", *"xxxx")
     for _ in range(2):
         push_later(worker, "orders")
@@ -75,7 +73,7 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(
     assert "full open over 10,000 over 10,000 0 0" in desk.open(QUEUES).text
 
 
-def test_the_list_is_filtered_by_state(desk: Desk, worker: Program) -> None:
+def test_the_list_is_filtered_by_state(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     worker.ok("pause", "W", "halted")
     push(worker, "__deadletter__", "x")
@@ -90,7 +88,7 @@ def test_the_list_is_filtered_by_state(desk: Desk, worker: Program) -> None:
     assert found["dead"] == {"__deadletter__"}
 
 
-def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> None:
+def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
@@ -100,7 +98,7 @@ def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program) -> N
     assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3
 
 
-def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Program) -> None:
+def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Program):
     desk.world.rules("user2 R Queue ord* R 60", "user2 NOT Queue other R 60")
     push(worker, "orders", "x")
     page = desk.open(queue_page("orders"))
@@ -125,9 +123,7 @@ def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Pro
     assert [case for case, text in answers.items() if refused[case] not in text] == []
 
 
-def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(
-    desk: Desk, worker: Program
-) -> None:
+def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(desk: Desk, worker: Program):
     desk.send(desk.open(f"{QUEUES}add/"), "Save", name="fresh", max_tries="5")
     queue = Queue.objects.get()
     assert (queue.name, queue.max_tries) == ("fresh", 5)
@@ -139,9 +135,7 @@ def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(
     assert queue.channel not in desk.open(QUEUES).html + desk.open(queue_page("fresh")).html
 
 
-def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(
-    desk: Desk, worker: Program
-) -> None:
+def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     assert act(desk, "resume_selected", "orders").messages == ["Resumed already: orders."]
     assert history() == []
@@ -157,9 +151,7 @@ def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(
     assert history() == ["Paused.", "Resumed.", "Paused."]
 
 
-def test_draining_and_deleting_ask_first_and_spare_what_they_should(
-    desk: Desk, worker: Program
-) -> None:
+def test_draining_and_deleting_ask_first_and_spare_what_they_should(desk: Desk, worker: Program):
     push(worker, "orders", *"xxx")
     push_later(worker, "orders")
     lease = worker.query(TAKE, "orders")
@@ -179,7 +171,7 @@ def test_draining_and_deleting_ask_first_and_spare_what_they_should(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_no_act_waits_long_for_transactions_of_programs(desk: Desk, worker: Program) -> None:
+def test_no_act_waits_long_for_transactions_of_programs(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     worker.query("SELECT count(*) FROM messages.pop('W', 'orders')")
     form, new = desk.open(queue_page("orders")), desk.open(f"{QUEUES}add/")
@@ -201,7 +193,7 @@ def test_no_act_waits_long_for_transactions_of_programs(desk: Desk, worker: Prog
     assert history() == []
 
 
-def test_each_act_takes_its_permission(desk: Desk, worker: Program) -> None:
+def test_each_act_takes_its_permission(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     acts = {
         "change_queue": {"pause_selected", "resume_selected"},
@@ -213,9 +205,7 @@ def test_each_act_takes_its_permission(desk: Desk, worker: Program) -> None:
         assert set(form.choices["action"]) - {""} == offered
 
 
-def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(
-    desk: Desk, worker: Program
-) -> None:
+def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(desk: Desk, worker: Program):
     push(worker, "orders", "first body", headers={"country": "it"})
     push_later(worker, "orders")
     page = desk.follow(desk.open(queue_page("orders")), "Elements")
@@ -237,9 +227,7 @@ def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(
     assert " available " in desk.open(inside("lost")).text
 
 
-def test_names_headers_and_bodies_are_text_and_long_ones_are_cut(
-    desk: Desk, worker: Program
-) -> None:
+def test_names_headers_and_bodies_are_text_and_long_ones_are_cut(desk: Desk, worker: Program):
     push(worker, HOSTILE, HOSTILE, headers={HOSTILE: HOSTILE, "x-dl-from-queue": HOSTILE})
     pages = [desk.open(path) for path in (QUEUES, queue_page(HOSTILE), inside(HOSTILE))]
     assert all(HOSTILE in page.text for page in pages)
@@ -251,7 +239,7 @@ def test_names_headers_and_bodies_are_text_and_long_ones_are_cut(
     assert "y" * (BODY_CHARACTERS + 1) not in html
 
 
-def test_elements_and_bodies_are_for_who_has_the_permissions(desk: Desk, worker: Program) -> None:
+def test_elements_and_bodies_are_for_who_has_the_permissions(desk: Desk, worker: Program):
     push(worker, "orders", "the secret", headers={"country": "it"})
     for permissions in (("view_queue",), ("view_element",), ()):
         assert desk.staff(*permissions).client.get(inside("orders")).status_code == 403
@@ -271,7 +259,7 @@ NONSENSE = (
 
 def test_every_element_is_on_one_page_in_both_orders(
     desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
-) -> None:
+):
     # All are available from the same moment on: the id decides.
     push(worker, "orders", *(f"body-{number}-" for number in range(PAGE + 20)))
     path = inside("orders")
@@ -301,7 +289,7 @@ def dead(desk: Desk, worker: Program) -> Program:
     return worker
 
 
-def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program) -> None:
+def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program):
     page = desk.open(inside("__deadletter__"))
     assert desk.send(page, "Redrive selected").messages == ["No dead letter was selected."]
     push(dead, "other", "x", headers={"x-dl-from-queue": "orders"})
@@ -320,7 +308,7 @@ def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Prog
     assert (element.tries, element.headers) == (0, {})
 
 
-def test_all_dead_letters_go_back_but_those_that_somebody_has(desk: Desk, dead: Program) -> None:
+def test_all_dead_letters_go_back_but_those_that_somebody_has(desk: Desk, dead: Program):
     page = desk.open(inside("__deadletter__"))
     lease = dead.query(TAKE, "__deadletter__")
     answer = desk.send(page, "Redrive all (up to 10000)")

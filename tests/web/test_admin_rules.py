@@ -47,7 +47,7 @@ def board(desk: Desk) -> Desk:
     return desk
 
 
-def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -> None:
+def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk):
     page = board.open(f"{RULES}add/")
     assert f"This site connects as {Server.owner}." in page.text
     page = board.add_rule("user1 ELSE Topic ORDERS R 10")
@@ -73,7 +73,7 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk) -
     assert UNTOUCHED in page.messages, "its connection is gone"
 
 
-def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
+def test_several_rules_tell_in_one_message_what_they_ended(board: Desk):
     keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
     changes = {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
     page = board.edit_list(board.open(RULES), changes)
@@ -87,7 +87,7 @@ def test_several_rules_tell_in_one_message_what_they_ended(board: Desk) -> None:
     assert list(modes()) == ["EYE"]
 
 
-def test_the_history_says_what_was_and_what_is(desk: Desk) -> None:
+def test_the_history_says_what_was_and_what_is(desk: Desk):
     name = "N" * 100
     desk.world.rules(f"user1 {name} Topic T R 10")
     desk.send(desk.open_rule(ident=name), "Save", mode="RW", timeout="20")
@@ -121,7 +121,7 @@ REFUSED = {
 }
 
 
-def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
+def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk):
     silent = [rule for rule in ODD if ODD[rule] not in " ".join(desk.add_rule(rule).messages)]
     assert silent == []
     page = desk.add_rule("user1 A Topic T R 9", dest="T ")
@@ -133,7 +133,7 @@ def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk) -> None:
         assert desk.add_rule(ordinary).messages[1:] == [UNTOUCHED]
 
 
-def test_what_cannot_mean_anything_is_refused(desk: Desk) -> None:
+def test_what_cannot_mean_anything_is_refused(desk: Desk):
     desk.world.rules("user1 TAKEN Topic T R 9", "user1 ASKER Rpc B W 9")
     answers = {rule: desk.add_rule(rule).errors for rule in REFUSED}
     assert answers == {rule: [text] for rule, text in REFUSED.items()}
@@ -156,9 +156,7 @@ def busy(desk: Desk) -> Iterator[None]:
     sitter.connection.execute("ROLLBACK")
 
 
-def test_a_save_that_must_wait_too_long_says_so_and_keeps_what_was_typed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
     waits, close_gate = count(), base.close_gate
     monkeypatch.setattr(base, "close_gate", lambda: (next(waits), close_gate()))
@@ -193,7 +191,7 @@ def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) ->
     monkeypatch.setattr(base, "close_gate", act_and_close)
 
 
-def test_what_somebody_else_changed_is_not_overwritten(desk: Desk) -> None:
+def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):
     desk.world.rules("user1 A Topic T RW 9", "user1 B Topic T RW 9")
     page, listed = desk.open_rule(ident="A"), desk.open(RULES)
     Auth.objects.filter(ident="A").update(mode="W")
@@ -210,9 +208,7 @@ def test_what_somebody_else_changed_is_not_overwritten(desk: Desk) -> None:
     assert list(modes()) == ["B"]
 
 
-def test_what_changes_while_a_save_waits_is_not_overwritten_either(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.world.rules("user1 A Topic T RW 9")
     other, listed = desk.world.owner.connection, desk.open(RULES)
     with monkeypatch.context() as patch:
@@ -226,7 +222,7 @@ def test_what_changes_while_a_save_waits_is_not_overwritten_either(
     assert not Auth.objects.exists()
 
 
-def test_scripts_in_names_are_shown_as_text(desk: Desk) -> None:
+def test_scripts_in_names_are_shown_as_text(desk: Desk):
     desk.world.rule("user1", SCRIPT, "Topic", f"{SCRIPT}T", "RW", 9)
     node = desk.world.node("user1", SCRIPT)
     node.ok("topic_listen", f"{SCRIPT}T")

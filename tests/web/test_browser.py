@@ -68,9 +68,7 @@ def add_rule(page: Page, role: str, ident: str, dest: str, mode: str) -> None:
     expect(page.locator(".messagelist .success")).to_contain_text("added successfully")
 
 
-def test_the_monitor_shows_what_rules_nodes_and_messages_do(
-    visitors: Visitors, world: World
-) -> None:
+def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, world: World):
     page, admin = visitors("chief"), visitors("chief")
     page.goto("/monitor/")
     expect(page.locator("#banner")).to_contain_text("example.monitor.*")
@@ -156,9 +154,7 @@ def draw(page: Page) -> None:
     page.get_by_role("button", name="Save and continue editing").click()
 
 
-def test_an_exchange_is_drawn_tried_started_and_seen_at_work(
-    visitors: Visitors, server: TestedServer, world: World
-) -> None:
+def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors, server: TestedServer, world: World):
     world.rules("user1 W Queue * RW 60")
     worker = world.program("user1")
     page = live(visitors("chief"), "/monitor/exchanges/")
@@ -204,9 +200,7 @@ AREAS = """document.querySelector("#rates").data
     .filter(({ name }) => name === "messages").map(({ x }) => x.length).join()"""
 
 
-def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
-    visitors: Visitors,
-) -> None:
+def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors):
     page = live(visitors("chief"), "/monitor/exchanges/")
     page.get_by_role("link", name="Traffic").click()
     expect(page.locator("#no-jobs")).to_contain_text("psqlmessages pipeline traffic")
@@ -238,7 +232,7 @@ def test_traffic_appears_as_it_is_counted_and_what_nobody_counted_is_no_zero(
     expect(page.locator("#rates-note")).to_contain_text("later messages are not counted")
 
 
-def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_path: Path) -> None:
+def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_path: Path):
     page = visitors(viewport=NARROW, color_scheme="dark")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -257,7 +251,7 @@ def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_pa
 
 def test_two_visitors_log_in_and_chat_until_the_rule_goes(
     site: Site, visitors: Visitors, world: World, settings: Settings
-) -> None:
+):
     # That of the site under test.
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     rule = f"{ROLE} chat/* Topic {CHAT_TOPIC} RW 60"
@@ -340,9 +334,7 @@ def furnish(site: Site, world: World) -> dict[str, str]:
 OURS = {"index", "chat", "monitor", "topic", "graph", "traffic", "traffic of a topic"}
 
 
-def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
-    site: Site, visitors: Visitors, world: World
-) -> None:
+def test_pages_are_readable_and_show_names_as_text(site: Site, visitors: Visitors, world: World):
     page = visitors("chief", viewport=NARROW)
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
     faults = {}
@@ -365,9 +357,7 @@ def test_every_page_shows_names_as_text_and_can_be_read_on_a_narrow_screen(
     assert faults == {}
 
 
-def test_pages_say_that_the_server_is_gone_and_return(
-    site: Site, visitors: Visitors, world: World
-) -> None:
+def test_pages_say_that_the_server_is_gone_and_return(site: Site, visitors: Visitors, world: World):
     visitors.expect(AWAY)
     world.rules(MONITOR_RULE)
     new("sort", "orders", "eu")
@@ -386,9 +376,7 @@ def test_pages_say_that_the_server_is_gone_and_return(
         until(page, "!document.documentElement.classList.contains('stale')")
 
 
-def test_a_permission_taken_away_ends_each_page(
-    site: Site, visitors: Visitors, world: World
-) -> None:
+def test_a_permission_taken_away_ends_each_page(site: Site, visitors: Visitors, world: World):
     visitors.expect("Failed to load resource")
     looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])
     page = visitors("looker")

@@ -54,9 +54,7 @@ def tab_to(page: Page, target: Locator) -> None:
     raise AssertionError(f"Tab never leads to {target}")
 
 
-def test_the_monitor_and_the_admin_work_with_the_keyboard_alone(
-    visitors: Visitors, world: World
-) -> None:
+def test_the_monitor_and_the_admin_work_with_the_keyboard_alone(visitors: Visitors, world: World):
     listener(world)
     page = visitors()
     page.goto("/admin/login/?next=/monitor/")
@@ -82,7 +80,7 @@ def test_the_monitor_and_the_admin_work_with_the_keyboard_alone(
     expect(page.locator(".messagelist")).to_contain_text("LISTENER no longer listens to NEWS")
 
 
-def test_the_list_is_filtered_and_sorted_by_the_keyboard(visitors: Visitors, world: World) -> None:
+def test_the_list_is_filtered_and_sorted_by_the_keyboard(visitors: Visitors, world: World):
     page = live(visitors("chief"), "/monitor/")
     listener(world)
     world.rules("user1 SENDER Topic NEWS W 60")
@@ -107,7 +105,7 @@ def test_the_list_is_filtered_and_sorted_by_the_keyboard(visitors: Visitors, wor
     expect(link).to_be_focused()
 
 
-def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: Visitors) -> None:
+def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: Visitors):
     page = live(visitors("chief"), "/monitor/")
     os.kill(site.pid, signal.SIGSTOP)
     try:
@@ -118,7 +116,7 @@ def test_a_server_that_falls_silent_is_not_taken_for_live(site: Site, visitors: 
     expect(page.locator(LIVE)).to_be_visible()
 
 
-def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors) -> None:
+def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors):
     many = "more than 20 WebSockets of one user"
     for code, reason in ((1006, ""), (4429, many)):
         page = visitors("chief")
@@ -132,9 +130,7 @@ def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors) -> None:
         expect(page.locator("#banner")).not_to_contain_text("numbers")
 
 
-def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
-    visitors: Visitors, world: World
-) -> None:
+def test_a_session_that_holds_the_queue_back_is_named_live(visitors: Visitors, world: World):
     page = live(visitors("chief"), "/monitor/")
     card = page.locator("#health > div").filter(has_text="Notification queue")
     expect(card).to_contain_text("no session holds it back")
@@ -152,7 +148,7 @@ def test_what_holds_the_queue_back_is_named_and_vanishes_without_reload(
     expect(card).not_to_have_class("wrong")
 
 
-def test_rates_sizes_and_cycles_are_drawn_and_told_in_tables(visitors: Visitors) -> None:
+def test_rates_sizes_and_cycles_are_drawn_and_told_in_tables(visitors: Visitors):
     exchange = new("sort", "a", "b", "c")
     new("back", "b", "a")
     queue = Queue.objects.create(name="a", is_paused=True)
@@ -178,7 +174,7 @@ def test_rates_sizes_and_cycles_are_drawn_and_told_in_tables(visitors: Visitors)
     )
 
 
-def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors) -> None:
+def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors):
     exchange = new("sort", "orders", "eu", "slow")
     queue = Queue.objects.create(name="orders")
     page = live(visitors("chief"), GRAPH)
@@ -200,7 +196,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
     page.wait_for_url(f"**/exchange/{exchange.pk}/change/")
 
 
-def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> None:
+def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors):
     window("ORDERS")
     window("PRICES")
     window("HOURLY", length=3600)
@@ -217,9 +213,7 @@ def test_the_filter_and_the_choices_lead_where_they_say(visitors: Visitors) -> N
     expect(page.locator("#senders tr")).to_contain_text("SENDER")
 
 
-def test_a_report_is_read_on_screen_and_on_paper_and_says_if_it_is_empty(
-    visitors: Visitors, tmp_path: Path
-) -> None:
+def test_a_report_is_readable_on_screen_and_paper_and_if_empty(visitors: Visitors, tmp_path: Path):
     for width, scheme in ((1280, "dark"), (1280, "light"), (400, "light")):
         page = visitors(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.goto(report(tmp_path))

@@ -46,7 +46,7 @@ def example(server: Server, tmp_path: Path) -> Iterator[Example]:
 
 def test_the_examples_pages_follow_its_rules_and_say_that_postgresql_is_away(
     example: Example, server: Server, browser: Browser
-) -> None:
+):
     with Visitors(browser, example.field("address")) as visitors:
         play(example, server, visitors)
 

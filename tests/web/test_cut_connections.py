@@ -126,7 +126,7 @@ def until_used(uses: Uses, way: str, since: float) -> float:
     return monotonic() - since
 
 
-def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy) -> None:
+def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy):
     uses = Uses(far_site)
     for way in WAYS:
         until_used(uses, way, monotonic())
@@ -149,7 +149,7 @@ def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy) ->
     assert unsaid == 0
 
 
-def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy) -> None:
+def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy):
     uses = Uses(far_site)
     proxy.stall(new=True)
     process = far_site.process
@@ -197,7 +197,7 @@ def observed(relay: World) -> World:
     return relay
 
 
-def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
+def test_daphne_ends_while_pages_are_open(site: Site, observed: World):
     rounds, number = size(1, 10), size(2, 10)
     slowest, faults = 0.0, 0
     for _ in range(rounds):
@@ -224,7 +224,7 @@ def test_daphne_ends_while_pages_are_open(site: Site, observed: World) -> None:
     assert faults == 0
 
 
-def test_daphne_ends_amid_a_look(site: Site, observed: World) -> None:
+def test_daphne_ends_amid_a_look(site: Site, observed: World):
     opened = pages(site, 1)
     with psycopg.connect(observed.server.url()) as owner:
         owner.execute("LOCK TABLE django_session IN ACCESS EXCLUSIVE MODE")

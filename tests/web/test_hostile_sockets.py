@@ -82,9 +82,7 @@ def flood(attacker: Attacker, felt: Neighbour, data: bytes, answers: int = ANSWE
     return sent
 
 
-def test_connections_that_stay_half_open_are_closed(
-    new_site: Callable[..., Site], enter: Enter
-) -> None:
+def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site], enter: Enter):
     """Some say nothing, some half of a header, some a byte of it now and then."""
     number, limit = size(40, 1200), size(1, 10)
     site = new_site(PSQLMESSAGES={"NODE": "half", "REQUEST_SECONDS": limit})
@@ -126,9 +124,7 @@ def test_connections_that_stay_half_open_are_closed(
         assert slow.recv(100).startswith(b"HTTP/1.1 ")
 
 
-def test_a_compressed_bomb_is_refused_as_nothing_is_compressed_here(
-    enter: Enter, site: Site, attack: Open
-) -> None:
+def test_a_compressed_bomb_is_refused(enter: Enter, site: Site, attack: Open):
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
     packing = zlib.compressobj(9, zlib.DEFLATED, -15)
     megabytes = size(64, 1024)
@@ -148,7 +144,7 @@ def test_a_compressed_bomb_is_refused_as_nothing_is_compressed_here(
 @pytest.mark.parametrize("part", [b"", b"x"], ids=["empty", "of a byte"])
 def test_a_message_in_parts_without_end_closes_with_1009(
     enter: Enter, tight: Site, attack: Open, part: bytes
-) -> None:
+):
     cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
     attacker = attack(tight)
     attacker.open(tight, cookie)
@@ -161,7 +157,7 @@ def test_a_message_in_parts_without_end_closes_with_1009(
     assert found["closed_with"] == "1009"
 
 
-def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: Open) -> None:
+def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: Open):
     cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
     attacker = attack(tight)
     attacker.open(tight, cookie)
@@ -180,9 +176,7 @@ def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: O
     assert taken < 50 * 2**20
 
 
-def test_a_peer_that_floods_on_after_its_end_does_not_stop_others(
-    enter: Enter, site: Site, attack: Open
-) -> None:
+def test_a_peer_that_floods_after_its_end_stops_nobody(enter: Enter, site: Site, attack: Open):
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
     attackers = [attack(site) for _ in range(size(3, 15))]
     with beside(site, neighbour, "WebSockets that flood on when they were closed") as (felt, found):
@@ -217,9 +211,7 @@ HEADERS = {
 }
 
 
-def test_giant_and_unfinished_handshakes_hold_little(
-    enter: Enter, site: Site, attack: Open
-) -> None:
+def test_giant_and_unfinished_handshakes_hold_little(enter: Enter, site: Site, attack: Open):
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
     for what, (headers, expected) in HEADERS.items():
         with beside(site, neighbour, what) as (_, found):
@@ -233,9 +225,7 @@ def test_giant_and_unfinished_handshakes_hold_little(
         felt.until(felt.answers + 10)
 
 
-def test_data_before_the_handshake_is_answered_is_not_kept(
-    enter: Enter, site: Site, attack: Open, relay: World
-) -> None:
+def test_data_before_the_answer_is_not_kept(enter: Enter, site: Site, attack: Open, relay: World):
     cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
     attacker = attack(site)
     with (
@@ -254,9 +244,7 @@ def test_data_before_the_handshake_is_answered_is_not_kept(
     assert taken < 16 * 2**20
 
 
-def test_frames_in_the_body_of_a_handshake_are_no_frames(
-    enter: Enter, site: Site, attack: Open
-) -> None:
+def test_frames_in_the_body_of_a_handshake_are_no_frames(enter: Enter, site: Site, attack: Open):
     neighbour, attacker = enter("bob", "web.bob"), attack(site)
     # They would be taken in before any bound is there, each after all others were moved.
     pings = frame(PING | LAST) * size(100_000, 1_000_000)
@@ -288,9 +276,7 @@ TEXTS = {
 }
 
 
-def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
-    enter: Enter, site: Site
-) -> None:
+def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(enter: Enter, site: Site):
     alice, neighbour = enter("alice", "web.alice"), enter("bob", "web.bob")
     with beside(site, neighbour, "hostile texts") as (_, found):
         answers = {}
@@ -302,7 +288,7 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(
     assert set(answers.values()) == {"57"}
 
 
-def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World) -> None:
+def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World):
     alice = enter("alice", "web.alice", at=tight)
     neighbour, number = enter("bob", "web.bob", at=tight), size(200, 10_000)
     with beside(tight, neighbour, "listens of one WebSocket") as (_, found):

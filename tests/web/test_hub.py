@@ -38,9 +38,7 @@ def out(world: World, dsn: str) -> Program:
 
 
 @in_hub
-async def test_a_message_reaches_each_listener_once_in_order_and_nobody_else(
-    world: World, hub: Hub, out: Program
-) -> None:
+async def test_a_message_reaches_each_listener_once_in_order(world: World, hub: Hub, out: Program):
     a1, a2 = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
     # A receiver with several nodes.
     for ident, box in (("A3", a1), ("O1", a1)):
@@ -68,7 +66,7 @@ async def test_a_message_reaches_each_listener_once_in_order_and_nobody_else(
 
 
 @in_loop
-async def test_a_body_is_fetched_once_and_nothing_overtakes_it(dsn: str, out: Program) -> None:
+async def test_a_body_is_fetched_once_and_nothing_overtakes_it(dsn: str, out: Program):
     async with opened(dsn, Options(inbox_limit=30)) as hub:
         boxes = [await joined(hub, f"A{number}", "T", events=False) for number in range(10)]
         out.ok("topic_send", "T", BIG)
@@ -88,9 +86,7 @@ async def test_a_body_is_fetched_once_and_nothing_overtakes_it(dsn: str, out: Pr
 
 
 @in_hub
-async def test_a_body_that_one_node_may_not_fetch_any_more_is_fetched_by_another(
-    world: World, hub: Hub, out: Program
-) -> None:
+async def test_a_body_is_fetched_by_a_node_that_still_may(world: World, hub: Hub, out: Program):
     revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
     # Both before the hub reads either: nothing here gives way to it.
     out.ok("topic_send", "T", BIG)
@@ -101,7 +97,7 @@ async def test_a_body_that_one_node_may_not_fetch_any_more_is_fetched_by_another
 
 
 @in_hub
-async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub) -> None:
+async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub):
     out = world.node("user2", "OUT")
     out.ok("topic_notify", "C")
     box = await joined(hub, "C1", "C")
@@ -121,9 +117,7 @@ async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub) -
 
 @pytest.mark.parametrize("more", [0, MANY])
 @in_hub
-async def test_an_event_reaches_the_nodes_that_may_hear_of_it_and_nobody_else(
-    world: World, hub: Hub, more: int
-) -> None:
+async def test_an_event_reaches_only_the_nodes_that_may_know(world: World, hub: Hub, more: int):
     for number in range(more):
         await joined(hub, f"A.{number}")
     a1, a2, b1 = [await joined(hub, ident) for ident in ("A1", "A2", "B1")]
@@ -149,9 +143,7 @@ async def test_an_event_reaches_the_nodes_that_may_hear_of_it_and_nobody_else(
 
 @pytest.mark.parametrize("more", [0, MANY])
 @in_hub
-async def test_a_revoked_right_ends_immediately_and_is_told_once(
-    world: World, hub: Hub, more: int, out: Program
-) -> None:
+async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: int, out: Program):
     rules = world.owner.connection
     for number in range(more):
         await joined(hub, f"A.{number}")
@@ -184,9 +176,7 @@ async def test_a_revoked_right_ends_immediately_and_is_told_once(
 
 
 @in_hub
-async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(
-    hub: Hub, out: Program
-) -> None:
+async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(hub: Hub, out: Program):
     """The event of the stop comes when the hub already knows of the start."""
     box = await joined(hub, "A1", "T")
     for number in range(MANY):
@@ -202,9 +192,7 @@ async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(
 
 
 @in_hub
-async def test_a_name_that_changes_hands_takes_nothing_from_its_former_owner(
-    world: World, hub: Hub
-) -> None:
+async def test_a_name_that_changes_hands_gets_only_its_own_messages(world: World, hub: Hub):
     out = world.node("user2", "OUT")
     former, busy = await joined(hub, "A1"), await joined(hub, "A2")
     # While the hub fetches these bodies, the message after them waits.
@@ -224,9 +212,7 @@ async def test_a_name_that_changes_hands_takes_nothing_from_its_former_owner(
 
 
 @in_hub
-async def test_a_role_that_knows_the_channel_cannot_forge_the_hubs_own_events(
-    world: World, hub: Hub
-) -> None:
+async def test_a_role_that_knows_the_channel_cannot_forge_hub_events(world: World, hub: Hub):
     box = await joined(hub, "A1")
     channel = world.owner.query("SELECT channel FROM psqlmessages_session")
     for payload in (
@@ -258,7 +244,7 @@ async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[N
 
 
 @in_loop
-async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, dsn: str) -> None:
+async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, dsn: str):
     async with gateway_of(dsn) as gateway:
         idents = [f"A{number}" for number in range(15)]
         for ident in idents:
@@ -280,7 +266,7 @@ async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, 
 
 
 @in_loop
-async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str) -> None:
+async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str):
     told: list[tuple[str, str, str]] = []
     async with gateway_of(dsn) as gateway:
         gateway.on_registration_changed(lambda *done: told.append(done))
@@ -297,9 +283,7 @@ async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str)
 
 
 @in_loop
-async def test_a_reader_that_falls_far_behind_is_told_that_messages_are_lost(
-    dsn: str, out: Program
-) -> None:
+async def test_a_reader_that_falls_far_behind_is_told_of_lost_messages(dsn: str, out: Program):
     """The inbox has a limit; calls read what waits beyond it, so that has one too."""
     async with gateway_of(dsn, Options(inbox_limit=20)) as gateway:
         await ok(gateway.run("A1", "init"))
@@ -316,7 +300,7 @@ async def test_a_reader_that_falls_far_behind_is_told_that_messages_are_lost(
         assert (await gateway.run("A1", "topic_status", "T"))["Listeners"] == ["A1"]
 
 
-def test_topics_are_registered_again_in_the_order_of_their_names() -> None:
+def test_topics_are_registered_again_in_the_order_of_their_names():
     """Two gateways that return at the same time would wait for each other otherwise."""
     listening = GatewayState("gateway", QUICK)
     for ident in ("A", "B"):

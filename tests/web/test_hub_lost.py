@@ -51,7 +51,7 @@ def idents(world: World) -> list[str]:
 
 
 @in_hub
-async def test_all_nodes_return_and_are_told(world: World, hub: Hub) -> None:
+async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     boxes.append(await joined(hub, "O1", "T*"))
     await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
@@ -74,9 +74,7 @@ async def test_all_nodes_return_and_are_told(world: World, hub: Hub) -> None:
 
 
 @in_hub
-async def test_rights_that_were_revoked_meanwhile_are_told_and_the_others_return(
-    world: World, hub: Hub
-) -> None:
+async def test_rights_revoked_meanwhile_are_told_and_the_others_return(world: World, hub: Hub):
     a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
     b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
     await ok(hub.run("A1", a1, "topic_notify", "T.1"))
@@ -109,7 +107,7 @@ async def test_rights_that_were_revoked_meanwhile_are_told_and_the_others_return
 
 
 @in_hub
-async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hub: Hub) -> None:
+async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hub: Hub):
     stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
     kill(world)
     leaving = asyncio.create_task(hub.leave(leaves))
@@ -122,7 +120,7 @@ async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hu
 
 
 @in_hub
-async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub) -> None:
+async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     kill(world)
     # One name is taken meanwhile, the other fails in the server.
@@ -144,7 +142,7 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
 @in_hub
 async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
     world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # It waits for the lock until the connection breaks, however late that is.
     monkeypatch.setattr(LockWaitBudget, "seconds", lambda *_: 60.0)
     a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
@@ -162,7 +160,7 @@ async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
 
 
 @in_loop
-async def test_many_calls_without_a_server_are_refused_after_one_wait() -> None:
+async def test_many_calls_without_a_server_are_refused_after_one_wait():
     options = replace(QUICK, reconnect_wait=timedelta(seconds=1))
     async with opened("host=127.0.0.1 port=1", options) as hub:
         # One after the other they would take two minutes.
@@ -178,7 +176,7 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
     world: World,
     dsn: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     """Warnings are errors here: no connection is left open, and no task is pending."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 60.0)
@@ -205,9 +203,7 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
 
 
 @in_loop
-async def test_a_hub_without_nodes_disconnects_after_a_while_and_connects_when_used(
-    world: World, dsn: str
-) -> None:
+async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn: str):
     async with opened(dsn, idle=timedelta(milliseconds=200)) as hub:
         for turn in range(2):
             await hub.leave(await joined(hub, "A1", "T"))
@@ -282,9 +278,7 @@ async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> 
 
 
 @in_hub
-async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
-    hub: Hub, holder: Program, waits: list[float]
-) -> None:
+async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, waits: list[float]):
     a1, boxes = await talker(hub), await crowd(hub)
     with held(holder):
         joins = [
@@ -304,7 +298,7 @@ async def test_a_join_of_a_held_topic_is_refused_and_the_others_go_on(
 @in_hub
 async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
     world: World, hub: Hub, holder: Program, waits: list[float]
-) -> None:
+):
     left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
     a1, boxes = await talker(hub), await crowd(hub, "T")
     with held(holder):
@@ -322,7 +316,7 @@ async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
 @in_hub
 async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     world: World, hub: Hub, holder: Program, waits: list[float]
-) -> None:
+):
     holder.ok("topic_notify", "U")
     a1, boxes = await talker(hub), await crowd(hub, "T")
     with held(holder):
@@ -345,9 +339,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
 
 
 @in_hub
-async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried_again(
-    world: World, hub: Hub
-) -> None:
+async def test_a_join_that_fails_as_a_session_returns_is_to_be_tried_again(world: World, hub: Hub):
     a1 = await joined(hub, "A1", "U", "T")
     await joined(hub, "A2", "T")
     # Somebody joins between the end of the earlier session and the return.
@@ -360,7 +352,7 @@ async def test_a_join_that_fails_as_a_session_returns_is_told_as_one_to_be_tried
     await until_free(lambda: hub.run("A1", a1, "topic_listen", "T"))
 
 
-def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory() -> None:
+def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memory():
     now = waited = 0.0
     patience = LockWaitBudget(clock=lambda: now)
     for number in range(20_000):

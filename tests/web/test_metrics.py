@@ -35,13 +35,11 @@ from tests.web.sockets import Visitor
 METRICS = {"NODE": "example", "METRICS": True}
 
 
-def test_it_is_not_there_unless_the_setting_is_on(site: Site) -> None:
+def test_it_is_not_there_unless_the_setting_is_on(site: Site):
     assert site.get("/metrics")[0] == 404
 
 
-def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
-    new_site: Callable[..., Site], world: World, pair: Pair
-) -> None:
+def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: World, pair: Pair):
     site, sender = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT), pair[0]
     world.rules(f"{Server.owner} web.* Topic T RW 10")
     assert site.get("/healthz") == (200, '{"status": "ok"}')
@@ -66,7 +64,7 @@ def test_it_tells_what_is_in_the_database_and_what_the_hub_does(
 
 def test_figures_that_are_not_known_are_left_out(
     settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     families = list(metrics.MetricsCollector(None).collect_database())
     assert [(family.name, family.samples[0].value) for family in families] == [
         ("psqlmessages_database_up", 0)
@@ -79,7 +77,7 @@ def test_figures_that_are_not_known_are_left_out(
     assert "pip install 'psqlmessages[web]'" in answer.text
 
 
-def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch):
     topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
     observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
     monkeypatch.setattr(metrics, "running_observer", lambda: observer)
@@ -115,7 +113,7 @@ def samples(site: Site) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, world: World) -> None:
+def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, world: World):
     # Names do not break the format.
     name = '<script>alert(1)</script>"}} 1\nx{{a="\\'
     world.rule("user1", "W", "Queue", "*", "RW", 60)
@@ -141,7 +139,7 @@ def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, wor
     assert told == [f"q{number:02}" for number in range(5, metrics.QUEUES + 5)]
 
 
-def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site) -> None:
+def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
     exchange = Exchange.objects.create(name="x1", source_queue="orders")
     for position, queue in enumerate(("eu", "audit", "eu")):
         Destination.objects.create(exchange=exchange, position=position, queue=queue)
@@ -189,7 +187,7 @@ async def ask(method: str = "get") -> HttpResponse:
 
 
 @in_loop
-async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "dsn", lambda: "host=127.0.0.1 port=1")
     answer = await ask()
     assert answer.status_code == 503
@@ -201,7 +199,7 @@ async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPa
 @in_loop
 async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
     server: TestedServer, stalled: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     answers = await asyncio.gather(*(ask() for _ in range(20)))
     assert {answer.status_code for answer in answers} == {503}
     connection, _ = stalled.accept()
@@ -215,9 +213,7 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
 
 
 @in_loop
-async def test_it_names_the_broken_part_of_the_process(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_names_the_broken_part(server: TestedServer, monkeypatch: pytest.MonkeyPatch):
     """The database answers new connections, but nobody finds out who a visitor is."""
     monkeypatch.setattr(module, "dsn", server.url)
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)

@@ -114,7 +114,7 @@ def monitors(world: World) -> int:
 @on_stage
 async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
     assert monitors(world) == 0
     pages = [await stage.live(), await stage.live("T")]
@@ -132,7 +132,7 @@ async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
 
 
 @on_stage
-async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair) -> None:
+async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair):
     sender, _ = pair
     await stage.live("T")
     sender.ok("topic_send", "T", "x" * 50_000)
@@ -144,7 +144,7 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
 @on_stage
 async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
     stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     sender, _ = pair
@@ -171,9 +171,7 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
 
 
 @on_stage
-async def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(
-    stage: Stage, world: World
-) -> None:
+async def test_a_node_that_is_deleted_is_registered_again(stage: Stage, world: World):
     await stage.live()
     before = stage.observer.ident
     world.owner.connection.execute("DELETE FROM psqlmessages_observation")
@@ -184,7 +182,7 @@ async def test_a_node_that_was_deleted_behind_its_back_is_registered_anew(
 @on_stage
 async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     await stage.live()
     monkeypatch.setattr(stage.observer.history, "take_changes", lambda: 1 / 0)
     await stage.ended()
@@ -194,9 +192,7 @@ async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
 
 
 @on_stage
-async def test_who_cannot_be_checked_is_shown_nothing(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
 
@@ -218,9 +214,7 @@ async def test_who_cannot_be_checked_is_shown_nothing(
 
 
 @on_stage
-async def test_the_topics_that_are_shown_are_bounded(
-    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch):
     there, most = 200, 50
     monkeypatch.setattr(observer, "TOPICS", most)
     monkeypatch.setattr(history, "TOPICS", most)
@@ -247,7 +241,7 @@ class Filled(MonitorReader):
         return await super().rows(query, params)
 
 
-def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(world: World) -> None:
+def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(world: World):
     async def health(usage: float) -> Health:
         reader = Filled(world.server.url("user3"))
         reader.usage = usage
@@ -269,7 +263,7 @@ def message(topic: str = "T", size: int = 5, **fields: Any) -> dict[str, Any]:
     return {"Type": "Topic", "To": topic, "From": "N", "Size": size, "Id": 1, **fields}
 
 
-def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
+def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
     history = History()
     for _ in range(100):
         history.message(message("A", 7), "seven b", NOW + 0.5)
@@ -281,7 +275,7 @@ def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero() -> None:
     assert [row(history.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
 
 
-def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch):
     history = History()
     for number in range(TAIL + 10):
         history.message(message(), str(number), NOW)
@@ -298,7 +292,7 @@ def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert kept == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
 
 
-def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much() -> None:
+def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
     history = History()
     history.message(message(size=12_288), "€" * 4097, NOW)
     history.message(message(size=9_000), None, NOW)
@@ -314,7 +308,7 @@ def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much() -> None:
     assert "secret" not in str(whole) + str(changed)
 
 
-def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "TOPICS", 10)
     monkeypatch.setattr(module, "_LEAVING", 3)
     history = History()

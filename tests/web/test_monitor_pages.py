@@ -60,7 +60,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_pages_and_figures_are_for_who_has_the_permission(client: Client) -> None:
+def test_pages_and_figures_are_for_who_has_the_permission(client: Client):
     for address in PAGES:
         response = client.get(address)
         assert response.status_code == 302, address
@@ -85,7 +85,7 @@ def test_pages_and_figures_are_for_who_has_the_permission(client: Client) -> Non
     assert "needs JavaScript" in allowed.get(LIST).text
 
 
-def test_links_into_the_admin_are_for_who_may_follow_them() -> None:
+def test_links_into_the_admin_are_for_who_may_follow_them():
     nobody = visitor("view_monitor")
     links = {
         TOPIC: ("auth/?q=T", "topic/?q=T", "auth/0/change/"),
@@ -101,7 +101,7 @@ def test_links_into_the_admin_are_for_who_may_follow_them() -> None:
         assert missing == [], address
 
 
-def test_pages_run_nothing_of_others(settings: Settings) -> None:
+def test_pages_run_nothing_of_others(settings: Settings):
     client = visitor("view_monitor")
     for address in PAGES:
         response = client.get(address)
@@ -116,7 +116,7 @@ def test_pages_run_nothing_of_others(settings: Settings) -> None:
     assert "connect-src 'self';" in policy
 
 
-def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
+def test_a_topic_of_any_name_has_its_page_and_no_other():
     client = visitor("view_monitor")
     names = ["a/b", "a//b", "..", ".", "a/../b", "ä ö?#%", "two\nlines", "-", "/"]
     names += [HOSTILE, "x" * 100]
@@ -133,7 +133,7 @@ def test_a_topic_of_any_name_has_its_page_and_no_other() -> None:
     assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"
 
 
-def test_plotly_is_served_compressed_once_and_for_ever(client: Client) -> None:
+def test_plotly_is_served_compressed_once_and_for_ever(client: Client):
     address = reverse("psqlmessages:monitor_plotly", args=[views_module.version()])
     response = client.get(address, headers={"Accept-Encoding": "gzip"})
     assert response.headers["Content-Encoding"] == "gzip"
@@ -148,9 +148,7 @@ def test_plotly_is_served_compressed_once_and_for_ever(client: Client) -> None:
     assert client.get("/monitor/plotly-0.0.1.min.js").status_code == 404
 
 
-def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_page_brings_plotlys_styles_or_says_there_is_none(monkeypatch: pytest.MonkeyPatch):
     client = visitor("view_monitor")
     found = Tags(client.get(TOPIC).text).found
     ids = {attributes.get("id"): tag for tag, attributes in found}
@@ -165,7 +163,7 @@ def test_the_page_brings_the_styles_of_plotly_or_says_that_there_is_none(
     assert "plotly-" not in page.text
 
 
-def test_the_missing_rule_is_added_once_by_a_button() -> None:
+def test_the_missing_rule_is_added_once_by_a_button():
     client = visitor("view_monitor", "add_auth")
     for _ in range(2):
         response = client.post(RULE)
@@ -180,7 +178,7 @@ def test_the_missing_rule_is_added_once_by_a_button() -> None:
     assert "mode R" in response.json()["error"]
 
 
-def test_the_rule_is_added_by_nobody_else_and_by_no_other_site() -> None:
+def test_the_rule_is_added_by_nobody_else_and_by_no_other_site():
     for permissions in (("view_monitor",), ("add_auth",), ()):
         assert visitor(*permissions).post(RULE).status_code == 403
     client = visitor("view_monitor", "add_auth", enforce_csrf_checks=True)
@@ -192,7 +190,7 @@ def test_the_rule_is_added_by_nobody_else_and_by_no_other_site() -> None:
     assert client.post(RULE, {"csrfmiddlewaretoken": token}).status_code == 200
 
 
-def test_a_rule_that_cannot_be_added_says_why(database: World) -> None:
+def test_a_rule_that_cannot_be_added_says_why(database: World):
     blocker = database.program()
     blocker.connection.autocommit = False
     blocker.connection.execute("LOCK TABLE psqlmessages_auth IN ACCESS EXCLUSIVE MODE")
@@ -221,7 +219,7 @@ def figures(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("database")
-def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page() -> None:
+def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page():
     Queue.objects.create(name="orders", channel="queue_secret")
     new(HOSTILE, "orders", HOSTILE)
     answer = visitor("view_monitor").get(GRAPH)
@@ -231,7 +229,7 @@ def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page() ->
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) -> None:
+def test_exchanges_and_queues_are_told_with_what_was_counted(database: World):
     database.rules("user1 W Queue * RW 60")
     worker = database.program("user1")
     worker.ok("push_many", "W", "orders", ["x", "y", "z"])
@@ -256,9 +254,7 @@ def test_exchanges_and_queues_are_told_with_what_was_counted(database: World) ->
 
 
 @pytest.mark.usefixtures("database")
-def test_more_exchanges_than_can_be_drawn_are_left_out_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graph, "EXCHANGES", 2)
     for name in ("a", "b", "c"):
         new(name, "orders", "eu")
@@ -282,9 +278,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("database")
-def test_a_hundred_who_look_at_the_same_time_cost_as_much_as_one(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
     new("x1", "orders", "eu")
 
@@ -305,9 +299,7 @@ def test_a_hundred_who_look_at_the_same_time_cost_as_much_as_one(
 
 
 @pytest.mark.usefixtures("database")
-def test_a_database_that_cannot_be_read_is_not_known_and_holds_up_nothing(
-    asked: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     new("x1", "orders", "eu", source_namespace="elsewhere")
     (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
     assert (source["ns"], source["sizes"]) == ("elsewhere", None)

@@ -57,7 +57,7 @@ def pair(world: World) -> Pair:
     return make
 
 
-def test_who_has_not_the_permission_is_refused(site: Site) -> None:
+def test_who_has_not_the_permission_is_refused(site: Site):
     assert Watcher(site).refused()[0] == 4401
     cases = ((True, ()), (False, ALL), (True, ALL[1:]))
     for number, (is_staff, permissions) in enumerate(cases):
@@ -70,9 +70,7 @@ def test_who_has_not_the_permission_is_refused(site: Site) -> None:
         Watcher(site, site.login("watcher"), origin="http://evil.example")
 
 
-def test_a_permission_that_is_taken_away_ends_the_page_and_so_does_logging_out(
-    opened: Open, site: Site
-) -> None:
+def test_losing_the_permission_or_logging_out_ends_the_page(opened: Open, site: Site):
     watchers = {name: opened(user=name).live() for name in ("fired", "moved", "left")}
     User.objects.get(username="fired").user_permissions.clear()
     User.objects.filter(username="moved").update(is_staff=False)
@@ -81,7 +79,7 @@ def test_a_permission_that_is_taken_away_ends_the_page_and_so_does_logging_out(
     assert codes == {"fired": 4403, "moved": 4403, "left": 4401}
 
 
-def test_bodies_are_for_who_has_the_permission_and_vanish_with_it(opened: Open, pair: Pair) -> None:
+def test_bodies_are_for_who_has_the_permission_and_vanish_with_it(opened: Open, pair: Pair):
     watcher = opened("BODIES").live()
     blind = opened("BODIES", user="b", permissions=ALL[:1]).live()
     sender, _ = pair("BODIES")
@@ -99,9 +97,7 @@ def test_bodies_are_for_who_has_the_permission_and_vanish_with_it(opened: Open, 
     assert "secret" not in json.dumps(watcher.frames[-1])
 
 
-def test_a_hundred_messages_are_a_hundred_and_the_monitor_is_no_listener(
-    opened: Open, pair: Pair
-) -> None:
+def test_a_hundred_messages_are_a_hundred_and_the_monitor_is_no_listener(opened: Open, pair: Pair):
     watcher = opened().live()
     sender, listener = pair("HUNDRED")
     for number in range(60):
@@ -120,7 +116,7 @@ def peaks(frame: dict) -> list[int]:
     return [count for row in frame.get("topics", ()) for count in row["buckets"][1:]]
 
 
-def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, world: World) -> None:
+def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, world: World):
     watcher = opened().live()
     sender, listener = pair("WHO")
     watcher.until(lambda w: members(w, "WHO") == (["SENDER"], ["LISTENER"]))
@@ -138,9 +134,7 @@ def members(watcher: Watcher, topic: str) -> tuple[list[str], list[str]] | None:
     return row and (row["notifiers"], row["listeners"])
 
 
-def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(
-    opened: Open, pair: Pair
-) -> None:
+def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(opened: Open, pair: Pair):
     watcher = opened(HOSTILE).live()
     sender, _ = pair(HOSTILE)
     sender.ok("topic_send", HOSTILE, json.dumps(HOSTILE), "token-7", "json")
@@ -159,7 +153,7 @@ def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(
     assert "xxx" not in json.dumps(watcher.frames)
 
 
-def test_a_page_can_turn_to_another_topic_and_back_to_the_list(opened: Open, pair: Pair) -> None:
+def test_a_page_can_turn_to_another_topic_and_back_to_the_list(opened: Open, pair: Pair):
     watcher = opened().live()
     pair("TURN")
     watcher.ask(op="watch", topic="TURN")
@@ -168,7 +162,7 @@ def test_a_page_can_turn_to_another_topic_and_back_to_the_list(opened: Open, pai
     watcher.until(lambda w: "TURN" in w.topics)
 
 
-def test_the_figures_of_the_server_are_known(opened: Open, world: World) -> None:
+def test_the_figures_of_the_server_are_known(opened: Open, world: World):
     world.rules("user1 NODE Rpc NODE W 5")
     world.node("user1", "NODE")
     watcher = opened().live()
@@ -185,9 +179,7 @@ def test_the_figures_of_the_server_are_known(opened: Open, world: World) -> None
     watcher.until(lambda w: w.frames[-1]["lag"] is not None)
 
 
-def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(
-    opened: Open, world: World
-) -> None:
+def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(opened: Open, world: World):
     world.owner.connection.execute("DELETE FROM messages.auth")
     watcher = opened().until(lambda w: w.state["is"] == "not_observing")
     assert watcher.state["missing_role"] == ROLE
@@ -200,7 +192,7 @@ def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(
     assert len(watcher.state["gaps"]) == gaps + 1
 
 
-def test_a_lost_session_is_told_and_comes_back(opened: Open, world: World, pair: Pair) -> None:
+def test_a_lost_session_is_told_and_comes_back(opened: Open, world: World, pair: Pair):
     watcher = opened().live()
     sender, _ = pair("LOST")
     watcher.until(lambda w: "LOST" in w.topics)
@@ -215,7 +207,7 @@ def test_a_lost_session_is_told_and_comes_back(opened: Open, world: World, pair:
     watcher.until(lambda w: w.topics["LOST"]["count"] == 1)
 
 
-def test_a_busy_topic_makes_few_frames(opened: Open, pair: Pair) -> None:
+def test_a_busy_topic_makes_few_frames(opened: Open, pair: Pair):
     watcher = opened("BUSY").live()
     sender, _ = pair("BUSY")
     before = len(watcher.frames)
@@ -236,7 +228,7 @@ MALFORMED = (
 )
 
 
-def test_malformed_requests_close_the_page(opened: Open) -> None:
+def test_malformed_requests_close_the_page(opened: Open):
     codes = {}
     for text in MALFORMED:
         watcher = opened()
@@ -245,7 +237,7 @@ def test_malformed_requests_close_the_page(opened: Open) -> None:
     assert codes == dict.fromkeys(MALFORMED, 4400)
 
 
-def test_a_flood_of_requests_closes_the_page(opened: Open) -> None:
+def test_a_flood_of_requests_closes_the_page(opened: Open):
     watcher = opened()
     # It may be closed before it has sent them all.
     with suppress(ConnectionClosed):

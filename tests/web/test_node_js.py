@@ -85,7 +85,7 @@ def failure(page: Page, script: str) -> Any:
     )
 
 
-def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World) -> None:
+def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World):
     alice, bob = begin("alice"), begin("bob")
     bob.evaluate(LISTEN)
     heard(bob, "joined")
@@ -115,7 +115,7 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World) -> Non
     assert bob.evaluate("node.state") == "open"
 
 
-def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World) -> None:
+def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World):
     page, other = begin("alice"), relay.node("user2", "OTHER")
     # The answer is held back until the message has come.
     page.evaluate("""() => {
@@ -134,9 +134,7 @@ def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, re
     assert heard(page, "got") == ["OTHER", "early"]
 
 
-def test_pages_call_each_other_and_errors_have_numbers(
-    begin: Begin, visitors: Visitors, relay: World
-) -> None:
+def test_pages_call_each_other_with_numbered_errors(begin: Begin, visitors: Visitors, relay: World):
     visitors.expect("secret")
     alice, bob = begin("alice"), begin("bob")
     bob.evaluate("node.onCall(async (message) => ({ asked: message.body, by: message.from }))")
@@ -166,7 +164,7 @@ def test_pages_call_each_other_and_errors_have_numbers(
     assert other.events(1) == ["disconnect web.alice"]
 
 
-def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors) -> None:
+def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors):
     page = visitors()
     page.goto("/")
     assert failure(page, CONNECT.replace("{ident}", "X")) == [None, "log in first"]
@@ -180,9 +178,7 @@ def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors
     assert states[-1] == ["state", "denied", "the user is no longer active"]
 
 
-def test_a_lost_connection_returns_with_all_that_was_registered(
-    begin: Begin, site: Site, visitors: Visitors
-) -> None:
+def test_a_lost_connection_returns_with_its_topics(begin: Begin, site: Site, visitors: Visitors):
     visitors.expect("WebSocket connection")
     page, other = begin("alice", patience=60_000), begin("bob", patience=200)
     assert [heard(page, "state") for _ in range(2)] == [["connecting", ""], ["open", ""]]
@@ -203,9 +199,7 @@ def test_a_lost_connection_returns_with_all_that_was_registered(
 # Beside transactions that hold a name or a topic
 
 
-def test_a_page_tries_on_while_a_name_or_topic_is_held_and_others_do_not_wait(
-    begin: Begin, relay: World
-) -> None:
+def test_a_page_tries_on_while_a_name_or_topic_is_held(begin: Begin, relay: World):
     bob, other = begin("bob"), relay.node("user2", "OTHER")
     with refused(relay, "psqlmessages_client", "NEW.ident = 'web.alice'"):
         alice = begin("alice", later=True)
@@ -242,7 +236,7 @@ def test_a_page_tries_on_while_a_name_or_topic_is_held_and_others_do_not_wait(
 )
 def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
     begin: Begin, relay: World, table: str, condition: str
-) -> None:
+):
     page, other = begin("alice"), relay.node("user2", "OTHER")
     other.ok("topic_notify", "ROOM")
     page.evaluate(LISTEN)

@@ -31,7 +31,7 @@ def alice(enter: Enter) -> Visitor:
     return enter("alice", "web.alice")
 
 
-def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visitor) -> None:
+def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visitor):
     bob = enter("bob")
     # The channel is told to nobody.
     assert bob.call("init", ident="web.bob") == {"Err": "0"}
@@ -56,9 +56,7 @@ def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visito
         assert visitor.call(end, topic="ROOM")["Already"] == 1
 
 
-def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(
-    relay: World, alice: Visitor
-) -> None:
+def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, alice: Visitor):
     other = relay.node("user2", "OTHER")
     other.ok("topic_listen", "ROOM")
     alice.ok("topic_notify", topic="ROOM")
@@ -79,9 +77,7 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(
         assert (message["Body"], message.get("Enc")) == (body, enc)
 
 
-def test_calls_are_asked_and_answered_also_with_large_bodies(
-    enter: Enter, relay: World, alice: Visitor
-) -> None:
+def test_calls_are_asked_and_answered_with_large_bodies(enter: Enter, relay: World, alice: Visitor):
     bob, other = enter("bob", "web.bob"), relay.node("user2", "OTHER")
     large = "".join(map(str, range(5000)))
     other.ok("rpc", "web.alice", "t1", large)
@@ -101,9 +97,7 @@ def test_calls_are_asked_and_answered_also_with_large_bodies(
     assert bob.message()["Body"] == large
 
 
-def test_calls_that_the_rules_refuse_are_answered_with_the_number(
-    enter: Enter, alice: Visitor
-) -> None:
+def test_calls_that_the_rules_refuse_are_answered_with_the_number(enter: Enter, alice: Visitor):
     assert alice.error("topic_listen", topic="NOTHING") == (9, "Topic NOTHING is not existent")
     assert alice.error("topic_send", topic="ROOM", body="")[0] == 21
     assert alice.error("rpc", node="OTHER", token="t", body="")[0] == 17
@@ -114,7 +108,7 @@ def test_calls_that_the_rules_refuse_are_answered_with_the_number(
     alice.ok("init", ident="web.alice.2")
 
 
-def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
+def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor):
     second = enter("alice")
     number, text = second.error("init", ident="web.alice")
     assert number == 8
@@ -123,7 +117,7 @@ def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor) -> None:
     second.ok("init", ident="web.alice")
 
 
-def test_a_name_that_is_not_the_users_is_refused(enter: Enter) -> None:
+def test_a_name_that_is_not_the_users_is_refused(enter: Enter):
     visitor = enter("alice")
     WebIdentity.objects.update(ident="web.alice.*")
     # The rules allow the hub's role each of these but the last.
@@ -140,7 +134,7 @@ def test_a_name_that_is_not_the_users_is_refused(enter: Enter) -> None:
     visitor.ok("init", ident="web.alice.1")
 
 
-def test_a_group_gives_its_members_a_name(site: Site, enter: Enter) -> None:
+def test_a_group_gives_its_members_a_name(site: Site, enter: Enter):
     visitor = enter("carol")
     assert visitor.error("init", ident="OTHER")[0] == 5
     site.user("carol", groups=["staff"])
@@ -152,7 +146,7 @@ def test_a_group_gives_its_members_a_name(site: Site, enter: Enter) -> None:
     visitor.ok("init", ident="web.carol")
 
 
-def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World) -> None:
+def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World):
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
     visitor.ok("topic_listen", topic="ROOM")
@@ -167,7 +161,7 @@ def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World
     assert (event["Evt"], event["Ident"]) == ("topic_unlisten", "web.alice")
 
 
-def test_how_a_socket_ends_decides_what_others_hear(enter: Enter, relay: World) -> None:
+def test_how_a_socket_ends_decides_what_others_hear(enter: Enter, relay: World):
     other = relay.node("user2", "OTHER")
     for end, event in (
         (1000, "disconnect"), (1001, "disconnect"), (3000, "crash"), (4000, "crash"),
@@ -187,7 +181,7 @@ def section(title: str) -> str:
     return RELAY.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def test_every_operation_close_code_and_setting_is_documented() -> None:
+def test_every_operation_close_code_and_setting_is_documented():
     documented = {}
     for names, fields in re.findall(
         r"^\| (`.*?) \| (.*?) ?\|$", section("The protocol"), re.MULTILINE
@@ -215,7 +209,7 @@ def test_every_operation_close_code_and_setting_is_documented() -> None:
         assert line in own, line
 
 
-def test_the_conversation_runs_word_for_word(site: Site, world: World) -> None:
+def test_the_conversation_runs_word_for_word(site: Site, world: World):
     world.rules(f"{Server.owner} chat/* Topic ROOM RW 60")
     site.user("alice", idents=["chat/alice/*"])
     (talk,) = re.findall(r"```\n(→.*?)```", RELAY, re.DOTALL)
@@ -271,7 +265,7 @@ WRONG = {
 }
 
 
-def test_the_error_of_a_malformed_frame_says_what_is_wrong() -> None:
+def test_the_error_of_a_malformed_frame_says_what_is_wrong():
     found = {text: refused(text).text for text in WRONG}
     assert found == {text: f"malformed frame: {reason}" for text, reason in WRONG.items()}
     assert "it is not JSON" in refused(f'{{"op":"deinit","ref":{"9" * 10_000}}}').text
@@ -281,7 +275,7 @@ def test_the_error_of_a_malformed_frame_says_what_is_wrong() -> None:
     refused('{"op":"\\ud800"}').text.encode()
 
 
-def test_an_answer_begins_with_its_ref_and_does_not_tell_the_channel() -> None:
+def test_an_answer_begins_with_its_ref_and_does_not_tell_the_channel():
     assert answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
     assert answer(None, {"Err": "0"}) == '{"Err":"0"}'
     assert answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'
@@ -299,7 +293,7 @@ OBJECTS = st.dictionaries(
 
 
 @given(st.text() | OBJECTS)
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_no_text_breaks_the_parser(text: str):
     try:
         request = parse_frame(text)
     except UnreadableFrame as error:

@@ -38,9 +38,7 @@ def status(knock: Knock, **given: Any) -> int:
     return error.value.response.status_code
 
 
-def test_only_active_users_with_a_session_are_admitted(
-    new_site: Callable[..., Site], site: Site, knock: Knock
-) -> None:
+def test_only_active_users_are_admitted(new_site: Callable[..., Site], site: Site, knock: Knock):
     assert knock().closed() == LOG_IN
     assert knock(cookie="x" * 32).closed() == LOG_IN
     cookie = site.login("alice")
@@ -54,7 +52,7 @@ def test_only_active_users_with_a_session_are_admitted(
         assert visitor.closed() == LOG_IN
 
 
-def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: Knock) -> None:
+def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: Knock):
     cookie = site.login("alice")
     for origin in (
         None, "null", "http://evil.example", "http://evil.example:8000", "http://127.0.0.1",
@@ -117,7 +115,7 @@ REFUSED = (
 )
 
 
-def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings) -> None:
+def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
     usual = {
         "ALLOWED_HOSTS": ["site.example"],
         "CSRF_TRUSTED_ORIGINS": [],
@@ -138,7 +136,7 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings) -> None:
     assert wrong == []
 
 
-def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock) -> None:
+def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock):
     robot = site.user("robot", is_superuser=True, is_staff=True)
     token = token_for(robot, HOUR)
     for origin in (None, "http://evil.example"):
@@ -153,7 +151,7 @@ def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock)
     assert site.faults() == []
 
 
-def test_what_ends_a_token(site: Site, settings: Settings) -> None:
+def test_what_ends_a_token(site: Site, settings: Settings):
     robot = site.user("robot")
     token = token_for(robot, HOUR)
     assert user_of(token) == robot
@@ -194,7 +192,7 @@ def alice(enter: Enter) -> Visitor:
     return visitor
 
 
-def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter) -> None:
+def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter):
     other = relay.node("user2", "OTHER")
     for reason, change in (
         ("the user is no longer active", lambda: User.objects.update(is_active=False)),
@@ -212,9 +210,7 @@ def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Ente
         User.objects.all().delete()
 
 
-def test_logging_out_or_the_end_of_a_token_closes_no_other_socket(
-    site: Site, enter: Enter, knock: Enter
-) -> None:
+def test_logging_out_or_a_tokens_end_closes_no_other_socket(site: Site, enter: Enter, knock: Enter):
     visitor, other = enter("alice"), enter("alice")
     # Long enough to come in on a busy machine.
     robot = knock(token=token_for(site.user("robot"), timedelta(seconds=5)))
@@ -224,9 +220,7 @@ def test_logging_out_or_the_end_of_a_token_closes_no_other_socket(
     assert other.error("topic_status", topic="ROOM")[0] == 50
 
 
-def test_a_revoked_name_ends_the_node_and_not_the_socket(
-    relay: World, site: Site, alice: Visitor, enter: Enter
-) -> None:
+def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visitor, enter: Enter):
     other = relay.node("user2", "OTHER")
     # Bob may be web.bob by a group alone.
     site.user("bob", groups=["talkers"])
@@ -250,9 +244,7 @@ def test_a_revoked_name_ends_the_node_and_not_the_socket(
     assert alice.error("init", ident="web.alice")[0] == 5
 
 
-def test_a_deleted_rule_ends_what_it_allowed_and_a_disconnected_node_may_return(
-    relay: World, alice: Visitor
-) -> None:
+def test_a_deleted_rule_ends_its_topics_and_a_node_may_return(relay: World, alice: Visitor):
     relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "ROOM")
@@ -263,7 +255,7 @@ def test_a_deleted_rule_ends_what_it_allowed_and_a_disconnected_node_may_return(
 
 
 @pytest.mark.django_db
-def test_a_user_who_cannot_be_checked_closes_nobody_else() -> None:
+def test_a_user_who_cannot_be_checked_closes_nobody_else():
     user = User.objects.create(username="carol")
     by = revalidation.Credentials(user.pk, user.get_session_auth_hash())
 
@@ -285,7 +277,7 @@ def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path
 
 def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
     frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
-) -> None:
+):
     with closing(Visitor(frail_site, cookie=frail_site.login("bob"))) as visitor:
         (tmp_path / "down-once").touch()
         (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()

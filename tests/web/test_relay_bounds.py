@@ -60,7 +60,7 @@ def alice(enter: Enter, tight: Site) -> Visitor:
     return enter("alice", "web.alice", at=tight)
 
 
-def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site) -> None:
+def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site):
     longest = TIGHT["RELAY_FRAME_BYTES"]
     visitor = enter("alice", "web.alice", at=tight)
     visitor.connection.send(json.dumps({**STATUS, "ref": 1}).ljust(longest))
@@ -87,9 +87,7 @@ def test_frames_that_are_too_long_or_no_text_close(enter: Enter, tight: Site) ->
     assert visitor.closed()[0] == 1007
 
 
-def test_a_burst_is_answered_and_a_flood_closes_with_4429(
-    enter: Enter, tight: Site, alice: Visitor
-) -> None:
+def test_a_burst_is_answered_and_a_flood_ends_with_4429(enter: Enter, tight: Site, alice: Visitor):
     bob = enter("bob", "web.bob", at=tight)
     for number in range(60):
         alice.connection.send(json.dumps({**STATUS, "ref": number}))
@@ -103,7 +101,7 @@ def test_a_burst_is_answered_and_a_flood_closes_with_4429(
     bob.ok("topic_status", topic="ROOM")
 
 
-def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World) -> None:
+def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World):
     for function in ("topic_listen", "topic_notify"):
         for topic in ("ROOM", "WEB.1", "WEB.2"):
             alice.ok(function, topic=topic)
@@ -117,7 +115,7 @@ def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World) -> N
     alice.ok("topic_listen", topic="WEB.4")
 
 
-def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Site) -> None:
+def test_a_user_has_few_sockets_however_many_are_opened(enter: Enter, tight: Site):
     first = enter("alice", at=tight)
     with ThreadPoolExecutor(100) as pool:
         opening = [pool.submit(Visitor, tight, cookie=first.cookie) for _ in range(100)]
@@ -146,9 +144,7 @@ def end_of(visitor: Visitor) -> str | int:
     return "open"
 
 
-def test_a_reader_that_stops_is_closed_with_4408_and_others_do_not_notice(
-    enter: Enter, tight: Site, relay: World
-) -> None:
+def test_only_a_reader_that_stops_is_closed_with_4408(enter: Enter, tight: Site, relay: World):
     # It reads one frame ahead and then no more: nobody takes the frames out.
     slow = enter("alice", at=tight, max_queue=1)
     reader = enter("bob", "web.bob", at=tight)
@@ -189,7 +185,7 @@ def database_away(server: TestedServer) -> Iterator[None]:
 
 def test_while_the_database_is_away_sockets_stay_and_are_told(
     server: TestedServer, relay: World, site: Site, enter: Enter, knock: Enter
-) -> None:
+):
     cookie, alice = site.login("bob"), enter("alice", "web.alice")
     for topic in ("ROOM", "WEB.1"):
         alice.ok("topic_listen", topic=topic)
@@ -218,9 +214,7 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')"
 
 
-def test_a_peer_that_is_gone_in_the_middle_of_an_operation_leaves_nothing(
-    enter: Enter, relay: World, site: Site
-) -> None:
+def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: World, site: Site):
     for ident, request in (
         ("", {"op": "init", "ident": "web.alice"}),
         ("web.alice", {"op": "topic_listen", "topic": "ROOM"}),
@@ -236,9 +230,7 @@ def test_a_peer_that_is_gone_in_the_middle_of_an_operation_leaves_nothing(
     assert site.faults() == []
 
 
-def test_sockets_that_come_and_go_leave_nothing(
-    enter: Enter, knock: Enter, relay: World, site: Site
-) -> None:
+def test_sockets_that_come_and_go_are_freed(enter: Enter, knock: Enter, relay: World, site: Site):
     cookie = enter("alice").cookie
     before = open_sockets(site)
     # Fewer than one user may have, however late the site learns that they went.
@@ -254,9 +246,7 @@ def test_sockets_that_come_and_go_leave_nothing(
     assert site.faults() == []
 
 
-def test_a_peer_that_says_goodbye_but_reads_nothing_is_let_go(
-    enter: Enter, relay: World, site: Site
-) -> None:
+def test_a_peer_that_says_goodbye_but_reads_nothing_ends(enter: Enter, relay: World, site: Site):
     with closing(Attacker(site, is_deaf=True)) as deaf:
         assert deaf.open(site, enter("alice").cookie).startswith("HTTP/1.1 101")
         deaf.send(frame(TEXT | LAST, b'{"op":"init","ident":"web.alice"}'))
@@ -330,7 +320,7 @@ def put(outbox: SendQueue, *texts: str) -> list[bool]:
 
 
 @in_loop
-async def test_a_queue_is_bounded_by_frames_and_by_bytes() -> None:
+async def test_a_queue_is_bounded_by_frames_and_by_bytes():
     for texts, accepted in (
         ("x x x x", 3),
         ("xxxx xxxx xxxx", 2),
@@ -344,7 +334,7 @@ async def test_a_queue_is_bounded_by_frames_and_by_bytes() -> None:
 
 
 @in_loop
-async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
+async def test_frames_of_one_moment_leave_in_one_write_and_in_order():
     peer, other = Peer(), Peer()
     outbox, others = (SendQueue(each, frames=3, size=10) for each in (peer, other))
     # A fast reader may get more in a moment than may wait for a slow one.
@@ -360,7 +350,7 @@ async def test_frames_of_one_moment_leave_in_one_write_and_in_order() -> None:
     assert [len(text) < 70_000 for text in large.writes] == [True]
 
 
-def test_only_a_connection_without_tls_is_written_to_directly() -> None:
+def test_only_a_connection_without_tls_is_written_to_directly():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Connection(ours, None, None)
@@ -370,7 +360,7 @@ def test_only_a_connection_without_tls_is_written_to_directly() -> None:
 
 
 @in_loop
-async def test_a_peer_is_not_read_while_too_much_waits() -> None:
+async def test_a_peer_is_not_read_while_too_much_waits():
     for text, most in (("x", MOST_WAITING), ("x" * 100, 5)):
         peer = Peer()
         intake = ReceiveQueue(peer, per_second=1000, frame_bytes=100)
@@ -382,7 +372,7 @@ async def test_a_peer_is_not_read_while_too_much_waits() -> None:
         assert not peer.is_held
 
 
-def test_frames_of_a_refused_peer_are_not_processed() -> None:
+def test_frames_of_a_refused_peer_are_not_processed():
     came = [
         {"type": "websocket.connect"},
         {"type": "websocket.receive", "text": '{"op":"init","ident":"a"}'},
@@ -403,7 +393,7 @@ def test_frames_of_a_refused_peer_are_not_processed() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 100])
-def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: int) -> None:
+def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: int):
     clock = Clock()
     modest = CpuShare(clock=clock)
     for _ in range(1000):

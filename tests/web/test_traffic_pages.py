@@ -56,7 +56,7 @@ def figures(client: Client, **query: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client) -> None:
+def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client):
     page = viewer.get(TOPIC, {"name": HOSTILE})
     assert "script-src 'self'" in page["Content-Security-Policy"]
     assert "unsafe" not in page["Content-Security-Policy"]
@@ -68,9 +68,7 @@ def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client)
     assert viewer.get(PAGE, {"window": HOSTILE}).status_code == 200
 
 
-def test_topics_are_told_with_the_sums_of_their_senders_busiest_first(
-    viewer: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch: pytest.MonkeyPatch):
     found = figures(viewer)
     assert (found["topics"], found["jobs"], found["is_counting"]) == ([], [], False)
     assert (found["since"], found["until"]) == (None, None)
@@ -95,7 +93,7 @@ def test_topics_are_told_with_the_sums_of_their_senders_busiest_first(
     assert found["has_more"]
 
 
-def test_a_topic_is_told_by_window_and_by_sender(viewer: Client) -> None:
+def test_a_topic_is_told_by_window_and_by_sender(viewer: Client):
     window("A", "one", count=10, bytes=10)
     window("A", "two", count=30, bytes=10)
     window("A", "two", back=3, count=60, bytes=10)
@@ -116,7 +114,7 @@ def test_a_topic_is_told_by_window_and_by_sender(viewer: Client) -> None:
         assert sender["sender"] == name
 
 
-def test_percentiles_of_many_windows_are_never_too_low(viewer: Client) -> None:
+def test_percentiles_of_many_windows_are_never_too_low(viewer: Client):
     for back in range(2, 30):
         window("FEW", back=back, count=100)
     window("FEW", back=1, count=2, latency_p50=30e3, latency_p95=30e3, latency_p99=30e3)
@@ -137,7 +135,7 @@ def test_percentiles_of_many_windows_are_never_too_low(viewer: Client) -> None:
         assert real <= most + 1e-9 <= 2.5 * real
 
 
-def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client) -> None:
+def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client):
     job("traffic", lag_seconds=12.5)
     job("archive", silent=11, lag_seconds=99)
     job("exchange sort", state=PipelineJob.State.STOPPED)
@@ -152,7 +150,7 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client) -> None:
 @pytest.mark.usefixtures("database")
 def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_are_kept(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(traffic_retention, "_BATCH", 2)
     settings.PSQLMESSAGES = {"TRAFFIC_DAYS_OF_TEN_SECONDS": 1, "TRAFFIC_DAYS_OF_MINUTES": 3}
     now = timezone.now()
@@ -166,7 +164,7 @@ def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_ar
     assert traffic_retention.prune() == 0
 
 
-def test_metrics_tell_how_the_jobs_fare(new_site: Callable[..., Site]) -> None:
+def test_metrics_tell_how_the_jobs_fare(new_site: Callable[..., Site]):
     site = new_site(PSQLMESSAGES={"NODE": "example", "METRICS": True}, PATCHED=PATIENT)
     forget()
     job("traffic", lag_seconds=1.5)
@@ -187,7 +185,7 @@ TRAFFIC = "/admin/psqlmessages/traffic/"
 JOBS = "/admin/psqlmessages/pipelinejob/"
 
 
-def test_windows_are_listed_by_length_topic_and_date(desk: Desk) -> None:
+def test_windows_are_listed_by_length_topic_and_date(desk: Desk):
     key = window("ORDERS", length=60, count=4711).pk
     window("PRICES", length=60)
     window("PRICES", length=3600)
@@ -205,7 +203,7 @@ def test_windows_are_listed_by_length_topic_and_date(desk: Desk) -> None:
     assert "2 traffic" in desk.open(f"{TRAFFIC}?{query}").text
 
 
-def test_jobs_are_shown_as_they_fare(desk: Desk) -> None:
+def test_jobs_are_shown_as_they_fare(desk: Desk):
     job("traffic", lag_seconds=2.5)
     job("exchange sort", silent=90 * 60, lag_seconds=7.5)
     failed = job("archive", state=PipelineJob.State.FAILED, error="Topic X is gone.")
@@ -216,7 +214,7 @@ def test_jobs_are_shown_as_they_fare(desk: Desk) -> None:
     assert "Topic X is gone." in desk.open(f"{JOBS}{failed.pk}/change/").text
 
 
-def test_a_dead_job_can_be_forgotten_and_one_that_is_alive_can_not(desk: Desk) -> None:
+def test_a_dead_job_can_be_forgotten_and_one_that_is_alive_can_not(desk: Desk):
     dead, alive = job("archive", silent=60), job("traffic")
     page = desk.act(JOBS, "delete_selected", dead.pk, alive.pk)
     assert "traffic, which is alive" in page.text
