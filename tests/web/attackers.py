@@ -1,18 +1,16 @@
 """WebSockets by hand, for bytes that no library sends; and what a neighbour feels meanwhile."""
 
-from __future__ import annotations
-
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
 from django.conf import settings
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Frame
+from websockets.frames import Close, Frame, Opcode
 from websockets.streams import StreamReader
 
 from tests.django.waiting import wait_until
@@ -20,24 +18,15 @@ from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 SECONDS = 60
-TEXT, CONTINUED, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
-LAST, COMPRESSED = 0x80, 0x40
 
 
-def frame(first_byte: int, payload: bytes = b"") -> bytes:
-    length = len(payload)
-    if length < 126:
-        head = struct.pack("!BB", first_byte, 0x80 | length)
-    elif length < 2**16:
-        head = struct.pack("!BBH", first_byte, 0x80 | 126, length)
-    else:
-        head = struct.pack("!BBQ", first_byte, 0x80 | 127, length)
-    return head + b"\0\0\0\0" + payload
+def frame(opcode: Opcode, payload: bytes = b"", *, is_last: bool = True) -> bytes:
+    return Frame(opcode, payload, is_last).serialize(mask=True)
 
 
-def memory_bytes(site: Site) -> int:
+def megabytes_of(site: Site) -> float:
     pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE")
+    return pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
 def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> bytes:
@@ -85,8 +74,8 @@ class Attacker:
         head, _, self._read = self._read.partition(b"\r\n\r\n")
         return head.decode("latin1")
 
-    def closed(self) -> int | str:
-        """Read on until the server closes: its code; "ended" where it says none."""
+    def closed(self) -> str:
+        """Read on until the server closes: its code; "ended" if it says none."""
         reader = StreamReader()
         while True:
             parsing = Frame.parse(reader.read_exact, mask=False)
@@ -98,14 +87,13 @@ class Attacker:
                     reader.feed_data(self._read)
                     self._read = b""
             except StopIteration as parsed:
-                if parsed.value.opcode == CLOSE:
-                    return int(struct.unpack("!H", parsed.value.data[:2])[0])
+                if parsed.value.opcode == Opcode.CLOSE:
+                    return str(int(Close.parse(parsed.value.data).code))
 
     def _more(self) -> bool:
-        try:
+        more = b""
+        with suppress(ConnectionError):
             more = self._socket.recv(65536)
-        except ConnectionError:
-            return False
         self._read += more
         return bool(more)
 
@@ -143,18 +131,14 @@ class Neighbour:
         self._thread = threading.Thread(target=self._run)
         self.answers = 0
         self.slowest_seconds = 0.0
-        self.grown_bytes = 0
-
-    @property
-    def grown_megabytes(self) -> float:
-        """How much more the server held than before, at the worst moment."""
-        return self.grown_bytes / 2**20
+        # How much more the server held than before, at the worst moment.
+        self.grown_megabytes = 0.0
 
     def until(self, answers: int) -> None:
         wait_until(lambda: self.answers >= answers)
 
     def _run(self) -> None:
-        before = memory_bytes(self._site)
+        before = megabytes_of(self._site)
         # As often as its rate allows.
         while not self._stop.wait(0.03):
             began = monotonic()
@@ -164,9 +148,9 @@ class Neighbour:
                 return
             self.answers += 1
             self.slowest_seconds = max(self.slowest_seconds, monotonic() - began)
-            self.grown_bytes = max(self.grown_bytes, memory_bytes(self._site) - before)
+            self.grown_megabytes = max(self.grown_megabytes, megabytes_of(self._site) - before)
 
-    def __enter__(self) -> Neighbour:
+    def __enter__(self) -> "Neighbour":
         self._visitor.ok("topic_status", topic="ROOM")
         self._thread.start()
         return self
@@ -176,3 +160,4 @@ class Neighbour:
         self._thread.join()
         # It is still there.
         self._visitor.ok("topic_status", topic="ROOM")
+        self._visitor.close()

@@ -1,24 +1,19 @@
 """A real browser for the tests: the system's Chromium, driven by Playwright."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.conf import settings
 from django.db import connections
+from playwright.sync_api import Browser, ConsoleMessage, Page, Response, expect, sync_playwright
 
 from project.postgres import Server
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Response
-
-    from tests.web.site import Site
+from tests.web.site import Site
 
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -28,6 +23,7 @@ PATIENCE_MILLISECONDS = 60_000
 ROLE = Server.owner
 MONITOR_RULE = f"{ROLE} example.monitor.* Topic * O 60"
 LIVE = '#pill[data-is="live"]'
+NARROW = {"width": 400, "height": 800}
 # What a browser itself says if the server does not answer.
 AWAY = r"WebSocket connection|Failed to load resource"
 # What the Content-Security-Policy forbids is an error here: nothing else would show it.
@@ -45,8 +41,6 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(why)
         pytest.skip(why)
-    from playwright.sync_api import expect, sync_playwright
-
     expect.set_options(timeout=PATIENCE_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
@@ -92,7 +86,7 @@ class Visitors:
             context.add_cookies([{"name": name, "value": value, "url": self._url}])
         page = context.new_page()
         page.on("console", self._heard)
-        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
+        page.on("pageerror", lambda error: self.troubles.append(f"uncaught: {error}"))
         page.on("response", self._answered)
         return page
 
@@ -104,7 +98,7 @@ class Visitors:
         """What went wrong that was not expected."""
         return [t for t in self.troubles if not any(e.search(t) for e in self._expected)]
 
-    def __enter__(self) -> Visitors:
+    def __enter__(self) -> "Visitors":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,14 +108,11 @@ class Visitors:
 
     def _heard(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self._note(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+            self.troubles.append(f"{message.type}: {message.text} ({message.location})")
 
     def _answered(self, response: Response) -> None:
         if response.status >= 500:
-            self._note(f"{response.status} at {response.url}")
-
-    def _note(self, trouble: str) -> None:
-        self.troubles.append(trouble)
+            self.troubles.append(f"{response.status} at {response.url}")
 
 
 UNTIL = """async (most) => {
@@ -144,8 +135,6 @@ def until(page: Page, condition: str) -> None:
 
 def live(page: Page, address: str) -> Page:
     """Open a page of the monitor and wait until it is live."""
-    from playwright.sync_api import expect
-
     page.goto(address)
     expect(page.locator(LIVE)).to_be_visible()
     return page
@@ -166,8 +155,6 @@ def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
     with Visitors(browser, site.url, site) as visitors:
         yield visitors
 
-
-NARROW = {"width": 400, "height": 800}
 
 # The text with too little contrast to what is behind it: WCAG's ratio, 4.5, or 3 for large text.
 PALE_TEXT = r"""

@@ -1,7 +1,5 @@
 """The fixture `desk`: administrators at work in the admin, over an empty message system."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What the pipeline would have written: windows of traffic, and jobs, for the tests of pages."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime, timedelta
 from functools import cache

@@ -1,7 +1,5 @@
 """Exchanges in the admin: defined, refused with faults at their fields, tried, started, stopped."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

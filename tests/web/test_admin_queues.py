@@ -1,7 +1,5 @@
 """Queues in the admin: the list, one queue's page, its elements, and what can be done to queues."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

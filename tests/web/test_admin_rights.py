@@ -1,7 +1,5 @@
 """The admin as a whole: who may only look changes nothing, forms need their token, few queries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 That nothing is written to the console and no policy is violated, `visitors` checks at the end.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """More of the pages in a real browser: the keyboard, faults of each kind, charts, much to draw."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

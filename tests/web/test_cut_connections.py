@@ -12,7 +12,7 @@ import psycopg
 import pytest
 import pytest_django
 from django.conf import settings
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import WebSocketException
 
 from project.postgres import Server
 from tests.client.proxy import Proxy
@@ -184,13 +184,6 @@ def pages(site: Site, number: int) -> tuple[Visitor, ...]:
     return (*nodes, *watchers)
 
 
-def until_closed(visitor: Visitor) -> None:
-    """Read until the connection ends, in whatever way."""
-    with suppress(ConnectionClosed):
-        while True:
-            visitor.connection.recv(timeout=60)
-
-
 @pytest.fixture
 def observed(relay: World) -> World:
     relay.rules(f"{Server.owner} example.monitor.* Topic * O 60")
@@ -212,7 +205,7 @@ def test_daphne_ends_while_pages_are_open(site: Site, observed: World):
         assert sorted(ends) == [["disconnect", f"web.{place}"] for place in range(number)]
         other.ok("deinit", "OTHER")
         for visitor in opened:
-            until_closed(visitor)
+            visitor.closed()
         # It returns at its address.
         before = site.url
         site.start()
@@ -231,7 +224,7 @@ def test_daphne_ends_amid_a_look(site: Site, observed: World):
         observed.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
         site.ask_to_stop()
         for visitor in opened:
-            until_closed(visitor)
+            visitor.closed()
     site.ended()
     assert site.faults() == []
     assert "shutdown" not in site.log()

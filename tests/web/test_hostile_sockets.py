@@ -2,38 +2,27 @@
 
 import json
 import socket
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from time import monotonic
 
 import psycopg
 import pytest
+from websockets.frames import Opcode
 
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
-from tests.web.attackers import (
-    CLOSE,
-    COMPRESSED,
-    CONTINUED,
-    LAST,
-    PING,
-    TEXT,
-    Attacker,
-    Neighbour,
-    frame,
-    handshake,
-)
+from tests.web.attackers import Attacker, Neighbour, frame, handshake
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 from tests.web.test_relay import WRONG
 
 FAULT = "a hostile WebSocket"
-MEGABYTES = 32
-# What a neighbour waits at most; a busy machine has a part in it.
-SECONDS = 30
+# The bit of a frame's first byte.
+COMPRESSED = 0x40
 # So often a neighbour is answered while a flood lasts.
 ANSWERS = size(10, 100)
 # A message of a few parts is soon too long, and many frames may be sent.
@@ -55,22 +44,26 @@ def attack() -> Iterator[Open]:
         yield lambda *given, **options: opened.enter_context(closing(Attacker(*given, **options)))
 
 
+@pytest.fixture
+def cookie(enter: Enter) -> str:
+    """The session of a user who may attack."""
+    return enter("alice").cookie
+
+
 @contextmanager
-def beside(site: Site, neighbour: Visitor, what: str) -> Iterator[tuple[Neighbour, dict]]:
+def beside(site: Site, enter: Enter, what: str) -> Iterator[tuple[Neighbour, dict]]:
     """Within, a neighbour asks; afterwards its waits are counted, and what the test has found."""
     found: dict[str, object] = {}
-    with Neighbour(site, neighbour) as felt:
+    with Neighbour(site, enter("bob", "web.bob", at=site)) as felt:
         yield felt, found
         felt.until(felt.answers + 1)
-    if "closed_with" in found:
-        # A code, no number of anything.
-        found["closed_with"] = str(found["closed_with"])
     counted(
         FAULT, what, **found, neighbour_answered=felt.answers,
         neighbour_waited_seconds=felt.slowest_seconds, grown_megabytes=felt.grown_megabytes,
     )  # fmt: skip
-    assert felt.slowest_seconds < SECONDS
-    assert felt.grown_megabytes < MEGABYTES
+    # A busy machine has a part in it.
+    assert felt.slowest_seconds < 30
+    assert felt.grown_megabytes < 32
 
 
 def flood(attacker: Attacker, felt: Neighbour, data: bytes, answers: int = ANSWERS) -> int:
@@ -95,7 +88,7 @@ def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site
     for one in opened[::2]:
         one.send(header)
     is_open = dict.fromkeys(opened, True)
-    while any(is_open.values()) and monotonic() - began < limit + SECONDS:
+    while any(is_open.values()) and monotonic() - began < limit + 30:
         for one in opened[::4]:
             with suppress(OSError):
                 one.send(b"a")
@@ -116,7 +109,7 @@ def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site
     assert left == 0
     # A request that has sent its header may take its time.
     neighbour.ok("topic_status", topic="ROOM")
-    with socket.create_connection(("127.0.0.1", site.port), timeout=SECONDS) as slow:
+    with socket.create_connection(("127.0.0.1", site.port), timeout=30) as slow:
         slow.sendall(header.replace(b"GET", b"POST") + b"\r\nContent-Length: 2\r\n\r\n")
         for _ in range(2):
             pause.wait(limit * 0.75)
@@ -124,112 +117,103 @@ def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site
         assert slow.recv(100).startswith(b"HTTP/1.1 ")
 
 
-def test_a_compressed_bomb_is_refused(enter: Enter, site: Site, attack: Open):
-    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+def test_a_compressed_bomb_is_refused(enter: Enter, site: Site, attack: Open, cookie: str):
     packing = zlib.compressobj(9, zlib.DEFLATED, -15)
     megabytes = size(64, 1024)
-    bomb = b"".join(packing.compress(b"x" * 2**20) for _ in range(megabytes)) + packing.flush()
+    packed = b"".join(packing.compress(b"x" * 2**20) for _ in range(megabytes)) + packing.flush()
+    bomb = bytearray(frame(Opcode.TEXT, packed))
+    bomb[0] |= COMPRESSED
     offer = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"
-    with beside(site, neighbour, "compressed bombs") as (_, found):
+    with beside(site, enter, "compressed bombs") as (_, found):
         codes = []
         for _ in range(size(2, 10)):
             attacker = attack(site)
             assert "Extensions" not in attacker.open(site, cookie, [offer])
-            attacker.send(frame(TEXT | LAST | COMPRESSED, bomb))
+            attacker.send(bytes(bomb))
             codes.append(attacker.closed())
         found |= {"bombs": len(codes), "megabytes_of_each": megabytes, "closed_with": codes[0]}
-    assert set(codes) == {1002}
+    assert set(codes) == {"1002"}
 
 
-@pytest.mark.parametrize("part", [b"", b"x"], ids=["empty", "of a byte"])
 def test_a_message_in_parts_without_end_closes_with_1009(
-    enter: Enter, tight: Site, attack: Open, part: bytes
+    enter: Enter, tight: Site, attack: Open, cookie: str
 ):
-    cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
-    attacker = attack(tight)
-    attacker.open(tight, cookie)
-    what = f"a message without end, its parts {'of a byte' if part else 'empty'}"
-    with beside(tight, neighbour, what) as (felt, found):
-        attacker.send(frame(TEXT, part))
-        # It sends on when it was closed, and reads the reason last.
-        found["parts_sent"] = 1000 * flood(attacker, felt, frame(CONTINUED, part) * 1000)
-        found["closed_with"] = attacker.closed()
-    assert found["closed_with"] == "1009"
+    for part, described in ((b"", "empty"), (b"x", "of a byte")):
+        attacker = attack(tight)
+        attacker.open(tight, cookie)
+        parts = frame(Opcode.CONT, part, is_last=False) * 1000
+        what = f"a message without end, its parts {described}"
+        with beside(tight, enter, what) as (felt, found):
+            attacker.send(frame(Opcode.TEXT, part, is_last=False))
+            # It sends on when it was closed, and reads the reason last.
+            found["parts_sent"] = 1000 * flood(attacker, felt, parts)
+            found["closed_with"] = attacker.closed()
+        assert found["closed_with"] == "1009", described
 
 
-def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: Open):
-    cookie, neighbour = enter("alice", at=tight).cookie, enter("bob", "web.bob", at=tight)
-    attacker = attack(tight)
+def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: Open, cookie: str):
+    attacker, deaf = attack(tight), attack(tight, is_deaf=True)
     attacker.open(tight, cookie)
     reading = threading.Thread(target=attacker.read_on)
-    with beside(tight, neighbour, "a flood of pings, whose pongs are read") as (felt, found):
+    with beside(tight, enter, "a flood of pings, whose pongs are read") as (felt, found):
         reading.start()
-        found["pings_sent"] = 1000 * flood(attacker, felt, frame(PING | LAST) * 1000)
+        found["pings_sent"] = 1000 * flood(attacker, felt, frame(Opcode.PING) * 1000)
         attacker.shut()
         reading.join()
-    deaf = attack(tight, is_deaf=True)
     deaf.open(tight, cookie)
-    with beside(tight, neighbour, "a flood of pings, whose pongs are not read") as (_, found):
-        pings = frame(PING | LAST, bytes(125)) * 500
+    with beside(tight, enter, "a flood of pings, whose pongs are not read") as (_, found):
+        pings = frame(Opcode.PING, bytes(125)) * 500
         taken = deaf.until_full(pings, most=size(64, 100) * 2**20)
         found["megabytes_taken"] = taken / 2**20
     assert taken < 50 * 2**20
 
 
-def test_a_peer_that_floods_after_its_end_stops_nobody(enter: Enter, site: Site, attack: Open):
-    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
-    attackers = [attack(site) for _ in range(size(3, 15))]
-    with beside(site, neighbour, "WebSockets that flood on when they were closed") as (felt, found):
+def test_a_peer_that_floods_after_its_end_stops_nobody(
+    enter: Enter, site: Site, attack: Open, cookie: str
+):
+    attackers, frames = [attack(site) for _ in range(size(3, 15))], frame(Opcode.TEXT, b"{}") * 1000
+    with beside(site, enter, "WebSockets that flood on when they were closed") as (felt, found):
         for attacker in attackers:
             attacker.open(site, cookie)
-        floods = [
-            threading.Thread(target=flood, args=(attacker, felt, frame(TEXT | LAST, b"{}") * 1000))
-            for attacker in attackers
-        ]
-        for each in floods:
-            each.start()
-        for each in floods:
-            each.join()
-        codes = {attacker.closed() for attacker in attackers}
-        found |= {"flooding": len(attackers), "closed_with": 4429}
-    assert codes == {4429}
+        with ThreadPoolExecutor() as pool:
+            for attacker in attackers:
+                pool.submit(flood, attacker, felt, frames)
+        found |= {"flooding": len(attackers), "closed_with": "4429"}
+        assert {attacker.closed() for attacker in attackers} == {"4429"}
 
 
 # Handshakes
 
+OPENED, REFUSED, PROTOCOL = "HTTP/1.1 101", "HTTP/1.1 400", "Sec-WebSocket-Protocol"
 HEADERS = {
-    "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", "HTTP/1.1 400")),
-    "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", "HTTP/1.1 400")),
-    "2,000 subprotocols": (
-        ["Sec-WebSocket-Protocol: " + ",".join(f"p{n}" for n in range(2000))],
-        ("HTTP/1.1 101",),
-    ),
-    "one subprotocol 2,000 times": (
-        ["Sec-WebSocket-Protocol: " + ",".join(["p"] * 2000)],
-        ("HTTP/1.1 400",),
-    ),
+    "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", REFUSED)),
+    "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", REFUSED)),
+    "2,000 subprotocols": ([f"{PROTOCOL}: {','.join(f'p{n}' for n in range(2000))}"], (OPENED,)),
+    "one subprotocol 2,000 times": ([f"{PROTOCOL}: {','.join(['p'] * 2000)}"], (REFUSED,)),
 }
 
 
-def test_giant_and_unfinished_handshakes_hold_little(enter: Enter, site: Site, attack: Open):
-    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+def test_giant_and_unfinished_handshakes_hold_little(
+    enter: Enter, site: Site, attack: Open, cookie: str
+):
     for what, (headers, expected) in HEADERS.items():
-        with beside(site, neighbour, what) as (_, found):
+        with beside(site, enter, what) as (_, found):
             answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(size(2, 5))}
             found["answer"] = " or ".join(sorted(answer or "none" for answer in answers))
         assert answers <= set(expected), what
-    with beside(site, neighbour, "handshakes without end") as (felt, found):
+    with beside(site, enter, "handshakes without end") as (felt, found):
         found["handshakes"] = size(200, 800)
         for _ in range(size(200, 800)):
             attack(site).send(handshake(site)[:-4])
         felt.until(felt.answers + 10)
 
 
-def test_data_before_the_answer_is_not_kept(enter: Enter, site: Site, attack: Open, relay: World):
-    cookie, neighbour = enter("alice").cookie, enter("bob", "web.bob")
+def test_data_before_the_answer_is_not_kept(
+    enter: Enter, site: Site, attack: Open, relay: World, cookie: str
+):
     attacker = attack(site)
     with (
-        beside(site, neighbour, "data before its handshake was answered") as (_, found),
+        beside(site, enter, "data before its handshake was answered") as (_, found),
         psycopg.connect(relay.server.url()) as owner,
     ):
         # Who comes in cannot be found out for a while.
@@ -245,11 +229,11 @@ def test_data_before_the_answer_is_not_kept(enter: Enter, site: Site, attack: Op
 
 
 def test_frames_in_the_body_of_a_handshake_are_no_frames(enter: Enter, site: Site, attack: Open):
-    neighbour, attacker = enter("bob", "web.bob"), attack(site)
+    attacker = attack(site)
     # They would be taken in before any bound is there, each after all others were moved.
-    pings = frame(PING | LAST) * size(100_000, 1_000_000)
-    body = pings + frame(CLOSE | LAST, struct.pack("!H", 1000))
-    with beside(site, neighbour, "frames in the body of a handshake") as (felt, found):
+    pings = frame(Opcode.PING) * size(100_000, 1_000_000)
+    body = pings + frame(Opcode.CLOSE, (1000).to_bytes(2))
+    with beside(site, enter, "frames in the body of a handshake") as (felt, found):
         # Whoever has not logged in may do this.
         attacker.send(handshake(site, "", [f"Content-Length: {len(body)}"]) + body)
         found["megabytes"] = len(body) / 2**20
@@ -277,8 +261,8 @@ TEXTS = {
 
 
 def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(enter: Enter, site: Site):
-    alice, neighbour = enter("alice", "web.alice"), enter("bob", "web.bob")
-    with beside(site, neighbour, "hostile texts") as (_, found):
+    alice = enter("alice", "web.alice")
+    with beside(site, enter, "hostile texts") as (_, found):
         answers = {}
         for what, text in {**TEXTS, **{text: text for text in WRONG}}.items():
             alice.connection.send(text)
@@ -290,8 +274,8 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(enter: Enter
 
 def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World):
     alice = enter("alice", "web.alice", at=tight)
-    neighbour, number = enter("bob", "web.bob", at=tight), size(200, 10_000)
-    with beside(tight, neighbour, "listens of one WebSocket") as (_, found):
+    number = size(200, 10_000)
+    with beside(tight, enter, "listens of one WebSocket") as (_, found):
         answers = [alice.call("topic_listen", topic=f"WEB.{n}")["Err"] for n in range(number)]
         found |= {"listens": number, "done": answers.count("0"), "refused": answers.count("58")}
     assert (found["done"], found["refused"]) == (50, number - 50)

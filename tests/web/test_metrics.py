@@ -1,7 +1,5 @@
 """/metrics: off unless asked for; true figures; few topics, however many there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

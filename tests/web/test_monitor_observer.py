@@ -1,7 +1,5 @@
 """The observer with a real hub, in the test's own loop: its beginning, its end, its bounds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -87,7 +85,7 @@ class Stage:
         async with asyncio.timeout(SECONDS):
             await self.observer._running
 
-    async def __aenter__(self) -> Stage:
+    async def __aenter__(self) -> "Stage":
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """The monitor's pages as Django serves them: who sees them, what they hold, what they may run."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import uuid

@@ -1,12 +1,11 @@
 """node.js in a real browser: what it promises, against the real relay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from playwright.sync_api import Page, Route
 
 from project.postgres import Server
 from psqlmessages.models import WebIdentity
@@ -14,9 +13,6 @@ from tests.sql.conftest import World
 from tests.web.browser import Visitors, until
 from tests.web.receivers import kill, refused
 from tests.web.site import Site
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
 
 # What happens in the page is noted in `heard`, and asked for here; so is every frame that comes.
 BEGIN = """async ([ident, options]) => {
@@ -43,7 +39,7 @@ CONNECT = (
     "const { connect } = await import('/static/psqlmessages/node.js'); await connect('{ident}')"
 )
 
-Begin = Callable[..., "Page"]
+Begin = Callable[..., Page]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The pages of the traffic as the server tells them: who, what, from which windows; /metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from math import ceil

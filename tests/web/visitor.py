@@ -1,7 +1,5 @@
 """Pages as a browser without scripts sees them: text, links, and forms to be filled in and sent."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urljoin
