@@ -52,10 +52,7 @@ NOBODY_IDLES = """
 
 @pytest.fixture
 def shop(
-    transactional_db: None,
-    settings: Settings,
-    own_world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    transactional_db: None, settings: Settings, own_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """The project on the server of the module's own; what fails is tried again at once."""
     settings.PSQLMESSAGES = {"NODE": "shop"}

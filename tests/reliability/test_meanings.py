@@ -13,8 +13,7 @@ from tests.sql.conftest import World
 
 FAULT = "hostile names"
 few = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 # Beginnings of each other, and what looks alike, is longer in bytes, or means something in SQL.
 LETTERS = "aaab*%_\\.'é漢🐘\u0301\n "
