@@ -1,7 +1,5 @@
 """Django, an exchange and a sink of Spark on a server of a test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Handlers of a project in trouble: what is ended is done again, and `run` goes on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What a name or a pattern means is the same in SQL and in Python."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
