@@ -200,7 +200,11 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
         wait_until(lambda: runner.counters.given_up)
     assert Counter(seen.bodies) == {"bad": 3, "good": 1, "worst": 3}
     assert saved() == ["bad", "good"]
-    assert (runner.counters.handled, runner.counters.failures, runner.counters.given_up) == (2, 5, 1)
+    assert (runner.counters.handled, runner.counters.failures, runner.counters.given_up) == (
+        2,
+        5,
+        1,
+    )
     assert "handle failed; retry in" in caplog.text
     assert "ValueError: bad" in caplog.text
     assert "failed 3 times: the message is lost" in caplog.text
