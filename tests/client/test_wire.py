@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.wire import (
-    EncodedBody,
-    MalformedPayload,
-    decode,
-    encode_many,
-    parse,
-    serialize,
-)
+from psqlmessages.wire import EncodedBody, MalformedPayload, decode, encode_many, parse, serialize
 
 # What PostgreSQL's text can hold: no NUL, no surrogates.
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))

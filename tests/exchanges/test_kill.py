@@ -26,11 +26,7 @@ KILLS = size(5, 100)
 # Each kill costs a start of the process, so one of each kind is enough for every day.
 NIGHTLY = pytest.mark.nightly
 EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
-FLOWS = {
-    "within": ("b", "c"),
-    "between": ("b", "eu/b", "eu/c"),
-    "between, popped": ("b", "eu/b"),
-}
+FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, popped": ("b", "eu/b")}
 
 
 def environment_of(server: TestedServer) -> dict[str, str]:

@@ -267,9 +267,7 @@ def test_nothing_is_heard_after_unsubscribe_though_it_had_come(bus: PubSub, ear:
     assert heard == [1]
 
 
-def test_what_a_call_reads_is_delivered_without_waiting_for_the_keep_alive(
-    any_bus: NewBus,
-) -> None:
+def test_what_a_call_reads_is_delivered_without_waiting_for_the_keep_alive(any_bus: NewBus) -> None:
     bus = any_bus(interval=600.0)
     ear = Ear.of(bus)
     for number in range(200):

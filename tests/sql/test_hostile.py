@@ -180,10 +180,7 @@ def test_whoever_knows_a_channel_can_notify_it_which_is_documented(
 
 @pytest.mark.parametrize(
     ("act", "held_up"),
-    [
-        (("topic_listen", "T"), ("topic_listen", "T")),
-        (("topic_observe", "T"), ("init", "LATE")),
-    ],
+    [(("topic_listen", "T"), ("topic_listen", "T")), (("topic_observe", "T"), ("init", "LATE"))],
 )
 def test_an_open_transaction_of_a_role_with_rules_holds_up_others_which_is_documented(
     world: World, act: tuple[str, ...], held_up: tuple[str, ...]

@@ -250,9 +250,7 @@ def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream) -> N
     assert stream.publisher.query("SELECT current_setting('messages.publishing')") == ""
 
 
-def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(
-    stream: Stream,
-) -> None:
+def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(stream: Stream) -> None:
     """Who may publish something else copies all locks that it sees."""
     stream.got()
     publishing = stream.world.program("user1")

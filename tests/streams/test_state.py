@@ -70,9 +70,7 @@ def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: 
     assert (gone, dead["Recovered"], stream.state()["Recovered"]) == ([], False, False)
 
 
-def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(
-    stream: Stream,
-) -> None:
+def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream: Stream) -> None:
     stream.publish("first", topic="NEW.1")
     stream.got(topic="NEW.1", timeout=10)
     stream.publish("missed", topic="NEW.1")

@@ -165,9 +165,7 @@ def test_a_subscription_that_died_starts_afresh(stream: Stream) -> None:
     assert (restarted, stream.got(timeout=100)) == ([], ["new"])
 
 
-def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(
-    stream: Stream,
-) -> None:
+def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream) -> None:
     stream.got(timeout=10)
     stream.age(10)
     stream.tend()
