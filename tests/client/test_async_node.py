@@ -86,9 +86,7 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
 
 
 @in_a_loop
-async def test_calls_at_once_are_answered_each_with_its_own_timeout(
-    new_async_node: NewNode,
-) -> None:
+async def test_calls_at_once_have_their_own_answers_and_timeouts(new_async_node: NewNode) -> None:
     async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
         slow = asyncio.create_task(node1.call("NODE2", "slow", timeout=SOON))
         question = await next_message(node2, "Rpc")

@@ -86,9 +86,7 @@ async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_
 
 
 @in_loop
-async def test_a_publish_that_is_cancelled_does_not_harm_the_connection(
-    server: TestedServer,
-) -> None:
+async def test_a_cancelled_publish_does_not_harm_the_connection(server: TestedServer) -> None:
     async with AsyncPubSub(server.url("user1")) as bus:
         ear = await AsyncEar.of(bus)
         for turn in range(10):
@@ -104,9 +102,7 @@ async def test_a_publish_that_is_cancelled_does_not_harm_the_connection(
 
 
 @in_loop
-async def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_bus(
-    server: TestedServer,
-) -> None:
+async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: TestedServer) -> None:
     async def fails(event: Event) -> None:
         raise ValueError(event.payload)
 
@@ -146,9 +142,7 @@ async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) ->
 
 
 @in_loop
-async def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_given_connection_ends_promptly(server: TestedServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(async_bus_connection, "_CLOSING_SECONDS", 0.2)
     async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
         bus = AsyncPubSub(given)

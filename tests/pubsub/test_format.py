@@ -104,9 +104,7 @@ ends = st.sampled_from(["", "end", "é"])
 @example([("", "q", size, "") for size in (7_999, 8_000, 15_980, 100_000) for _ in range(50)])
 @example([("", "q", 100_000, f"{number}") for number in range(50)])
 @example([(f"{number}", "q", 100_000, "") for number in range(50)])
-def test_no_long_messages_of_a_transaction_share_a_segment(
-    parts: list[tuple[str, str, int, str]],
-) -> None:
+def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]) -> None:
     transaction, sent = SegmentDeduplicator(), set[str]()
     for begin, middle, times, end in parts:
         payload = begin + middle * times + end

@@ -165,9 +165,7 @@ def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str
 
 
 @pytest.mark.parametrize("queue", ["Q", "NEW.1"])
-def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
-    hub: Hub, queue: str
-) -> None:
+def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, queue: str) -> None:
     hub.desk.push("other", queue="NEW.1")
     id_ = hub.desk.push("x")
     done = hub.deliver([id_], [{"of": id_, "to": queue}])
@@ -176,9 +174,7 @@ def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
     assert hub.put_off() == [(1, True)]
 
 
-def test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once(
-    hub: Hub,
-) -> None:
+def test_after_a_refused_copy_the_others_are_made_once(hub: Hub) -> None:
     id_ = hub.desk.push("x", headers='{"h":1}')
     done = hub.route({"to": "A"}, {"to": "FORBIDDEN"})
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]

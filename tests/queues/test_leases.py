@@ -136,9 +136,7 @@ def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk)
 @pytest.mark.parametrize(
     ("function", "left"), [("commit", []), ("rollback", ["a 1"]), ("release", ["a 0"])]
 )
-def test_who_has_an_element_locked_holds_up_its_settling_and_takes_nothing(
-    desk: Desk, world: World, function: str, left: list[str]
-) -> None:
+def test_settling_waits_for_locks(desk: Desk, world: World, function: str, left: list[str]) -> None:
     """As a reader that met it when it was being reserved, and whose transaction goes on."""
     desk.push("a")
     lease = desk.lease()

@@ -126,9 +126,7 @@ def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool)
 
 
 @pytest.mark.versions
-def test_two_sessions_that_push_one_key_at_the_same_time_push_one_element(
-    desk: Desk, world: World
-) -> None:
+def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World) -> None:
     other = world.program("user1")
     push = "SELECT messages.push('PUT', 'Q', 'second', key => 'k')"
     with desk.pusher.connection.transaction(force_rollback=True):

@@ -80,9 +80,7 @@ def test_a_count_out_of_bounds_takes_nothing(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("max_tries", [None, 3])
-def test_the_most_tries_that_can_be_counted_hold_up_nobody(
-    desk: Desk, max_tries: int | None
-) -> None:
+def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | None) -> None:
     desk.limit(max_tries)
     desk.push("bomb", tries=MOST_TRIES)
     desk.push("next")
@@ -126,9 +124,7 @@ def test_removing_a_queue_waits_for_those_who_use_it(desk: Desk, world: World) -
     assert desk.pop(5) == ["c"]
 
 
-def test_removing_a_queue_and_committing_do_not_wait_for_each_other(
-    desk: Desk, world: World
-) -> None:
+def test_removing_a_queue_and_committing_do_not_deadlock(desk: Desk, world: World) -> None:
     desk.push("x", "y")
     leases = [row.lease for row in desk.reserve(2)]
     world.execute("BEGIN; LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE")

@@ -111,9 +111,7 @@ def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> No
 
 
 @BOTH
-def test_the_same_batch_committed_twice_at_once_is_committed_once(
-    loader: Loader, kind: str
-) -> None:
+def test_a_batch_committed_twice_at_once_is_committed_once(loader: Loader, kind: str) -> None:
     staging, copy = loader.stage("one"), loader.stage("one")
     second = Loader(loader.world)
     with loader.program.connection.transaction():
@@ -126,9 +124,7 @@ def test_the_same_batch_committed_twice_at_once_is_committed_once(
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_what_is_removed_while_the_push_waits_for_its_queue_is_not_taken_as_pushed(
-    loader: Loader, key: str | None
-) -> None:
+def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str | None) -> None:
     staging = loader.stage(("one", None, None, key))
     loader.world.rules("user2 OTHER Queue Q W 1")
     maker, remover = loader.world.program("user2"), loader.world.program("user1")

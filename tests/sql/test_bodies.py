@@ -71,9 +71,7 @@ def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -
     assert [receiver.data(payloads[0])[1] for receiver in receivers] == [LONG] * 5
 
 
-def test_a_body_exists_for_listeners_and_observers_only(
-    world: World, pair: Pair, payload: str
-) -> None:
+def test_only_listeners_and_observers_find_a_body(world: World, pair: Pair, payload: str) -> None:
     world.rules(
         "user3 WRITER Topic T W 10", "user3 MAYSEE Topic T O 10", "user3 ELSE Topic U RW 10",
         "user2 SAMEROLE Topic U R 10", "user3 EYE Topic T* O 10", "hostile EYE2 Topic * O 10",
@@ -89,9 +87,7 @@ def test_a_body_exists_for_listeners_and_observers_only(
     assert eye.data(payload) == missing(payload)
 
 
-def test_another_node_and_one_without_a_right_find_nothing(
-    world: World, pair: Pair, payload: str
-) -> None:
+def test_another_node_or_no_rule_finds_nothing(world: World, pair: Pair, payload: str) -> None:
     world.rules("user2 BESIDE Topic U R 10")
     listener = pair[1]
     listener.ok("init", "BESIDE")
@@ -184,9 +180,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
     return json.loads(line)["Err"], bool(newline)
 
 
-def test_one_statement_fetches_for_the_listener_only(
-    world: World, pair: Pair, payload: str
-) -> None:
+def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str) -> None:
     world.rules(
         "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
     )
@@ -236,9 +230,7 @@ def put(world: World, turn: int, interval: str) -> str:
     return world.owner.query(PUT, CLASS, turn, interval)
 
 
-def test_any_call_that_evaluates_empties_a_table_of_expired_bodies(
-    world: World, pair: Pair
-) -> None:
+def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair) -> None:
     for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
         put(world, 0, "1 hour")
         put(world, 1, "-1 hour")
@@ -248,9 +240,7 @@ def test_any_call_that_evaluates_empties_a_table_of_expired_bodies(
         world.execute("TRUNCATE psqlmessages_body")
 
 
-def test_a_reader_in_a_transaction_delays_removal_and_blocks_nobody(
-    world: World, pair: Pair
-) -> None:
+def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair) -> None:
     sender, listener = pair
     payload = put(world, 1, "1 hour")
     # Who has no node delays nothing.

@@ -79,9 +79,7 @@ def test_a_gateway_tells_of_a_crash_of_one_node_of_its_own(world: World, nodes: 
 
 
 @pytest.mark.parametrize("role", ["user2", "user1"])
-def test_a_killed_node_can_return_by_its_own_or_another_role(
-    world: World, nodes: Nodes, role: str
-) -> None:
+def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: str) -> None:
     world.rules("user1 NODE2 Topic MYTOPIC RW 10")
     world.kill(nodes["NODE2"])
     returned = world.node(role, "NODE2")
@@ -234,9 +232,7 @@ def test_a_reused_pid_neither_keeps_a_dead_session_alive_nor_deregisters_its_nod
 
 
 @pytest.mark.parametrize("lock", ["pg_try_advisory_lock", "pg_try_advisory_lock_shared"])
-def test_a_hostile_lock_neither_keeps_a_dead_session_alive_nor_blocks_its_return(
-    world: World, nodes: Nodes, lock: str
-) -> None:
+def test_a_hostile_lock_keeps_no_dead_session_alive(world: World, nodes: Nodes, lock: str) -> None:
     session = session_of(world, "NODE2")
     world.kill(nodes["NODE2"])
     assert world.program("hostile").query(f"SELECT {lock}({CLASS}, {session})")

@@ -93,9 +93,7 @@ def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair)
 
 @pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
 @pytest.mark.parametrize("has_node", [False, True])
-def test_the_settings_of_another_session_make_nobody_its_node(
-    world: World, nodes: Pair, role: str, has_node: bool
-) -> None:
+def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_node: bool) -> None:
     world.rules(f"{role} OWN Topic X R 5")
     program = world.node(role, "OWN") if has_node else world.program(role)
     for setting in SETTINGS:

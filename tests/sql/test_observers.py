@@ -142,7 +142,7 @@ def test_an_observation_lasts(
     assert seen() == [], "it is registered no more"
 
 
-def test_an_observer_alone_is_told_of_its_loss(
+def test_only_the_observer_hears_of_its_loss(
     market: World, listener: Program, eye: Program
 ) -> None:
     market.rules("user3 EYE Rpc NOBODY W 10")

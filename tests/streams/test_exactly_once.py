@@ -63,9 +63,7 @@ def unrelated(world: World) -> Iterator[None]:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unrelated")
 @sizes(3_000, 100_000)
-def test_of_many_messages_none_is_lost_doubled_or_read_though_rolled_back(
-    world: World, messages: int
-) -> None:
+def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, messages: int) -> None:
     outcome = Flow(world.server.url(), messages, is_prepared=True).run()
     tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
     assert (outcome.lost, outcome.doubled, outcome.undead, outcome.disordered) == (0, 0, 0, 0)
@@ -87,9 +85,7 @@ def greatest_id_seen(world: World) -> Iterator[None]:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unrelated", "greatest_id_seen")
 @sizes(1_000, 8_000)
-def test_a_reader_that_goes_by_the_greatest_id_seen_loses_messages(
-    world: World, messages: int
-) -> None:
+def test_a_reader_by_the_greatest_id_seen_loses_messages(world: World, messages: int) -> None:
     """So the flow finds such an error: each late message is lost for certain."""
     flow = Flow(world.server.url(), messages)
     late = LatePublisher(flow, len(flow.publishers), LATE)
@@ -125,9 +121,7 @@ def wait_for(server: Server, effects: int) -> None:
 
 @pytest.mark.timeout(900)
 @sizes(1_000, 24_000)
-def test_nothing_committed_is_lost_where_the_server_is_killed(
-    mortal: Server, messages: int
-) -> None:
+def test_nothing_committed_is_lost_if_the_server_is_killed(mortal: Server, messages: int) -> None:
     kills = [messages // 12] if messages < 24_000 else [2_000, 8_000]
     flow = Flow(mortal.url(), messages)
     beside = flow.thread(lambda: kill_when_busy(mortal, flow, kills))

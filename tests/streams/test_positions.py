@@ -47,9 +47,7 @@ def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream) ->
     }  # fmt: skip
 
 
-def test_a_publisher_that_has_not_committed_holds_the_horizon_of_its_topic_alone(
-    stream_u: Stream,
-) -> None:
+def test_an_open_publisher_holds_the_horizon_of_its_topic_alone(stream_u: Stream) -> None:
     stream = stream_u
     first = stream.publish("first")
     with stream.late("late"):

@@ -82,9 +82,7 @@ def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream
     assert stream.state(topic="NEW.1")["Recovered"] is False
 
 
-def test_connect_stream_registers_the_node_and_names_its_living_subscriptions(
-    stream: Stream,
-) -> None:
+def test_connect_stream_registers_and_names_living_subscriptions(stream: Stream) -> None:
     stream.publish("x", topic="NEW.1")
     stream.publish("x", topic="NEW.2")
     stream.got(topic="NEW.2", timeout=10)
@@ -103,9 +101,7 @@ def test_connect_stream_registers_the_node_and_names_its_living_subscriptions(
     assert stream.publisher.error("connect_stream", "SUB")[0] == 5
 
 
-def test_connect_stream_of_another_role_tells_and_changes_nothing_that_it_may_not_read(
-    stream: Stream, world: World
-) -> None:
+def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: World) -> None:
     world.rules("user3 SUB Topic OTHER R 10")
     stream.got(timeout=10)
     stream.publish("missed")
@@ -187,9 +183,7 @@ def test_the_timeout_shown_is_that_of_a_retention_or_of_a_subscription(stream: S
     assert rows(stream.subscriber, "stream_topics")[0]["relative_timeout"] == 2**31 - 1
 
 
-def test_each_role_sees_the_streams_of_topics_that_a_rule_lets_it_use(
-    stream: Stream, world: World
-) -> None:
+def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: World) -> None:
     world.rules("user3 SECRET Topic SECRET RW 10")
     stream.got()
     world.program("user3").got("SECRET", "SECRET")

@@ -42,16 +42,12 @@ def assert_works(due: Stream) -> None:
     assert "read" not in due.stored()
 
 
-def test_a_transaction_that_evaluates_before_its_end_holds_up_no_stream(
-    due: Stream, stranger: Program
-) -> None:
+def test_an_early_evaluation_holds_up_no_stream(due: Stream, stranger: Program) -> None:
     stranger.connection.execute(EARLY)
     assert_works(due)
 
 
-def test_a_transaction_that_does_not_come_to_its_end_holds_up_no_stream(
-    due: Stream, world: World, stranger: Program
-) -> None:
+def test_a_stuck_commit_holds_up_no_stream(due: Stream, world: World, stranger: Program) -> None:
     due.query("SELECT pg_advisory_lock(1, 1)")
     stranger.connection.execute(LATE)
     with in_background(lambda: stranger.connection.execute("COMMIT")):
@@ -62,9 +58,7 @@ def test_a_transaction_that_does_not_come_to_its_end_holds_up_no_stream(
             due.query("SELECT pg_advisory_unlock(1, 1)")
 
 
-def test_an_open_transaction_does_not_keep_a_node_from_coming_back(
-    due: Stream, world: World
-) -> None:
+def test_an_open_transaction_keeps_no_node_from_returning(due: Stream, world: World) -> None:
     world.kill(world.node("user2", "SUB"))
     stranger = world.program("hostile")
     stranger.connection.execute("BEGIN")

@@ -28,7 +28,7 @@ def publish_all(writer: Node, topic: str, number: int) -> None:
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_what_waited_comes_first_then_what_is_published_without_any_polling(
+def test_what_waited_comes_first_then_live_ones(
     writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     async def test() -> None:
@@ -121,7 +121,7 @@ async def stop(node: AsyncNode) -> None:
 
 
 @pytest.mark.parametrize("how", [stop, AsyncNode.close])
-def test_stop_and_close_end_the_iteration_at_once(
+def test_stop_and_close_end_iteration_at_once(
     new_async_reader: NewAsyncReader, how: Callable[[AsyncNode], Awaitable[None]]
 ) -> None:
     async def test() -> None:
@@ -137,7 +137,7 @@ def test_stop_and_close_end_the_iteration_at_once(
     asyncio.run(test())
 
 
-def test_who_reads_by_another_connection_is_woken_too(
+def test_readers_on_other_connections_are_woken(
     writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     async def test() -> None:

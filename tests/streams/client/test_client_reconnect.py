@@ -37,9 +37,7 @@ RULES = """
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
-    stream: World, writer: Node, new_reader: NewReader
-) -> None:
+def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader) -> None:
     with new_reader(QUICK) as node, ThreadPoolExecutor() as pool:
         messages = node.subscribe("NEWS", max_rows=4)
         writer.publish_many("NEWS", range(6))
@@ -56,9 +54,7 @@ def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
-def test_what_is_published_after_commits_were_lost_comes_though_its_ids_came_before(
-    stream: World, writer: Node, reader: Node, is_confirmed: bool
-) -> None:
+def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confirmed: bool) -> None:
     messages = reader.subscribe("NEWS", idle=timedelta(0))
     assert list(messages) == []
     before = [writer.publish("NEWS", number).id for number in range(3)]

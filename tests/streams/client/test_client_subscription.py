@@ -59,9 +59,7 @@ def pass_time(stream: World, minutes: int) -> None:
     )  # fmt: skip
 
 
-def test_a_slow_reader_keeps_its_subscription_alive(
-    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = reader.subscribe("NEWS", timedelta(minutes=1))
     writer.publish_many("NEWS", range(10))
     assert bodies(messages, 3) == [0, 1, 2]
@@ -76,9 +74,7 @@ def test_a_slow_reader_keeps_its_subscription_alive(
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_waiting_reader_keeps_its_subscription_alive(
-    stream: World, writer: Node, reader: Node
-) -> None:
+def test_a_waiting_reader_pings(stream: World, writer: Node, reader: Node) -> None:
     messages = reader.subscribe("NEWS", timedelta(seconds=9), idle=SOON)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(next, messages)
@@ -90,9 +86,7 @@ def test_a_waiting_reader_keeps_its_subscription_alive(
 
 
 @pytest.mark.parametrize("how", [Node.stop, Node.close])
-def test_stop_and_close_end_the_iteration_at_once(
-    reader: Node, how: Callable[[Node], None]
-) -> None:
+def test_stop_and_close_end_iteration_at_once(reader: Node, how: Callable[[Node], None]) -> None:
     messages = reader.subscribe("NEWS")
     Timer(0.3, how, (reader,)).start()
     began = monotonic()
@@ -156,9 +150,7 @@ def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node) -> N
             waiting.result(SOON.total_seconds())
 
 
-def test_events_that_nobody_takes_do_not_pile_up(
-    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psqlmessages.client.node_state._UNHEARD_EVENTS", 3)
     messages = reader.subscribe("NEWS", idle=NOW)
     for number in range(5):
