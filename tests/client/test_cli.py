@@ -195,9 +195,6 @@ def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) ->
     assert shown.count("\n") == 1
 
 
-# The demonstration
-
-
 def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture) -> None:
     for _ in range(2):
         assert main(["--dsn", server.url(), "demo"]) == 0

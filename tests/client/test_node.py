@@ -1,6 +1,5 @@
 """Node and AsyncNode on the real database: sending, receiving, handlers, and their end."""
 
-import inspect
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import NodeClosed, NoListeners
 from tests.client.conftest import NewNode
 from tests.client.moments import when
-from tests.client.nodes import NOW, SOON, next_message, running
+from tests.client.nodes import NOW, SOON, next_message, offered, running
 from tests.client.programs import PROMPTLY
 from tests.django.waiting import wait_until as poll_until
 from tests.sql.conftest import World
@@ -226,13 +225,5 @@ def test_threads_share_a_node(echo: Any) -> None:
 
 
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries() -> None:
-    def offered(node_class: type) -> dict[str, list[tuple[str, object]]]:
-        signatures: dict[str, list[tuple[str, object]]] = {}
-        for name, member in inspect.getmembers(node_class):
-            if name == "__init__" or not name.startswith("_"):
-                given = inspect.signature(member).parameters if callable(member) else {}
-                signatures[name] = [(p.name, p.kind, p.default) for p in given.values()]
-        return signatures
-
     assert offered(Node) == offered(AsyncNode)
     assert Options().backoff_most <= timedelta(seconds=4)

@@ -24,6 +24,7 @@ from tests.client.nodes import (
     QUICK,
     SOON,
     Driven,
+    end_backend,
     in_a_loop,
     next_event,
     next_message,
@@ -51,17 +52,6 @@ WAITS = """
 def far(conversation: World, proxy: Proxy) -> str:
     """The address of NODE1 behind the proxy."""
     return make_conninfo(conversation.server.url("user1"), host="127.0.0.1", port=proxy.port)
-
-
-def end_backend(world: World, ident: str = "NODE1") -> None:
-    """End the newest backend of a node's connections, found by its name, and wait for it."""
-    ended = world.watcher.query(
-        "SELECT pg_terminate_backend(pid, 60000) FROM ("
-        " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-        " ORDER BY backend_start DESC LIMIT 1) AS newest",
-        f"psqlmessages {ident}",
-    )
-    assert ended is True
 
 
 @contextmanager

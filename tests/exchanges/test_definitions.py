@@ -241,9 +241,6 @@ def test_a_namespace_is_a_database_with_the_app(lite: None, away: None, settings
     ]
 
 
-# Texts: YAML and JSON are read strictly
-
-
 def fault(text: bytes | str) -> str:
     with pytest.raises(MalformedText) as raised:
         files.parsed(text)

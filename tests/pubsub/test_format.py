@@ -92,9 +92,6 @@ def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused() -> None:
         cut(longest + "A")
 
 
-# In one transaction
-
-
 begins, middles = st.sampled_from(["", "a", "é"]), st.sampled_from(["x", "\0", "é", "abc"])
 ends = st.sampled_from(["", "end", "é"])
 
@@ -138,9 +135,6 @@ def test_any_segments_are_read_or_refused(segments: list[str]) -> None:
         with suppress(MalformedPayload):
             if (text := assembly.add(1, "A", segment)) is not None:
                 payload_of(text)
-
-
-# Segments of several senders, and what is bounded
 
 
 pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1, 9)

@@ -33,9 +33,6 @@ def listens(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
-# Transactions
-
-
 def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener) -> None:
     with given.transaction():
         writer.publish("A", 1)
@@ -126,9 +123,6 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
         writer.publish("A", "x")
     writer.publish("A", "alone")
     assert listener.segments() == ["!alone"]
-
-
-# Beside its owner
 
 
 def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear) -> None:

@@ -1,7 +1,6 @@
 """PubSub on the real database: what is published is heard, and what travels is the format."""
 
 import base64
-import inspect
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub import Event
 from psqlmessages.pubsub.segments import cut
+from tests.client.nodes import offered
 from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, until
 from tests.pubsub.test_format import json_values, texts
 
@@ -69,9 +69,6 @@ def test_every_text_and_json_value_arrives(bus: PubSub, ear: Ear, payload: objec
     bus.publish("A", payload)
     is_equal = ear.payload() == payload
     assert is_equal
-
-
-# Writers side by side
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -130,9 +127,6 @@ def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: C
     assert ear.payload() == "fence"
     assert bus._subscriptions._assembly.size <= 20_000
     assert bus.counters.unfinished >= 3
-
-
-# Channels, and what is refused
 
 
 def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus: PubSub) -> None:
@@ -199,9 +193,6 @@ def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, ra
     raw("!well")
     assert ear.payload() == "well"
     assert bus.counters.malformed == malformed + len(segments)
-
-
-# Handlers
 
 
 def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub, ear: Ear) -> None:
@@ -289,9 +280,6 @@ def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub) -
         bus.on("A", "print")  # type: ignore[arg-type]
 
 
-# The end
-
-
 def test_a_bus_that_is_closed_says_so_and_run_returns(any_bus: NewBus) -> None:
     bus = any_bus()
     bus.subscribe("A")
@@ -321,14 +309,6 @@ def test_wrong_settings_are_refused(any_bus: NewBus, new_bus: NewBus, connect: C
 
 
 def test_sync_and_async_offer_the_same() -> None:
-    def offered(bus_class: type) -> dict[str, list[tuple[str, object, object]]]:
-        members = {
-            name: inspect.signature(member).parameters.values() if callable(member) else ()
-            for name, member in inspect.getmembers(bus_class)
-            if not name.startswith("_") or name == "__init__"
-        }
-        return {name: [(p.name, p.kind, p.default) for p in members[name]] for name in members}
-
     assert offered(PubSub) == offered(AsyncPubSub)
     assert {"subscribe", "unsubscribe", "publish", "on", "off", "run"} <= set(offered(PubSub))
 

@@ -15,8 +15,9 @@ from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.node_state import NodeCounters
 from psqlmessages.client.session import NodeSession
 from psqlmessages.exceptions import ConnectionLost
+from tests.client.nodes import end_backend
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, SOON, end_backend, state
+from tests.queues.client.conftest import HOURS, NOW, SOON, state
 from tests.queues.client.test_queue_restart import ROOT
 from tests.sql.conftest import World
 
@@ -118,7 +119,7 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
 
     def handle(element: Element) -> bool:
         if element.body == "c":
-            end_backend(queues)
+            end_backend(queues, "READER")
         return leaves and element.body == "c"
 
     counters = consume(handle, batch=3, **WHOLE_BATCH)

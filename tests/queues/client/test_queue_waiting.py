@@ -15,10 +15,11 @@ import pytest
 from psqlmessages import Node
 from psqlmessages.client import wakeups
 from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
+from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, end_backend, listened
+from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, listened
 from tests.sql.conftest import World
 
 
@@ -211,7 +212,7 @@ def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, rea
             waiting = [pool.submit(bodies, reader) for _ in range(2)]
             listened(queues)
             assert not wait(waiting, timeout=0.1).done
-            end_backend(queues)
+            end_backend(queues, "READER")
             writer.push("Q", body)
             found, left = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
             # It is back, and the other one waits: what is pushed now comes by a notification.

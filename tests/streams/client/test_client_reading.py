@@ -13,13 +13,12 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import Node, Options, Subscription
 from psqlmessages.client import subscription
 from psqlmessages.exceptions import MessagesError
+from tests.client.nodes import NOW
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import until
 from tests.sql.conftest import World
 from tests.streams.client.conftest import HOURS, NO_POLLING, SOON, NewReader
-
-NOW = timedelta(0)
 
 
 def bodies(messages: Subscription, number: int) -> list[object]:
