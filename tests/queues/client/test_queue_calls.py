@@ -194,7 +194,7 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader:
     assert writer.counters.calls == calls
     writer.push("Q", "x")
     (popped,) = reader.pop("Q")
-    with pytest.raises(ValueError, match="removed already"):
+    with pytest.raises(ValueError, match="already removed"):
         reader.commit(popped)
     with pytest.raises(TypeError, match="not int"):
         reader.commit(popped.id)
