@@ -2,13 +2,13 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from project.postgres import Server
+from tests.pubsub.conftest import until
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 from tests.streams.flow import Flow, LatePublisher, Outcome
@@ -36,16 +36,11 @@ def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
 def tell(what: str, outcome: Outcome) -> None:
     """Count what came of a flow."""
     counted(
-        "publishers commit in random order and roll back",
-        what,
-        committed=outcome.committed,
-        rolled_back=outcome.rolled_back,
-        reader_killed=outcome.reader.killed,
-        reader_rolled_back=outcome.reader.rolled_back,
-        lost=outcome.lost,
-        doubled=outcome.doubled,
+        "publishers commit in random order and roll back", what, committed=outcome.committed,
+        rolled_back=outcome.rolled_back, reader_killed=outcome.reader.killed,
+        reader_rolled_back=outcome.reader.rolled_back, lost=outcome.lost, doubled=outcome.doubled,
         read_though_rolled_back=outcome.undead,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -109,14 +104,9 @@ def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
 
 def wait_for(server: Server, effects: int) -> None:
     """Wait until so much was read, for some minutes at most."""
-    pause = threading.Event()
+    count = "SELECT count(*) FROM psqlmessages_effects"
     with psycopg.connect(server.url(), autocommit=True) as owner:
-        for _ in range(4000):
-            row = owner.execute("SELECT count(*) FROM psqlmessages_effects").fetchone()
-            if row and row[0] >= effects:
-                return
-            pause.wait(0.05)
-    raise AssertionError(f"{effects} messages were never read")
+        until(lambda: owner.execute(count).fetchone()[0] >= effects, 200)
 
 
 @pytest.mark.timeout(900)

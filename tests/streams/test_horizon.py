@@ -129,11 +129,8 @@ def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str
     assert stream.tend() == 1
 
 
-# Hostile locks: any role may take any advisory lock.
-
-
 def take(program: Program, mode: str, lock_class: int, first: int, last: int) -> None:
-    """Take advisory locks of a class."""
+    """Take advisory locks of a class, as any role may."""
     program.query(
         f"SELECT count(pg_advisory_lock{mode}(%s, n::bit(32)::int))"
         " FROM generate_series(%s::bigint, %s::bigint) AS n",
@@ -204,7 +201,7 @@ def test_a_number_behind_what_was_read_brings_nothing_back(stream: Stream) -> No
     assert stream.got() == ["late"]
 
 
-def test_no_message_of_a_forged_mark_is_passed_over(stream: Stream) -> None:
+def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream) -> None:
     stream.got()
     for ahead in (-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30):
         number = stream.query(LAST) + ahead if isinstance(ahead, int) else ahead
@@ -214,10 +211,6 @@ def test_no_message_of_a_forged_mark_is_passed_over(stream: Stream) -> None:
             stream.publish("x")
             assert stream.got() == [], ahead
         assert stream.got() == ["forged", "x"], ahead
-
-
-def test_junk_in_the_mark_does_no_harm(stream: Stream) -> None:
-    stream.got()
     for junk in ("", ",", ",,", "x" * 100_000, "🐘", "',0,'", "\n"):
         stream.publisher.query("SELECT set_config('messages.publishing', %s, false)", junk)
         with stream.publisher.connection.transaction():

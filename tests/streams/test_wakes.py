@@ -103,7 +103,7 @@ def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World) -
 
 
 def wakes(stream: Stream) -> int:
-    """How many channels are notified of topic T."""
+    """The number of channels that are notified of topic T."""
     return int(stream.query("SELECT cardinality(wakes) FROM psqlmessages_topic WHERE name = 'T'"))
 
 
