@@ -52,11 +52,9 @@ class Hub:
         """What is in Q: tries, and whether the last call has put it off by a second or more."""
         return self.desk.world.execute(PUT_OFF, [self.asked_at]).fetchall()
 
-    def deliver(
-        self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
-    ) -> dict[str, Any]:
+    def deliver(self, *given: Any) -> dict[str, Any]:
         """Call deliver, which must succeed."""
-        answer = self.answer(elements, copies, failed)
+        answer = self.answer(*given)
         assert answer.pop("Err") == "0", answer
         return answer
 
@@ -76,7 +74,7 @@ class Hub:
             # As loops do: where all is as at the source, nothing is said of it.
             columns[3:] = [column if any(column) else None for column in columns[3:]]
         self.asked_at = self.desk.now()
-        answer: dict[str, Any] = self.program.query(
+        return self.program.query(
             "SELECT messages.deliver('exchange.X', 'Q', %s::text[], %s::text[], %s::text[],"
             " %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[],"
             " %s::int[])",
@@ -84,7 +82,6 @@ class Hub:
             (put_back or None) if self.is_brief else put_back,
             *columns,
         )
-        return answer
 
 
 @pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])

@@ -1,7 +1,5 @@
 """What a role that may use one queue cannot do to the others, nor to the whole."""
 
-from typing import Any
-
 import psycopg
 import pytest
 
@@ -66,17 +64,6 @@ def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk) -> Non
         assert refused == takes, function
     assert desk.pop(5) == ["x"]
     assert desk.world.owner.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]
-
-
-def test_a_count_out_of_bounds_takes_nothing(desk: Desk) -> None:
-    desk.push("x")
-    numbers: dict[int | None, int] = {4097: 58, 0: 60, -1: 60, None: 60}
-    for function in TAKES:
-        refused = {n: desk.reader.error(function, "GET", "Q", n)[0] for n in numbers}
-        assert refused == numbers, function
-    durations: list[Any] = [0, -1, float("nan"), 1e12, None]
-    assert [desk.reader.error("reserve", "GET", "Q", 1, n)[0] for n in durations] == [60] * 5
-    assert desk.pop() == ["x"]
 
 
 @pytest.mark.parametrize("max_tries", [None, 3])

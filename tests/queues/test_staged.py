@@ -1,7 +1,5 @@
 """Staging: rows copied in by several connections become messages or elements once, all or none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -43,11 +41,9 @@ class Loader:
         return staging
 
     def publish(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
-        """Call publish_staged."""
         return self.program.call("publish_staged", "LOAD", "T", query, batch, list(stagings), rows)
 
     def push(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
-        """Call push_staged."""
         return self.program.call("push_staged", "LOAD", "Q", query, batch, list(stagings), rows)
 
     def stored(self, kind: str = "push") -> list[str]:

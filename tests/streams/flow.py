@@ -68,18 +68,14 @@ class Publisher:
                         self.committed += payloads
 
     def publish(
-        self,
-        connection: psycopg.Connection,
-        payloads: list[str],
-        dice: random.Random,
-        is_lost: bool,
+        self, connection: psycopg.Connection, bodies: list[str], dice: random.Random, is_lost: bool
     ) -> None:
         connection.execute(f"BEGIN ISOLATION LEVEL {dice.choice(LEVELS)}")
-        connection.execute(dice.choice(CALLS), payloads[:1])
+        connection.execute(dice.choice(CALLS), bodies[:1])
         if dice.random() < 0.3:
             with connection.transaction(force_rollback=True):
-                publish(connection, [f"{payloads[0]} given up"])
-        publish(connection, payloads[1:])
+                publish(connection, [f"{bodies[0]} given up"])
+        publish(connection, bodies[1:])
         connection.execute("SELECT pg_sleep(%s)", [dice.random() / 50])
         end = "ROLLBACK" if is_lost else "COMMIT"
         # No more publishers than transactions may be prepared at once.
