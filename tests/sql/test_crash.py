@@ -132,7 +132,7 @@ def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, 
     assert node.error("topic_listen", "MYTOPIC")[0] == 50
 
 
-def test_reset_all_is_no_crash_and_init_says_already(nodes: Nodes) -> None:
+def test_reset_all_is_no_crash_and_deinit_and_init_work_again_and_again(nodes: Nodes) -> None:
     node = nodes["NODE2"]
     node.execute("RESET ALL")
     assert node.error("topic_notify", "MYTOPIC")[0] == 50
@@ -140,10 +140,6 @@ def test_reset_all_is_no_crash_and_init_says_already(nodes: Nodes) -> None:
     assert node.ok("topic_notify", "MYTOPIC")["Already"] == 1
     nodes["NODE1"].ok("evaluate")
     assert nodes["NODE1"].events() == []
-
-
-def test_deinit_and_init_on_one_connection_work_again_and_again(nodes: Nodes) -> None:
-    node = nodes["NODE2"]
     channels = set()
     for _ in range(5):
         node.ok("deinit", "NODE2")

@@ -280,7 +280,7 @@ def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
 ) -> None:
     stream.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")
     stream.publish("x", topic="NEW.1")
-    program = world.gateway("user2", "SUB2", "SUB")
+    program = world.node("user2", "SUB2", "SUB")
     stream.execute("BEGIN")
     stream.prune()
     with in_background(lambda: program.call(act, *arguments)) as answer:

@@ -58,7 +58,7 @@ def test_every_way_to_publish_wakes(stream: Stream) -> None:
 
 def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World) -> None:
     world.rules("user2 BYSTANDER Topic T R 10")
-    gateway = world.gateway("user2", "SUB", "SUB2")
+    gateway = world.node("user2", "SUB", "SUB2")
     stream.got("SUB")
     stream.got("SUB2")
     bystander = register(world.program("user2"), "BYSTANDER")

@@ -20,7 +20,7 @@ def gateway(desk: Desk) -> Program:
     """ONE and TWO on one session: ONE listens to PRICES, sends to NEWS, observes PRI*."""
     desk.world.rules("user1 ONE Topic PRICES RW 10", "user1 ONE Topic NEWS W 10")
     desk.world.rules("user1 ONE Topic PRI* O 10", "user1 TWO Topic PRICES R 10")
-    gateway = desk.world.gateway("user1", "TWO", "ONE")
+    gateway = desk.world.node("user1", "TWO", "ONE")
     gateway.ok("topic_listen", "PRICES")
     gateway.ok("topic_notify", "NEWS")
     gateway.ok("topic_observe", "PRI*")
