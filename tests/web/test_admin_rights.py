@@ -41,8 +41,7 @@ NOT_FOR_LOOKERS = {
 def furnished(desk: Desk) -> Desk:
     """One of everything, of each the only one."""
     desk.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
-    node = desk.world.node("user1", "A")
-    node.ok("topic_listen", "T")
+    node = desk.world.node("user1", "A", listen="T")
     node.got("A", "T")
     node.ok("push", "A", "__deadletter__", "x")
     Auth.objects.filter(type="Queue").delete()

@@ -144,8 +144,7 @@ def test_only_a_reader_that_stops_is_closed_with_4408(enter: Enter, tight: Site,
     slow.ok("init", ident="web.slow", events=False)
     for visitor in (slow, reader):
         visitor.ok("topic_listen", topic="ROOM")
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_notify", "ROOM")
+    other = relay.node("user2", "OTHER", notify="ROOM")
     for _ in range(500):
         if "crash web.slow" in other.events():
             break
@@ -195,8 +194,7 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
     # A right that ended meanwhile is told; the others are registered again.
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_notify", "ROOM")
+    other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
     assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
@@ -243,8 +241,7 @@ def test_a_peer_that_says_goodbye_but_reads_nothing_ends(enter: Enter, relay: Wo
         assert deaf.open(site, enter("alice").cookie).startswith("HTTP/1.1 101")
         deaf.send(frame(Opcode.TEXT, b'{"op":"init","ident":"web.alice"}'))
         deaf.send(frame(Opcode.TEXT, b'{"op":"topic_listen","topic":"ROOM"}'))
-        other = relay.node("user2", "OTHER")
-        other.ok("topic_notify", "ROOM")
+        other = relay.node("user2", "OTHER", notify="ROOM")
         relay.wait_for(
             "SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')"
         )
