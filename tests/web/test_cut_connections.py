@@ -27,11 +27,7 @@ from tests.web.site import Site
 from tests.web.sockets import Visitor, Watcher
 
 FAULT = "connections are forgotten"
-RULES = (
-    *RELAY_RULES,
-    MONITOR_RULE,
-    f"{Server.owner} web.* Queue orders RW 60",
-)
+RULES = (*RELAY_RULES, MONITOR_RULE, f"{Server.owner} web.* Queue orders RW 60")
 # Where it is measured, the defaults hold.
 CUT_SECONDS = size(1, 15)
 QUICK = {"ANSWER_SECONDS": 1, "STOP_SECONDS": 3}

@@ -86,7 +86,7 @@ async def test_a_body_is_fetched_by_a_node_that_still_may(world: World, hub: Hub
     revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
     # Both before the hub reads either: nothing here gives way to it.
     out.ok("topic_send", "T", BIG)
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
     assert (await box.message()).body == BIG
     await revoked.event("disconnect", "D1")
     assert hub.counters.lost_bodies == 0

@@ -162,7 +162,7 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
 async def test_a_node_that_is_deleted_is_registered_again(stage: Stage, world: World):
     await stage.live()
     before = stage.observer.ident
-    world.owner.connection.execute("DELETE FROM psqlmessages_observation")
+    world.execute("DELETE FROM psqlmessages_observation")
     await stage.until(lambda: stage.observer.ident != before and stage.is_live())
     assert monitors(world) == 1
 

@@ -152,9 +152,7 @@ def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World
     other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "behind the events")
     assert visitor.frame()["Body"] == "behind the events"
-    relay.owner.connection.execute(
-        "DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'"
-    )
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'")
     event = visitor.frame()
     assert (event["Evt"], event["Ident"]) == ("topic_unlisten", "web.alice")
 

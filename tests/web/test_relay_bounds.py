@@ -104,7 +104,7 @@ def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World):
     alice.ok("topic_unlisten", topic="WEB.1")
     alice.ok("topic_listen", topic="WEB.3")
     # A topic that was revoked makes room too.
-    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     alice.event("topic_unlisten")
     alice.ok("topic_listen", topic="WEB.4")
 
@@ -189,7 +189,7 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
             "the database is unavailable: try again later",
         )
         # The owner's own connection is not one of those ended.
-        relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
+        relay.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
     assert alice.event("reconnected")["Away"] >= 0
     # A right that ended meanwhile is told; the others are registered again.
     event = alice.event("topic_unlisten")
@@ -213,7 +213,7 @@ def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: W
         visitor = enter("alice", ident)
         with relay.owner.connection.transaction():
             # The operation waits for this, and so is under way when the peer goes.
-            relay.owner.connection.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
+            relay.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
             visitor.connection.send(json.dumps(request))
             visitor.break_off()
         relay.wait_for(GONE)
