@@ -93,7 +93,7 @@ def send(
     continue. ``token`` asks the listeners for answers; a node connected under the same ident
     receives them.
     """
-    ident = ident if ident is not None else own_ident()
+    ident = own_ident(ident)
     call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
     try:
         run(call, using)
@@ -103,6 +103,10 @@ def send(
         _log_lost_message(topic, using)
         return _notify_observers(using, ident, topic, [body], is_received=False)
     return _notify_observers(using, ident, topic, [body], is_received=True)
+
+
+# Uses the connection of the asynchronous ORM.
+asend = sync_to_async(send)
 
 
 def send_many(
@@ -118,13 +122,14 @@ def send_many(
     Returns 0 if there is no listener. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list(bodies)
-    ident = ident if ident is not None else own_ident()
+    ident = own_ident(ident)
     texts, enc = encode_many(bodies)
-    call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
+    names = calls.check_names(ident, topic)
     try:
         # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=alias_of(using)):
-            run(call, using)
+            for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
+                calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:
             raise
@@ -147,10 +152,13 @@ def publish(
     It also reaches the topic's live listeners; the result counts both. See :func:`send` for
     ``ident``. An error does not break the transaction.
     """
-    ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish(ident, topic, EncodedBody.of(body)), using)
-    _notify_observers(using, ident, topic, [body], is_received=_is_received(published))
-    return published
+    ident = own_ident(ident)
+    call = stream_calls.publish(ident, topic, EncodedBody.of(body))
+    return _publish(call, using, ident, topic, [body])
+
+
+# Uses the connection of the asynchronous ORM.
+apublish = sync_to_async(publish)
 
 
 def publish_many(
@@ -161,17 +169,8 @@ def publish_many(
     Bytes cannot be mixed with other values.
     """
     bodies = list(bodies)
-    ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish_many(ident, topic, bodies), using)
-    _notify_observers(using, ident, topic, bodies, is_received=_is_received(published))
-    return published
-
-
-async def apublish(
-    topic: str, body: Any, *, ident: str | None = None, using: str | None = None
-) -> Published:
-    """See :func:`publish`; uses the connection of the asynchronous ORM."""
-    return await sync_to_async(publish)(topic, body, ident=ident, using=using)
+    ident = own_ident(ident)
+    return _publish(stream_calls.publish_many(ident, topic, bodies), using, ident, topic, bodies)
 
 
 def read_stream(
@@ -224,21 +223,6 @@ def call(
         future.cancel()
 
 
-async def asend(
-    topic: str,
-    body: Any,
-    *,
-    ident: str | None = None,
-    token: str | None = None,
-    require_listener: bool = False,
-    using: str | None = None,
-) -> bool:
-    """See :func:`send`; uses the connection of the asynchronous ORM."""
-    return await sync_to_async(send)(
-        topic, body, ident=ident, token=token, require_listener=require_listener, using=using
-    )
-
-
 async def acall(
     node: str,
     body: Any,
@@ -258,13 +242,13 @@ def node(ident: str, *, using: str | None = None, options: Options | None = None
     return Node(ident, direct_dsn(using), options=options)
 
 
-def _is_received(published: Published) -> bool:
-    return bool(published.listeners or published.subscribers)
-
-
-def _first_refusal(answer: Any) -> None:
-    if answer is not None:
-        calls.raise_for_error(answer)
+def _publish(
+    call: calls.Call[Published], using: str | None, ident: str, topic: str, bodies: list[Any]
+) -> Published:
+    published = run(call, using)
+    is_received = bool(published.listeners or published.subscribers)
+    _notify_observers(using, ident, topic, bodies, is_received=is_received)
+    return published
 
 
 def _log_lost_message(topic: str, using: str | None) -> None:

@@ -41,7 +41,7 @@ def push(  # noqa: PLR0913 - one option per property of the element
     PSQLMESSAGES["NODE"]. An error does not break the transaction.
     """
     call = queue_calls.push(
-        _own(ident),
+        own_ident(ident),
         queue,
         EncodedBody.of(body),
         headers=headers,
@@ -71,7 +71,7 @@ def push_many(  # noqa: PLR0913
     other values.
     """
     call = queue_calls.push_many(
-        _own(ident),
+        own_ident(ident),
         queue,
         list(bodies),
         headers=headers,
@@ -83,30 +83,8 @@ def push_many(  # noqa: PLR0913
     return run(call, using)
 
 
-async def apush(  # noqa: PLR0913
-    queue: str,
-    body: Any,
-    *,
-    headers: Headers | None = None,
-    mature: datetime | None = None,
-    delay: timedelta | None = None,
-    tries: int = 0,
-    key: str | None = None,
-    ident: str | None = None,
-    using: str | None = None,
-) -> int:
-    """See :func:`push`; uses the connection of the asynchronous ORM."""
-    return await sync_to_async(push)(
-        queue,
-        body,
-        headers=headers,
-        mature=mature,
-        delay=delay,
-        tries=tries,
-        key=key,
-        ident=ident,
-        using=using,
-    )
+# Uses the connection of the asynchronous ORM.
+apush = sync_to_async(push)
 
 
 def pop(
@@ -124,7 +102,7 @@ def pop(
             "pop removes elements when the transaction commits: call it within"
             " transaction.atomic(), and handle the elements there."
         )
-    return _taken(queue, queue_calls.pop(_own(ident), queue, count), using)
+    return _taken(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
 def reserve(
@@ -139,7 +117,7 @@ def reserve(
 
     Call it outside of ``atomic``, and :func:`commit` within the transaction of your writes.
     """
-    return _taken(queue, queue_calls.reserve(_own(ident), queue, count, duration), using)
+    return _taken(queue, queue_calls.reserve(own_ident(ident), queue, count, duration), using)
 
 
 def commit(
@@ -150,7 +128,7 @@ def commit(
     The result is False if a lease expired and another consumer has taken its element: roll back the
     writes for it. The result has the state of each element.
     """
-    call = queue_calls.commit(_own(ident), leases_of(elements))
+    call = queue_calls.commit(own_ident(ident), leases_of(elements))
     return acknowledge(elements, run(call, using))
 
 
@@ -161,12 +139,8 @@ def rollback(
     using: str | None = None,
 ) -> AckResult:
     """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
-    call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
+    call = queue_calls.rollback(own_ident(ident), leases_of(elements), delay)
     return acknowledge(elements, run(call, using))
-
-
-def _own(ident: str | None) -> str:
-    return ident if ident is not None else own_ident()
 
 
 def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:

@@ -1,4 +1,4 @@
-"""Retries: backoff, rate-limited logging, budget for lock waits."""
+"""Retries and limits: backoff, rate-limited logging, token bucket, budget for lock waits."""
 
 from __future__ import annotations
 
@@ -76,6 +76,26 @@ class RateLimitedLogger:
         self._logger.warning(text, *values, exc_info=exc_info)
 
 
+class TokenBucket:
+    """Tokens that return at ``rate`` per second, up to ``burst``, which is what it starts with."""
+
+    def __init__(
+        self, rate: float, burst: float, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self.tokens = burst
+        self._at = clock()
+
+    def refill(self) -> float:
+        """Add the tokens that have returned since the last call; return how many there are."""
+        now = self._clock()
+        self.tokens = min(self._burst, self.tokens + (now - self._at) * self._rate)
+        self._at = now
+        return self.tokens
+
+
 # Lock waits: a session shared by many nodes must not wait long for locks of other sessions.
 
 MOST_SECONDS: Final = 0.5
@@ -105,23 +125,20 @@ class LockWaitBudget:
     ) -> None:
         self._clock = clock
         self._most = most
-        self._burst = self._left = burst
-        self._at = clock()
+        self._bucket = TokenBucket(_SHARE, burst, clock=clock)
         # Locked subjects, each until when, oldest first. Limited, since users choose the names.
         self._held: dict[str, float] = {}
 
     def seconds(self, subjects: Iterable[str] = ()) -> float:
         """Return the lock timeout, in seconds, of an attempt that concerns these subjects."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * _SHARE)
-        self._at = now
+        now, left = self._clock(), self._bucket.refill()
         if any(self._held.get(subject, now) > now for subject in subjects):
             return LEAST_SECONDS
-        return max(LEAST_SECONDS, min(self._most, self._left))
+        return max(LEAST_SECONDS, min(self._most, left))
 
     def waited(self, seconds: float, subject: str | None = None) -> None:
         """Record a lock timeout; ``subject`` is the locked one if there was only one."""
-        self._left = max(0.0, self._left - seconds)
+        self._bucket.tokens = max(0.0, self._bucket.tokens - seconds)
         if subject is not None:
             self._held.pop(subject, None)
             self._held[subject] = self._clock() + _REMEMBERED_SECONDS

@@ -194,22 +194,14 @@ class InstallSQL(Operation):
         """Leave the models unchanged."""
 
     def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the scripts of this version."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
             _install(schema_editor, self.folder())
 
     def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the scripts of the earlier version, or remove everything."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):

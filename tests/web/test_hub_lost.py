@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -221,6 +222,23 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
             await asyncio.to_thread(world.wait_for, gone)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
+
+
+@in_loop
+async def test_a_hub_waits_the_whole_idle_time_after_its_last_node_has_left(
+    world: World, dsn: str
+):
+    idle = timedelta(milliseconds=600)
+    async with opened(dsn, idle=idle) as hub:
+        await hub.leave(await joined(hub, "A1"))
+        box = await joined(hub, "A1")
+        await asyncio.to_thread(world.watcher.query, "SELECT pg_sleep(0.3) IS NOT NULL")
+        left_at = monotonic()
+        await hub.leave(box)
+        async with asyncio.timeout(60):
+            while hub.is_connected:
+                await asyncio.sleep(0.01)
+        assert monotonic() - left_at >= idle.total_seconds()
 
 
 @pytest.fixture
