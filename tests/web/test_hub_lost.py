@@ -225,9 +225,7 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
 
 
 @in_loop
-async def test_a_hub_waits_the_whole_idle_time_after_its_last_node_has_left(
-    world: World, dsn: str
-):
+async def test_a_hub_waits_the_whole_idle_time_after_its_last_node_has_left(world: World, dsn: str):
     idle = timedelta(milliseconds=600)
     async with opened(dsn, idle=idle) as hub:
         await hub.leave(await joined(hub, "A1"))
