@@ -89,46 +89,30 @@ def errors_in(given: Any) -> Iterator[SettingError]:
             f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
             f" The known ones are {', '.join(sorted(known))}.",
         )
-    yield from _node_errors(given.get("NODE", Settings.NODE))
-    for key in ("DATABASE", "DIRECT_DATABASE"):
-        alias = given.get(key, "")
-        if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
-            known_aliases = ", ".join(settings.DATABASES)
-            yield SettingError(
-                key,
-                f"PSQLMESSAGES[{key!r}] is {alias!r:.100}: it must be an alias of DATABASES"
-                f" ({known_aliases}).",
-            )
-    for key, (least, most) in _RANGES.items():
-        yield from _number_errors(key, given.get(key, least), least, most)
-    if not isinstance(metrics := given.get("METRICS", False), bool):
-        yield SettingError(
-            "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it must be True or False."
-        )
-
-
-def _node_errors(node: Any) -> Iterator[SettingError]:
+    node = given.get("NODE", Settings.NODE)
     if not isinstance(node, str) or len(node) > NODE_CHARACTERS or "\0" in node:
-        yield SettingError(
-            "NODE",
-            f"PSQLMESSAGES['NODE'] is {node!r:.100}: it must be text of at most"
-            f" {NODE_CHARACTERS} characters.",
-        )
+        yield _error("NODE", node, f"text of at most {NODE_CHARACTERS} characters")
     elif node.endswith("*"):
         yield SettingError(
             "NODE",
             f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern and"
             " cannot be a node name.",
         )
+    for key in ("DATABASE", "DIRECT_DATABASE"):
+        alias = given.get(key, "")
+        if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
+            yield _error(key, alias, f"an alias of DATABASES ({', '.join(settings.DATABASES)})")
+    for key, (least, most) in _RANGES.items():
+        number = given.get(key, least)
+        if type(number) is not int or not least <= number <= most:
+            yield _error(key, number, f"a number between {least} and {most}")
+    if not isinstance(metrics := given.get("METRICS", False), bool):
+        yield _error("METRICS", metrics, "True or False")
 
 
-def _number_errors(key: str, number: Any, least: int, most: int) -> Iterator[SettingError]:
-    if type(number) is not int or not least <= number <= most:
-        yield SettingError(
-            key,
-            f"PSQLMESSAGES[{key!r}] is {number!r:.100}: it must be a number between {least} and"
-            f" {most}.",
-        )
+def _error(key: str, value: Any, allowed: str) -> SettingError:
+    text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: it must be {allowed}."
+    return SettingError(key, text)
 
 
 def _forget_settings(*, setting: str, **_: Any) -> None:

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, transaction
 
 from psqlmessages import rpc_client
-from psqlmessages.client import calls, stream_calls
+from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
+from psqlmessages.client.queue_calls import (
+    DEFAULT_DURATION,
+    AckResult,
+    Element,
+    Headers,
+    acknowledge,
+    leases_of,
+)
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.exceptions import NoListeners
@@ -28,7 +36,6 @@ from psqlmessages.orm import (
     raise_messages_error,
     run,
 )
-from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
 from psqlmessages.wire import EncodedBody, encode_many
@@ -189,15 +196,137 @@ def read_stream(
     the transaction ends. Raises TransactionManagementError outside of ``atomic``. An error from
     the server breaks the transaction.
     """
-    connection = postgresql(using)
-    if not connection.in_atomic_block:
-        raise transaction.TransactionManagementError(
-            "read_stream acknowledges messages when the transaction commits: call it within"
-            " transaction.atomic(), and handle the messages there."
-        )
+    _require_atomic(using, "read_stream acknowledges", "messages")
     place = stream_calls.SubscriptionKey.of(client, topic, timeout)
     rows = fetch(*stream_calls.subscribe(place, max_rows), using)
     return [message_of(topic, row) for row in rows]
+
+
+# Queues.
+
+
+def push(  # noqa: PLR0913 - one option per property of the element
+    queue: str,
+    body: Any,
+    *,
+    headers: Headers | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    key: str | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> int:
+    """Add an element to a queue, within the ORM's transaction; return its id.
+
+    It is available at ``mature``, else after ``delay``, else after the commit. A second push with
+    the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
+    PSQLMESSAGES["NODE"]. An error does not break the transaction.
+    """
+    call = queue_calls.push(
+        own_ident(ident),
+        queue,
+        EncodedBody.of(body),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        key=key,
+    )
+    return run(call, using)
+
+
+def push_many(  # noqa: PLR0913
+    queue: str,
+    bodies: Iterable[Any],
+    *,
+    headers: Iterable[Headers | None] | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    keys: Iterable[str | None] | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> list[int]:
+    """Add many elements in one call, in order, all or none; return their ids.
+
+    ``headers`` and ``keys`` have one entry per body; see :func:`push`. Bytes cannot be mixed with
+    other values.
+    """
+    call = queue_calls.push_many(
+        own_ident(ident),
+        queue,
+        list(bodies),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        keys=keys,
+    )
+    return run(call, using)
+
+
+# Uses the connection of the asynchronous ORM.
+apush = sync_to_async(push)
+
+
+def pop(
+    queue: str, count: int = 1, *, ident: str | None = None, using: str | None = None
+) -> list[Element]:
+    """Take and remove up to ``count`` elements within ``transaction.atomic()``; does not wait.
+
+    The commit removes them together with your other writes, so each element takes effect exactly
+    once. If you roll back, they return with the same number of tries; until then other consumers do
+    not get them. Raises TransactionManagementError outside of ``atomic``. An error from the server
+    breaks the transaction.
+    """
+    _require_atomic(using, "pop removes", "elements")
+    return _taken(queue, queue_calls.pop(own_ident(ident), queue, count), using)
+
+
+def reserve(
+    queue: str,
+    count: int = 1,
+    duration: timedelta = DEFAULT_DURATION,
+    *,
+    ident: str | None = None,
+    using: str | None = None,
+) -> list[Element]:
+    """Lease up to ``count`` elements; they return after ``duration`` unless committed.
+
+    Call it outside of ``atomic``, and :func:`commit` within the transaction of your writes.
+    """
+    return _taken(queue, queue_calls.reserve(own_ident(ident), queue, count, duration), using)
+
+
+def commit(
+    *elements: Element | str, ident: str | None = None, using: str | None = None
+) -> AckResult:
+    """Remove reserved elements permanently, within the ORM's transaction.
+
+    The result is False if a lease expired and another consumer has taken its element: roll back the
+    writes for it. The result has the state of each element.
+    """
+    call = queue_calls.commit(own_ident(ident), leases_of(elements))
+    return acknowledge(elements, run(call, using))
+
+
+def rollback(
+    *elements: Element | str,
+    delay: timedelta | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> AckResult:
+    """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
+    call = queue_calls.rollback(own_ident(ident), leases_of(elements), delay)
+    return acknowledge(elements, run(call, using))
+
+
+def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:
+    return queue_calls.elements(queue, fetch(*statement, using))
+
+
+# Calls.
 
 
 def call(
@@ -240,6 +369,14 @@ async def acall(
 def node(ident: str, *, using: str | None = None, options: Options | None = None) -> Node:
     """Create a node with its own connection to a configured database; use it with ``with``."""
     return Node(ident, direct_dsn(using), options=options)
+
+
+def _require_atomic(using: str | None, effect: str, what: str) -> None:
+    if not postgresql(using).in_atomic_block:
+        raise transaction.TransactionManagementError(
+            f"{effect} {what} when the transaction commits: call it within"
+            f" transaction.atomic(), and handle the {what} there."
+        )
 
 
 def _publish(
