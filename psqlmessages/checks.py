@@ -23,30 +23,6 @@ from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.schema import installed_digest, unapplied
 from psqlmessages.sql import LEAST_VERSION, digest
 
-_IDS_OF_SETTINGS = {
-    "": "psqlmessages.E001",
-    "NODE": "psqlmessages.E002",
-    "MAX_BODY_BYTES": "psqlmessages.E003",
-    "RELAY_FRAME_BYTES": "psqlmessages.E004",
-    "RELAY_FRAMES_PER_SECOND": "psqlmessages.E005",
-    "RELAY_TOPICS": "psqlmessages.E006",
-    "RELAY_SOCKETS": "psqlmessages.E007",
-    "RELAY_QUEUE_FRAMES": "psqlmessages.E008",
-    "RELAY_QUEUE_BYTES": "psqlmessages.E009",
-    "METRICS": "psqlmessages.E010",
-    "MAX_HOPS": "psqlmessages.E011",
-    "TRAFFIC_DAYS_OF_TEN_SECONDS": "psqlmessages.E012",
-    "TRAFFIC_DAYS_OF_MINUTES": "psqlmessages.E013",
-    "TRAFFIC_DAYS_OF_HOURS": "psqlmessages.E014",
-    "ANSWER_SECONDS": "psqlmessages.E015",
-    "HANDLER_SECONDS": "psqlmessages.E016",
-    "STOP_SECONDS": "psqlmessages.E017",
-    "REQUEST_SECONDS": "psqlmessages.E018",
-    "DATABASE": "psqlmessages.E019",
-    "DIRECT_DATABASE": "psqlmessages.E020",
-}
-
-
 # Django's role, whether it is a superuser, and whether every role may create objects in public.
 _RIGHTS = """
     SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),
@@ -72,7 +48,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             problem.text,
             hint="Code that reads this setting would fail. Correct it; docs/settings.md lists the"
             " allowed values.",
-            id=_IDS_OF_SETTINGS[problem.key],
+            id=f"psqlmessages.{problem.check}",
         )
         for problem in errors_in(getattr(settings, "PSQLMESSAGES", {}))
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -42,12 +41,6 @@ class Backoff:
         self.next_at = 0.0
 
 
-@dataclass(slots=True)
-class _Said:
-    at: float
-    suppressed: int = 0
-
-
 class RateLimitedLogger:
     """Logs each warning at most once per interval, then with the number of suppressed ones."""
 
@@ -60,19 +53,20 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval.total_seconds()
         self._clock = clock
-        self._said: dict[str, _Said] = {}
+        # By text: when it was last logged, and how often it was suppressed since.
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def warning(self, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
         """Log ``text % values`` as a warning; warnings with the same ``text`` count as the same."""
         now = self._clock()
-        said = self._said.get(text)
-        if said is not None and now - said.at < self._interval:
-            said.suppressed += 1
+        logged_at, suppressed = self._logged.get(text, (-self._interval, 0))
+        if now - logged_at < self._interval:
+            self._logged[text] = logged_at, suppressed + 1
             return
-        self._said[text] = _Said(now)
-        if said is not None and said.suppressed:
+        self._logged[text] = now, 0
+        if suppressed:
             text += " (and %d more times since)"
-            values += (said.suppressed,)
+            values += (suppressed,)
         self._logger.warning(text, *values, exc_info=exc_info)
 
 

@@ -63,7 +63,7 @@ def _lazy(name: str) -> Application:
     """Import a consumer at its first connection, when the models of its app are loaded."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await import_string(name).as_asgi()(scope, receive, send)
+        await import_string(name)()(scope, receive, send)
 
     return application
 

@@ -102,13 +102,10 @@ def matches_any(ident: str, allowed: Iterable[str]) -> bool:
 def _of(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the rows of users, then those of their groups, each with the lookup of the user."""
     yield "user", WebIdentity.objects.filter(user__in=users)
-    if _has_groups():
-        yield "group__user", WebIdentity.objects.filter(group__user__in=users)
-
-
-def _has_groups() -> bool:
-    """Return whether the user model has Django's groups; a custom one may lack them."""
     try:
-        return bool(get_user_model()._meta.get_field("groups").related_query_name() == "user")
+        has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"
     except FieldDoesNotExist:
-        return False
+        # A custom user model may lack Django's groups.
+        has_groups = False
+    if has_groups:
+        yield "group__user", WebIdentity.objects.filter(group__user__in=users)

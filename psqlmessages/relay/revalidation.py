@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from django.conf import settings
@@ -46,17 +46,18 @@ class Credentials:
     expires_at: datetime | None = None
 
 
-class MonitoredSocket(Protocol):
-    """An open WebSocket. :meth:`permits` runs in a thread, since it may query the database."""
+class MonitoredSocket:
+    """A WebSocket, or a similar connection, whose user is checked while it is open."""
 
     credentials: Credentials
-    ident: str | None
+    ident: str | None = None
 
     def permits(self, user: Any) -> bool:
-        """Return whether the user, freshly loaded, may still use this WebSocket."""
+        """Return whether the user, freshly loaded, may still use it; called in a thread."""
+        return True
 
     def revoked(self, reason: str) -> None:
-        """Close the WebSocket: the user has lost access."""
+        """Close it: the user has lost access."""
 
     def ident_revoked(self, ident: str) -> None:
         """End a node that the user may no longer act as."""

@@ -11,7 +11,11 @@ from typing import Any, ClassVar, Final
 from psqlmessages.conf import get_settings
 from psqlmessages.relay.daphne import SCOPE_KEY, Transport
 from psqlmessages.relay.frames import EncodedFrame
-from psqlmessages.relay.revalidation import Credentials, get_credential_monitor
+from psqlmessages.relay.revalidation import (
+    Credentials,
+    MonitoredSocket,
+    get_credential_monitor,
+)
 from psqlmessages.relay.send_queue import SendQueue
 from psqlmessages.retry import TokenBucket
 
@@ -98,25 +102,14 @@ REFUSED_KEY: Final = "psqlmessages.refused"
 _background: Final[set[asyncio.Task[Any]]] = set()
 
 
-class Socket:
+class Socket(MonitoredSocket):
     """One WebSocket. Subclasses implement :meth:`received` and :meth:`left`."""
 
     _open: ClassVar[Counter[Any]] = Counter()
 
     scope: dict[str, Any]
     user: Any
-    credentials: Credentials
-    ident: str | None = None
     _was_ending = False
-
-    @classmethod
-    def as_asgi(cls) -> Callable[..., Awaitable[None]]:
-        """Return the ASGI application that creates a socket for each connection."""
-
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            await cls()(scope, receive, send)
-
-        return application
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """Accept before refusing: browsers pass close codes to the page, but no HTTP status."""
@@ -160,10 +153,6 @@ class Socket:
     async def left(self, *, crashed: bool) -> None:
         """Clean up; ``crashed``: the peer did not close normally."""
 
-    def permits(self, user: Any) -> bool:
-        """Return whether the user, freshly loaded, still has access; called in a thread."""
-        return True
-
     def put(self, text: str) -> None:
         """Queue a frame to be sent; a reader that is too slow is closed with 4408."""
         self.put_packet(EncodedFrame(text))
@@ -191,12 +180,6 @@ class Socket:
     def revoked(self, reason: str) -> None:
         """Close the WebSocket: the user has lost access."""
         self.close(NOT_ALLOWED, reason)
-
-    def ident_revoked(self, ident: str) -> None:
-        """End a node; this base class has none."""
-
-    def unchecked(self) -> None:
-        """Close, or send nothing: the user could not be checked for too long."""
 
     def reap(self) -> None:
         """Drop a connection that has ended while its peer does not read the buffered data."""
