@@ -9,6 +9,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic, thread_time
 from typing import Any, ClassVar, Final
 
@@ -101,17 +102,12 @@ class ReadThrottle:
         self._on_resting = on_resting
         self._process: Callable[[bytes], None] = protocol.dataReceived
         self._waiting = b""
-        self._cpu_share = CpuShare()
+        self.cpu_share = CpuShare()
         protocol.dataReceived = self._on_data
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether the peer must not be read now."""
-        return self._cpu_share.is_resting
 
     def _on_data(self, data: bytes) -> None:
         self._waiting += data
-        if not self.is_resting:
+        if not self.cpu_share.is_resting:
             self._process_waiting()
 
     def _process_waiting(self) -> None:
@@ -123,16 +119,16 @@ class ReadThrottle:
             self._process(piece)
             taken += thread_time() - began
             self._bound_parts()
-        seconds = self._cpu_share.delay_after(taken)
+        seconds = self.cpu_share.delay_after(taken)
         if seconds or self._waiting:
-            self._cpu_share.rest(is_resting=True)
+            self.cpu_share.rest(is_resting=True)
             self._on_resting()
             asyncio.get_running_loop().call_later(seconds, self._on_rest_ended)
 
     def _on_rest_ended(self) -> None:
-        self._cpu_share.rest(is_resting=False)
+        self.cpu_share.rest(is_resting=False)
         self._process_waiting()
-        if not self.is_resting:
+        if not self.cpu_share.is_resting:
             self._on_resting()
 
     def _bound_parts(self) -> None:
@@ -178,7 +174,6 @@ class Transport:
 
     def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
-        raise TypeError("this transport cannot send without waiting: use send")
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket from this side; no effect if it is closed."""
@@ -199,11 +194,9 @@ class Transport:
         """Close the connection immediately and drop buffered data."""
 
     async def _unless_closed(self, message: dict[str, Any]) -> None:
-        try:
+        # ASGI: send raises a subclass of OSError after the peer has disconnected.
+        with suppress(OSError):
             await self._send(message)
-        except OSError:
-            # ASGI: send raises a subclass of OSError after the peer has disconnected.
-            return
 
 
 class DaphneTransport(Transport):
@@ -318,7 +311,7 @@ class DaphneTransport(Transport):
 
     def _pause_or_resume_reading(self) -> None:
         # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
-        may_read = self.is_accepted and not self._reading.is_resting
+        may_read = self.is_accepted and not self._reading.cpu_share.is_resting
         if self._is_open:
             may_read = may_read and self._can_write.is_set() and not self._is_paused
         if not self.is_ending:

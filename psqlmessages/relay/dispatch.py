@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
 from typing import Any, Final
@@ -30,7 +30,7 @@ _CACHED_TOPICS: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class NodeEntry:
-    """A node and its receiver.
+    """A node, its receiver, and the topic functions that it has called, with their topics.
 
     ``since`` counts the earlier notifications, which are for an earlier node of this name.
     """
@@ -41,6 +41,7 @@ class NodeEntry:
     wants_events: bool
     wants_bodies: bool = True
     is_registered: bool = False
+    joined: set[tuple[str, str]] = field(default_factory=set)
 
 
 class NodeRegistry:
@@ -51,8 +52,7 @@ class NodeRegistry:
         self._event_nodes: set[str] = set()
         # By id(receiver): receivers may not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
-        self._joined: dict[str, set[tuple[str, str]]] = {}
-        self._members: dict[tuple[str, str], dict[str, None]] = {}
+        self._members: dict[tuple[str, str], dict[str, NodeEntry]] = {}
         self._patterns: list[str] = []
         self._receivers: dict[str, tuple[Receiver, ...]] = {}
 
@@ -107,23 +107,21 @@ class NodeRegistry:
         del own[ident]
         if not own:
             del self._idents[id(owner.receiver)]
-        for function, topic in tuple(self._joined.get(ident, ())):
-            self._leave(ident, function, topic)
+        for function, topic in tuple(owner.joined):
+            self._leave(owner, function, topic)
 
     # Topics
 
     def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
         """Record a successful topic function, called by the node or by an administrator."""
-        if ident not in self._owners:
+        if (owner := self._owners.get(ident)) is None:
             return
         if function in MAKERS:
-            self._join(ident, function, topic)
+            owner.joined.add((function, topic))
+            self._members.setdefault((function, topic), {})[ident] = owner
+            self._changed(function, topic)
         elif function in ENDS:
-            self._leave(ident, ENDS[function], topic)
-
-    def does(self, ident: str, function: str, topic: str) -> bool:
-        """Return whether a node has called a topic function with exactly this topic or pattern."""
-        return (function, topic) in self._joined.get(ident, ())
+            self._leave(owner, ENDS[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages."""
@@ -131,7 +129,7 @@ class NodeRegistry:
         members += (
             self._members[OBSERVE, pattern] for pattern in self._patterns if matches(pattern, topic)
         )
-        return [self._owners[ident] for own in members for ident in own]
+        return [owner for owners in members for owner in owners.values()]
 
     def receivers_for(self, topic: str) -> tuple[Receiver, ...]:
         """Return the receivers of a topic's messages, each once."""
@@ -142,22 +140,14 @@ class NodeRegistry:
             found = self._receivers[topic] = tuple(_distinct(self.nodes_for(topic)))
         return found
 
-    def _join(self, ident: str, function: str, topic: str) -> None:
-        self._joined.setdefault(ident, set()).add((function, topic))
-        self._members.setdefault((function, topic), {})[ident] = None
-        self._changed(function, topic)
-
-    def _leave(self, ident: str, function: str, topic: str) -> None:
-        members = self._members.get((function, topic), {})
-        if ident not in members:
+    def _leave(self, owner: NodeEntry, function: str, topic: str) -> None:
+        if (function, topic) not in owner.joined:
             return
-        del members[ident]
+        owner.joined.remove((function, topic))
+        members = self._members[function, topic]
+        del members[owner.ident]
         if not members:
             del self._members[function, topic]
-        joined = self._joined[ident]
-        joined.remove((function, topic))
-        if not joined:
-            del self._joined[ident]
         self._changed(function, topic)
 
     def _changed(self, function: str, topic: str) -> None:
@@ -360,9 +350,7 @@ class Dispatcher:
     async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
         """Return whether an event reports that an administrator ended what one of our nodes did."""
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (
-            event in ENDS and self._routes.does(owner.ident, ENDS[event], topic)
-        ):
+        if event != "disconnect" and not (event in ENDS and (ENDS[event], topic) in owner.joined):
             return False
         if "Nodes" in header:
             # Nodes includes the node itself only if another one made the change.
