@@ -330,11 +330,7 @@ def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -
 
 
 def call(
-    node: str,
-    body: Any,
-    *,
-    timeout: timedelta = DEFAULT_CALL_TIMEOUT,
-    using: str | None = None,
+    node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT, using: str | None = None
 ) -> Any:
     """Call a node and return the body of its answer; also works within ``atomic``.
 

@@ -14,11 +14,7 @@ class Backoff:
     """Exponential delays with jitter, so that many nodes do not return at the same moment."""
 
     def __init__(
-        self,
-        least: timedelta,
-        most: timedelta,
-        *,
-        chance: Callable[[], float] = random.random,
+        self, least: timedelta, most: timedelta, *, chance: Callable[[], float] = random.random
     ) -> None:
         self._least = least.total_seconds()
         self._most = most.total_seconds()

@@ -130,8 +130,7 @@ def write_settings(*, using: str, **_: Any) -> None:
     if connection.vendor == "postgresql" and installed_digest(connection) is not None:
         with connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE messages._settings SET max_body_bytes = %s",
-                [get_settings().MAX_BODY_BYTES],
+                "UPDATE messages._settings SET max_body_bytes = %s", [get_settings().MAX_BODY_BYTES]
             )
 
 

@@ -155,11 +155,7 @@ def allow_queue(
 
 
 def allow_call(
-    node: str,
-    *,
-    ident: str | None = None,
-    role: str | None = None,
-    using: str | None = None,
+    node: str, *, ident: str | None = None, role: str | None = None, using: str | None = None
 ) -> Auth:
     """Add a rule: this project may call a node; ``ident`` is by default that of ``call``."""
     if ident is None:

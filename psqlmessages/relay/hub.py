@@ -193,11 +193,11 @@ class Hub:
             return gateway
 
     async def _read(self, gateway: Gateway) -> None:
-        delivery = Dispatcher(gateway, self._routes, self._counters, self._disconnected)
+        dispatcher = Dispatcher(gateway, self._routes, self._counters, self._on_disconnected)
         try:
             while not gateway.is_closed:
                 try:
-                    await delivery.run()
+                    await dispatcher.run()
                 except Exception:  # noqa: BLE001 - logged and counted; delivery goes on
                     self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
@@ -295,7 +295,7 @@ class Hub:
             # Its receiver left in the meantime: the call that ends the node is on its way.
             self._gateway.forget(ident)
 
-    def _disconnected(self, ident: str) -> None:
+    def _on_disconnected(self, ident: str) -> None:
         """Remove a node that an administrator has disconnected."""
         # The deinit has no effect, unless the node was registered again at the same moment.
         self._end(ident, "deinit")

@@ -47,11 +47,7 @@ CALL_ERRORS = (MessagesError, psycopg.Error)
 
 
 async def call_as_answer(
-    gateway: Gateway,
-    ident: str,
-    function: str,
-    *arguments: str | None,
-    can_wait: bool = True,
+    gateway: Gateway, ident: str, function: str, *arguments: str | None, can_wait: bool = True
 ) -> Answer:
     """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59."""
     try:

@@ -11,11 +11,7 @@ from typing import Any, ClassVar, Final
 from psqlmessages.conf import get_settings
 from psqlmessages.relay.daphne import SCOPE_KEY, Transport
 from psqlmessages.relay.frames import EncodedFrame
-from psqlmessages.relay.revalidation import (
-    Credentials,
-    MonitoredSocket,
-    get_credential_monitor,
-)
+from psqlmessages.relay.revalidation import Credentials, MonitoredSocket, get_credential_monitor
 from psqlmessages.relay.send_queue import SendQueue
 from psqlmessages.retry import TokenBucket
 
