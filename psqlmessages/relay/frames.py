@@ -11,8 +11,6 @@ from typing import Any, Final, Protocol
 
 # A complete text message, unmasked, as servers send it (RFC 6455, 5.2).
 _TEXT: Final = 0x81
-_SHORT: Final = 125
-_TWO_BYTES, _EIGHT_BYTES = 126, 127
 
 
 class EncodedFrame:
@@ -28,11 +26,12 @@ class EncodedFrame:
 
 
 def _head(size: int) -> bytes:
-    if size <= _SHORT:
+    # Above 125 bytes, 126 or 127 stands for a size in two or eight bytes.
+    if size <= 125:
         return struct.pack("!BB", _TEXT, size)
     if size <= 0xFFFF:
-        return struct.pack("!BBH", _TEXT, _TWO_BYTES, size)
-    return struct.pack("!BBQ", _TEXT, _EIGHT_BYTES, size)
+        return struct.pack("!BBH", _TEXT, 126, size)
+    return struct.pack("!BBQ", _TEXT, 127, size)
 
 
 _INSIDE = ("Dkey", "Nodes")

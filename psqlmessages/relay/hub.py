@@ -133,8 +133,7 @@ class Hub:
         if answer["Err"] != "0" and is_ours and not owner.is_registered:
             self._routes.release(ident)
             self._disconnect_when_idle()
-        # Anyone who knows the channel can send notifications to it.
-        return {field: value for field, value in answer.items() if field != "Channel"}
+        return answer
 
     async def run(
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None

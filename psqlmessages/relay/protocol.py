@@ -115,13 +115,11 @@ def _ref(fields: dict[str, Any]) -> Ref:
 
 
 def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
-    if name not in fields:
-        if field.is_required:
-            raise UnreadableFrame(f"the field {name} is missing")
-        return field.default
-    value = fields[name]
+    value: Any = fields.get(name)
     if value is None and not field.is_required:
         return field.default
+    if name not in fields:
+        raise UnreadableFrame(f"the field {name} is missing")
     if type(value) is not field.type:
         expected = "text" if field.type is str else "true or false"
         raise UnreadableFrame(f"{name} is {_shown(value)}, not {expected}")
