@@ -78,18 +78,6 @@ def remove(connection: BaseDatabaseWrapper) -> None:
             cursor.execute(statement)
 
 
-def installation(folder: Path = SCRIPTS) -> list[str]:
-    """List the statements that install the scripts of a folder, for ``sqlmigrate``.
-
-    ``install`` also drops objects of an earlier version, and restores grants on functions.
-    """
-    return [
-        "CREATE SCHEMA IF NOT EXISTS messages;",
-        *(script.read_text() for script in scripts(folder)),
-        f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
-    ]
-
-
 def removal() -> list[str]:
     """List the statements that remove the objects of the scripts."""
     return [
@@ -273,7 +261,12 @@ class ReinstallSQL(InstallSQL):
 
 def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
     """Install the scripts of a folder; for ``sqlmigrate``, only collect them."""
-    if schema_editor.collect_sql:
-        schema_editor.collected_sql += installation(folder)
-    else:
+    if not schema_editor.collect_sql:
         install(schema_editor.connection, folder)
+        return
+    # `install` also drops objects of an earlier version, and restores grants on functions.
+    schema_editor.collected_sql += [
+        "CREATE SCHEMA IF NOT EXISTS messages;",
+        *(script.read_text() for script in scripts(folder)),
+        f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
+    ]

@@ -155,11 +155,9 @@ def revocations(
     # Read before the users: if a user is deleted in between, the WebSocket must close with that
     # reason, instead of only losing its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
-    found = get_user_model()._default_manager.filter(
-        pk__in={credentials.user for _, credentials, _ in subjects}
-    )
-    users = {user.pk: user for user in found}
-    sessions = _open_sessions([credentials for _, credentials, _ in subjects])
+    all_credentials = [credentials for _, credentials, _ in subjects]
+    users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
+    sessions = _open_sessions(all_credentials)
 
     def problem(
         socket: MonitoredSocket, credentials: Credentials, ident: str | None
