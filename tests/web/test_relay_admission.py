@@ -18,8 +18,8 @@ from websockets.exceptions import InvalidStatus
 
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import revalidation
-from psqlmessages.relay.auth import token_for, user_of
-from psqlmessages.relay.origins import is_own
+from psqlmessages.relay.asgi import is_own
+from psqlmessages.relay.auth import read, token_for
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -67,6 +67,17 @@ def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: K
         assert status(knock, **given, origin="http://evil.example") == 403
         assert knock(**given).error("topic_status", topic="T")[0] == 50
     assert site.faults() == []
+
+
+def test_websockets_are_served_below_any_prefix(site: Site, knock: Knock):
+    cookie, token = site.login("alice"), token_for(User.objects.get(), HOUR)
+    for prefix in ("/app", "/a/b/c"):
+        for given in ({"cookie": cookie}, {"token": token}):
+            visitor = knock(**given, path=f"{prefix}/ws/node/")
+            assert visitor.error("topic_status", topic="T")[0] == 50, (prefix, given)
+        assert knock(path=f"{prefix}/ws/monitor/").closed() == LOG_IN
+    for path in ("/app/ws/nothing/", "/app/ws/node/more/", "/appws/node/", "/app/ws/node"):
+        assert status(knock, cookie=cookie, path=path) == 403, path
 
 
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
@@ -153,31 +164,31 @@ def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock)
 def test_what_ends_a_token(site: Site, settings: Settings):
     robot = site.user("robot")
     token = token_for(robot, HOUR)
-    assert user_of(token) == robot
+    assert read(token).user == robot
     said = signing.loads(token, salt="psqlmessages.token")
     # It holds nothing by which sessions are checked.
     assert robot.get_session_auth_hash() not in str(said)
     assert robot.password not in str(said)
     # Something that was signed for another purpose is no token.
-    assert user_of(signing.dumps(said, salt="psqlmessages.token", compress=True)) == robot
-    assert user_of(signing.dumps(said)) is None
+    assert read(signing.dumps(said, salt="psqlmessages.token", compress=True)).user == robot
+    assert read(signing.dumps(said)) is None
     # A rotation of the secret key does not end it; a key that is forgotten does.
     key = settings.SECRET_KEY
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new key", [key]
-    assert user_of(token) == robot
+    assert read(token).user == robot
     settings.SECRET_KEY_FALLBACKS = []
-    assert user_of(token) is None
+    assert read(token) is None
     settings.SECRET_KEY = key
     robot.is_active = False
     robot.save()
-    assert user_of(token) is None
+    assert read(token) is None
     robot.is_active = True
     robot.set_password(PASSWORD)
     robot.save()
-    assert user_of(token) is None
+    assert read(token) is None
     token = token_for(robot, HOUR)
     robot.delete()
-    assert user_of(token) is None
+    assert read(token) is None
 
 
 Enter = Callable[..., Visitor]
