@@ -36,9 +36,15 @@ def manage(
     server: TestedServer, *arguments: str, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
     """Run a management command to its end."""
+    return run_python("-m", "django", *arguments, env=environment(server), timeout=timeout)
+
+
+def run_python(
+    *arguments: str, timeout: float = 110, **given: Any
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "django", *arguments], env=environment(server), cwd=ROOT,
-        capture_output=True, text=True, timeout=timeout, check=False,
+        [sys.executable, *arguments], cwd=ROOT,
+        capture_output=True, text=True, timeout=timeout, check=False, **given,
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """The settings and the system checks, each provoked."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from tests.django.conftest import Changed
 from tests.django.odd.settings import OnlyDefault
 from tests.exchanges.conftest import namespace
 from tests.sql.conftest import World
-
-
-@pytest.fixture
-def sqlite() -> Iterator[str]:
-    with namespace("legacy", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
-        yield "legacy"
 
 
 def ids(messages: list[CheckMessage]) -> list[str]:
@@ -99,16 +92,15 @@ def test_every_setting_is_documented_with_its_default() -> None:
         assert str(field.default) in documented[field.name].replace("empty", ""), field.name
 
 
-def test_a_database_that_is_no_postgresql(
-    sqlite: str, shop: World, settings: DjangoSettings
-) -> None:
-    (found,) = check_databases(databases=["default", sqlite])
-    assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
-    with pytest.raises(ImproperlyConfigured, match="SQLite"):
-        dsn(sqlite)
-    # One that a router keeps the app out of is not checked.
-    settings.DATABASE_ROUTERS = [OnlyDefault()]
-    assert check_databases(databases=[sqlite]) == []
+def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings) -> None:
+    with namespace("legacy", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
+        (found,) = check_databases(databases=["default", "legacy"])
+        assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
+        with pytest.raises(ImproperlyConfigured, match="SQLite"):
+            dsn("legacy")
+        # One that a router keeps the app out of is not checked.
+        settings.DATABASE_ROUTERS = [OnlyDefault()]
+        assert check_databases(databases=["legacy"]) == []
 
 
 def test_too_old_a_server_or_one_that_cannot_be_reached(

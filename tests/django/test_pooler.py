@@ -69,8 +69,7 @@ def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
 def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World) -> None:
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)
-    listener = shop.node("user2", "LISTENER")
-    listener.ok("topic_listen", "ORDERS")
+    listener = shop.node("user2", "LISTENER", listen="ORDERS")
     allow_queue("orders")
     for number in range(10):
         assert send("ORDERS", f"order {number}")
@@ -85,5 +84,5 @@ def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: Wo
         for settle in (rollback, commit):
             (element,) = reserve("orders")
             assert settle(element)
-    heard = [header["Body"] for header in listener.headers() if header["Type"] == "Topic"]
-    assert [each for each in heard if each.startswith("order")] == [f"order {n}" for n in range(10)]
+    heard = [body for body in listener.bodies() if body.startswith("order")]
+    assert heard == [f"order {number}" for number in range(10)]

@@ -87,8 +87,7 @@ def saved() -> list[str]:
 
 
 def left(world: World) -> int:
-    count: int = world.owner.query("SELECT count(*) FROM psqlmessages_element")
-    return count
+    return world.owner.query("SELECT count(*) FROM psqlmessages_element")
 
 
 def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:

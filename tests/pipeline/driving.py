@@ -10,7 +10,6 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import reader
@@ -36,9 +35,7 @@ class Query:
     def fresh_reader(self) -> DataSourceStreamReader:
         """Make a reader that was told nothing yet, as each of Spark's processes has one."""
         source = MessagesSource(self.options)
-        declared = source.schema()
-        assert isinstance(declared, StructType)
-        return source.streamReader(self.schema or declared)
+        return source.streamReader(self.schema or source.schema())
 
     def begin(self, *, planned: bool = False) -> Offset:
         """Start a query without a checkpoint; its first batch may be planned too."""
@@ -49,7 +46,6 @@ class Query:
 
     def plan(self) -> bool:
         """Ask for the next batch, and write it to the log; False where there is none."""
-        assert self.start is not None
         limit = self.reader.getDefaultReadLimit()
         # As it comes back from Spark's log.
         self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
@@ -57,8 +53,6 @@ class Query:
 
     def read(self) -> Rows:
         """Read the planned batch, each partition as an executor has it."""
-        assert self.start is not None
-        assert self.end is not None
         rows: Rows = []
         for partition in self.reader.partitions(self.start, self.end):
             executor = pickle.loads(pickle.dumps(self.fresh_reader()))  # noqa: S301
@@ -88,7 +82,6 @@ class Query:
         """Run until all that is there now is read; the bodies of each batch."""
         if self.start is None:
             self.begin()
-        assert isinstance(self.reader, SupportsTriggerAvailableNow)
         self.reader.prepareForTriggerAvailableNow()
         batches: list[list[str]] = []
         while bodies := self.bodies():

@@ -375,7 +375,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
         query = job.started(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
         with job.ended_by_change(query, marked) as is_changed:
             archive_marks.mark(TOPIC)
-            assert query.awaitTermination(200)  # type: ignore[arg-type]
+            assert query.awaitTermination(200)
         assert is_changed()
         assert job.topics() == ["NEW1", TOPIC, "OTHER"]
 

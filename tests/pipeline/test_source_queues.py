@@ -58,7 +58,7 @@ def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source
     assert sorted(chain.from_iterable(batches)) == bodies
     assert sizes(source) == (0, 0)
     source.push("before")
-    query.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+    query.reader.prepareForTriggerAvailableNow()
     source.push("later")
     assert [query.bodies(), query.bodies()] == [["before"], []]
     assert sizes(source) == (1, 0)

@@ -56,7 +56,6 @@ class FalseClock:
     def deceive(self, server: Server) -> None:
         """Start a server anew, as it was started, but with this clock."""
         postmaster, account = server.postmaster, server.home.account
-        assert postmaster is not None
         program = Path(f"/proc/{postmaster.pid}/exe").resolve().with_name("pg_ctl")
         with server.home.log.open("ab") as log:
             subprocess.run(
@@ -143,12 +142,10 @@ class Deceived:
 
     def tell(self, *words: object) -> None:
         """Have it do something."""
-        assert self.process.stdin is not None
         print(json.dumps(words), file=self.process.stdin, flush=True)
 
     def answer(self) -> Any:
         """Wait for what came of it."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the client has ended"
         return json.loads(line)

@@ -101,7 +101,6 @@ class Process:
         self._reading.start()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
         for line in self._process.stderr:
             if line.startswith(PROGRESS):
                 self._is_up.set()

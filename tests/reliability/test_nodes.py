@@ -187,7 +187,6 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
 ) -> None:
     process = start(own, "psqlmessages", "run", "worker")
     try:
-        assert process.stderr is not None
         assert "listens to ORDERS" in process.stderr.readline()
         with Nursery(own.url("user1")) as nursery:
             # Nobody else lives.

@@ -49,8 +49,6 @@ class Readers:
 
     def read(self, kind: str, steps: int) -> tuple[int, list[tuple[str, list[str]]]]:
         """Let one read, and die at a step; how it ended, and what it said."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{kind} {steps}\n")
         self._process.stdin.flush()
         code, said = json.loads(self._process.stdout.readline())

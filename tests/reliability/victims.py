@@ -115,7 +115,6 @@ class Nursery:
 
     def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
         """Make victims, kind and ident of each, and wait until all listen: the process of each."""
-        assert self._process.stdin is not None
         for kind, ident in wanted:
             self._process.stdin.write(f"{kind} {ident}\n")
         made = {ident: int(pid) for ident, pid in (self._said() for _ in wanted)}
@@ -128,7 +127,6 @@ class Nursery:
         return ident, int(count), float(p99)
 
     def _said(self) -> list[str]:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().split()
 
     def kill_all(self, living: dict[str, int]) -> float:

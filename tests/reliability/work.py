@@ -193,7 +193,6 @@ class Work:
     def _insist_on(self, reader: Reader) -> None:
         while not self.is_over.is_set():
             try:
-                assert reader.run is not None
                 reader.run(self, reader)
             except self.forgives as error:
                 self.refused[type(error).__name__] += 1
