@@ -13,16 +13,15 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic
 from typing import Self
 
 from psqlmessages import AsyncNode, Message, Node
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
+from tests.django.processes import ROOT
 from tests.web.receivers import ok
 
-ROOT = Path(__file__).parents[2]
 HUB_NODES = 3
 REPORT = "report"
 
@@ -35,7 +34,6 @@ class Meter:
         self._ages: list[float] = []
 
     def take(self, message: Message) -> None:
-        """Take a message of a node."""
         if message.topic == "T" and message.type == "Topic":
             self._take(message.body)
 
@@ -55,7 +53,6 @@ class Meter:
 
 
 def be_node(ident: str, dsn: str) -> None:
-    """Be a Node, until the end."""
     meter = Meter(ident)
     with Node(ident, dsn) as node:
         node.topic_listen("T")
@@ -65,7 +62,6 @@ def be_node(ident: str, dsn: str) -> None:
 
 
 async def be_async_node(ident: str, dsn: str) -> None:
-    """Be an AsyncNode, until the end."""
     meter = Meter(ident)
     async with AsyncNode(ident, dsn) as node:
         await node.topic_listen("T")
@@ -86,7 +82,6 @@ async def be_hub(ident: str, dsn: str) -> None:
 
 
 def say(*words: object) -> None:
-    """Tell the test."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
