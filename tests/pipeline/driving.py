@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import reader
 from psqlmessages.pipeline.data_source import MessagesSource
 from tests.django.waiting import wait_until
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 
 Rows = list[dict[str, Any]]
 Offset = dict[str, Any]
@@ -61,7 +59,6 @@ class Query:
         return rows
 
     def done(self) -> None:
-        """Write the batch to the log of those that are done."""
         self.start = self.end
 
     def batch(self) -> Rows:
@@ -123,10 +120,9 @@ class Source:
         return self.query(schema, topic=topic, **options)
 
     def keep(self, *topics: str) -> None:
-        self.owner.execute(
-            "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
-            " ON CONFLICT (name) DO UPDATE SET retention = 3600", [list(topics)]
-        )  # fmt: skip
+        keep = "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
+        also = " ON CONFLICT (name) DO UPDATE SET retention = 3600"
+        self.owner.execute(keep + also, [list(topics)])
 
     def publish(self, *bodies: str, topic: str = "T") -> int:
         return int(self.sender.ok("publish_many", "SEND", topic, list(bodies))["Id"])
@@ -135,7 +131,6 @@ class Source:
         self.sender.ok("push_many", "SEND", "Q", list(bodies))
 
     def prune(self) -> None:
-        """Remove all that no subscription needs."""
         self.owner.execute("UPDATE psqlmessages_topic SET retention = 0")
         self.owner.query("SELECT messages._prune_streams()")
 
@@ -145,10 +140,7 @@ class Source:
         self.prune()
 
     def end_sessions(self) -> None:
-        self.world.watcher.query(
-            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-            " WHERE usename = 'user2'"
-        )
+        end_sessions(self.world.watcher, "user2")
 
     def close(self) -> None:
         for query in self._queries:
@@ -159,17 +151,18 @@ class Source:
 @contextmanager
 def away(world: World, role: str) -> Iterator[None]:
     """Keep a role from the database, as a server that is down does, and let it back again."""
-    name = sql.Identifier(role)
-    superuser: psycopg.Connection[Any] = world.superuser().connection
-    superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(name))
+    superuser = world.superuser()
+    superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
     try:
-        superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s",
-            (role,),
-        )
+        end_sessions(superuser, role)
         yield
     finally:
-        superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT -1").format(name))
+        superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+
+
+def end_sessions(superuser: Program, role: str) -> None:
+    end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s"
+    superuser.execute(end, (role,))
 
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
