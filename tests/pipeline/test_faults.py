@@ -31,6 +31,7 @@ from tests.reliability.conftest import own, own_world
 from tests.reliability.counts import counted, size
 from tests.reliability.disk import disk, move_tables
 from tests.reliability.restarts import FAST, POSTMASTER, WAYS, restarting
+from tests.reliability.work import EXPIRE
 from tests.servers import SERVER
 from tests.sql.conftest import World
 
@@ -234,9 +235,7 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
         pushing.join()
     push(numbers[KILLS * share :])
     pusher.close()
-    field.default.connection.execute(
-        "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
-    )
+    field.default.connection.execute(EXPIRE)
     # Whoever takes over, here a local worker, goes on where the dead had come to.
     field.run_until_idle()
     field.until(lambda: not field.default.bodies("a") and not field.default.bodies("e"))

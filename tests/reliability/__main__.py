@@ -29,7 +29,6 @@ BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 
 
 def kept() -> list[dict[str, Any]]:
-    """What was counted last."""
     return json.loads(KEPT.read_text()) if KEPT.exists() else []
 
 
@@ -46,7 +45,6 @@ def table(entries: list[dict[str, Any]]) -> str:
 
 
 def draw() -> None:
-    """Put the table between the marks of the page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]

@@ -55,7 +55,6 @@ def forge(program: Program, node: Node, **header: object) -> None:
 
 
 def kilobytes() -> int:
-    """How much memory this process has now."""
     status = Path(f"/proc/{os.getpid()}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     return int(found[1])

@@ -188,7 +188,6 @@ def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None
 
 
 def staff(names: set[str]) -> Browser:
-    """The browser of one of the staff with these permissions."""
     user = User.objects.create_user(f"staff{User.objects.count()}", is_staff=True)
     user.user_permissions.set(Permission.objects.filter(codename__in=names))
     client = Browser()

@@ -106,7 +106,6 @@ def ears_of(own: TestedServer, who: str) -> Iterator[Ears]:
 
 @pytest.fixture
 def ruled(own_world: World) -> World:
-    """The rules of victims, of those that may hear of them, and of strangers."""
     own_world.rules(*RULES)
     return own_world
 

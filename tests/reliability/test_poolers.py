@@ -61,7 +61,6 @@ def shared(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str
 
 @pytest.fixture
 def by_transaction(server: TestedServer) -> Iterator[str]:
-    """The same, shared by transaction."""
     with pgbouncer(server, "transaction", pool_size=2) as address:
         yield behind(address, server, "user1")
 
@@ -232,8 +231,6 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
 
 
 def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
-    """Their connections are used by turns: what one prepares or sets must not be on another."""
-
     async def ask_all() -> Counter[int]:
         pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
         # As many at once as there are connections.

@@ -96,13 +96,11 @@ def treasure(world: World) -> Iterator[Treasure]:
 
 @pytest.fixture
 def burglar(treasure: Treasure) -> Program:
-    """The hostile role, connected as a node of its own."""
     return treasure.world.node("hostile", "H1")
 
 
 @pytest.fixture
 def stranger(treasure: Treasure) -> Program:
-    """A role without any rule."""
     treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
     return treasure.world.program("user3")
 

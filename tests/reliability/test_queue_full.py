@@ -22,6 +22,7 @@ from psqlmessages.exceptions import MessagesError, NotificationQueueFull
 from psqlmessages.rest.errors import refused
 from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
 from tests.reliability.projects import copies, django_at, exchange
@@ -101,7 +102,6 @@ def world(own_world: World) -> World:
 
 @pytest.fixture
 def sender(world: World) -> Program:
-    """The node SENDER of user1, which sends to T, and is subscribed to it."""
     sender = world.node("user1", "SENDER", notify="T")
     sender.read("SENDER", "T")
     return sender
@@ -117,7 +117,6 @@ def waits_for(world: World, queue: str) -> None:
 
 
 def is_refused(send: Callable[[], object]) -> bool:
-    """Whether the full queue refuses something."""
     try:
         send()
     except (NotificationQueueFull, errors.ProgramLimitExceeded, OperationalError):
@@ -128,7 +127,7 @@ def is_refused(send: Callable[[], object]) -> bool:
 def seconds_until(send: Callable[[], object]) -> float:
     """Wait until something succeeds that the full queue refused; for how long."""
     began = monotonic()
-    until(lambda: not is_refused(send), SOON_SECONDS)
+    wait_until(lambda: not is_refused(send), SOON_SECONDS)
     return monotonic() - began
 
 
@@ -222,7 +221,7 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
         bus.subscribe("anything")
         with full_queue(own):
             number = sum(is_refused(lambda: node.topic_send("T", "x")) for _ in range(sends))
-            with pytest.raises(NotificationQueueFull, match="psqlmessages doctor names it"):
+            with pytest.raises(NotificationQueueFull, match="psqlmessages doctor finds it"):
                 node.publish("T", "x")
             with pytest.raises(NotificationQueueFull):
                 bus.publish("anything", "x")

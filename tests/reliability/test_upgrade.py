@@ -115,7 +115,6 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
 
 
 def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
-    """Install again and again under traffic."""
     for _ in range(rounds):
         with transaction.atomic(using=ALIAS):
             schema.install(database)
@@ -359,7 +358,6 @@ NEWER = """
 
 @pytest.fixture
 def newer(own: TestedServer, own_world: World) -> Iterator[World]:
-    """A server whose public functions are of a later version, for a while."""
     own_world.rules(*RULES)
     connection = own_world.superuser().connection
     connection.execute(
@@ -395,7 +393,6 @@ def topic_message(node: Node) -> Message:
 
 
 async def by_async_node(world: World) -> None:
-    """An AsyncNode asks and is told, alone and many at once."""
     async with AsyncNode("TWO", world.server.url("user2")) as two:
         answers = await asyncio.gather(*(two.call("ONE", n, timeout=SOON) for n in range(20)))
         assert answers == [[n] for n in range(20)]
