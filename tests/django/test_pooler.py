@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from django.core import checks
 from django.db import connection, transaction
+from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
@@ -25,13 +25,12 @@ def by_transaction(shop: World) -> Iterator[str]:
 
 
 @pytest.fixture
-def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     connection.close()
-    port = psycopg.conninfo.conninfo_to_dict(by_transaction)["port"]
-    with monkeypatch.context() as behind:
-        behind.setitem(connection.settings_dict, "PORT", str(port))
-        yield
-        connection.close()
+    port = conninfo_to_dict(by_transaction)["port"]
+    monkeypatch.setitem(connection.settings_dict, "PORT", str(port))
+    yield
+    connection.close()
 
 
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
@@ -65,7 +64,7 @@ def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
             assert next(bodies) == "x"
 
 
-@pytest.mark.usefixtures("django_by_transaction")
+@pytest.mark.usefixtures("_django_by_transaction")
 def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World) -> None:
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)

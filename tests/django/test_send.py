@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from collections.abc import Iterator
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -15,6 +14,7 @@ from psqlmessages import exceptions
 from psqlmessages.django import acall, asend, call, send, send_many
 from psqlmessages.exceptions import NoListeners, NotInstalled
 from psqlmessages.retry import RateLimitedLogger
+from tests.django.conftest import Changed
 from tests.sql.conftest import Program, World
 
 SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
@@ -72,19 +72,12 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
             function("ORDERS", ["a"], require_listener=True)
 
 
-@pytest.fixture
-def small_bodies(shop: World) -> Iterator[None]:
-    """A limit of 8 KiB."""
-    change = "UPDATE messages._settings SET max_body_bytes = %s RETURNING 1"
+def test_a_refusal_is_raised_and_the_transaction_goes_on(
+    shop: World, listener: Program, changed: Changed
+) -> None:
+    large, change = "x" * 9000, "UPDATE messages._settings SET max_body_bytes ="
     before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
-    shop.owner.query(change, 8192)
-    yield
-    shop.owner.query(change, before)
-
-
-@pytest.mark.usefixtures("small_bodies")
-def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program) -> None:
-    large = "x" * 9000
+    changed(f"{change} 8192", f"{change} {before}")
     with transaction.atomic():
         send("ORDERS", "before")
         for error, function, topic, body, given in (

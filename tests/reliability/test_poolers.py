@@ -65,9 +65,6 @@ def by_transaction(server: TestedServer) -> Iterator[str]:
         yield behind(address, server, "user1")
 
 
-# Who listens
-
-
 LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 
 
@@ -183,9 +180,6 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
             assert node.topic_listen("T")
             with pytest.raises(ServerUnreachable, match="no answer from the server"):
                 Node("NODE2", dsn, options=IMPATIENT).open()
-
-
-# What needs no session
 
 
 def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
