@@ -22,14 +22,10 @@ def environment(server: TestedServer, port: int | None = None, **given: Any) -> 
     if port is not None:
         user, _, _ = address.netloc.rpartition("@")
         address = address._replace(netloc=f"{user}@127.0.0.1:{port}")
-    return {
-        **os.environ,
-        "DATABASE_URL": address.geturl(),
-        "SHOP_SETTINGS": json.dumps(given),
-        "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
-        "PYTHONWARNINGS": "error",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return os.environ | {
+        "DATABASE_URL": address.geturl(), "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
+        "SHOP_SETTINGS": json.dumps(given), "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
 
 def manage(

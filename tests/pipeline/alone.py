@@ -49,16 +49,15 @@ def work(topic: str) -> dict[str, Any]:
     system = spark._jvm.java.lang.System
     process, folder = java_process(), driver_folder()
     found: dict[str, Any] = {
-        "SPARK_HOME": os.environ.get("SPARK_HOME"),
+        "SPARK_HOME": os.environ.get("SPARK_HOME"), "on an executor": workers.collect()[0],
         "bodies": sorted(row.body for row in read.collect()),
         "django on the driver": is_importable("django"),
-        "on an executor": workers.collect()[0],
         "java": system.getProperty("java.home"),
         "of the caller": system.getProperty("of.the.caller"),
         "time zone": spark.conf.get("spark.sql.session.timeZone"),
         "addresses": sorted(addresses_listened_on({os.getpid(), process})),
         "temporary": sorted({path.name.partition("-")[0] for path in folder.iterdir()}),
-    }
+    }  # fmt: skip
     stop()
     goes_on = {"java goes on": Path(f"/proc/{process}").exists()}
     return found | goes_on | {"folder is there": folder.exists()}
