@@ -28,9 +28,10 @@ def by_transaction(shop: World) -> Iterator[str]:
 def _django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     connection.close()
     port = conninfo_to_dict(by_transaction)["port"]
-    monkeypatch.setitem(connection.settings_dict, "PORT", str(port))
-    yield
-    connection.close()
+    with monkeypatch.context() as behind:
+        behind.setitem(connection.settings_dict, "PORT", str(port))
+        yield
+        connection.close()
 
 
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
