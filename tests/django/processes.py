@@ -44,6 +44,14 @@ def run_python(
     )  # fmt: skip
 
 
+def talking(*arguments: object, **given: Any) -> subprocess.Popen[str]:
+    """Start Python; the test writes lines to it, and may read what it prints."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, text=True, bufsize=1,
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | given,
+    )  # fmt: skip
+
+
 def start(server: TestedServer, *arguments: str, **given: Any) -> subprocess.Popen[str]:
     """Start a management command; `given` is for `environment`."""
     return subprocess.Popen(

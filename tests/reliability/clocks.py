@@ -21,7 +21,7 @@ import pytest
 from project.postgres import Server
 from psqlmessages import Node
 from psqlmessages.exceptions import CallTimeout
-from tests.django.processes import ROOT
+from tests.django.processes import talking
 
 SOURCE = Path(__file__).with_name("false_time.c")
 
@@ -127,15 +127,12 @@ class Deceived:
     """The process of such a client, from the test's side."""
 
     def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.reliability.clocks", ident, dsn], cwd=ROOT,
-            env=os.environ | clock.environment, text=True, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )  # fmt: skip
+        module = ("-W", "error", "-m", "tests.reliability.clocks")
+        self.process = talking(*module, ident, dsn, env=os.environ | clock.environment)
         assert self.answer() == "ready"
 
     def tell(self, *words: object) -> None:
-        print(json.dumps(words), file=self.process.stdin, flush=True)
+        print(json.dumps(words), file=self.process.stdin)
 
     def answer(self) -> Any:
         line = self.process.stdout.readline()

@@ -1,8 +1,6 @@
 """Readers killed with -9 between fetch and commit: the same again, and effects once."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -10,7 +8,7 @@ import pytest
 
 from project.postgres import Server
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT, environment
+from tests.django.processes import environment, talking
 from tests.reliability.counts import counted, size
 from tests.reliability.mortal_reader import AT_ONCE, NAME, QUEUE, READER, TOPIC
 from tests.reliability.work import EXPIRE
@@ -38,16 +36,12 @@ class Readers:
     """The process that forks readers, and what each said before it died."""
 
     def __init__(self, server: TestedServer) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.mortal_reader", server.url()],
-            env=environment(server), cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        module = ("-m", "tests.reliability.mortal_reader")
+        self._process = talking(*module, server.url(), env=environment(server))
 
     def read(self, kind: str, steps: int) -> tuple[int, list[tuple[str, list[str]]]]:
         """Let one read, and die at a step; how it ended, and what it said."""
         self._process.stdin.write(f"{kind} {steps}\n")
-        self._process.stdin.flush()
         code, said = json.loads(self._process.stdout.readline())
         return code, [(what, bodies) for what, bodies in said]
 

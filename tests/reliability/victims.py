@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import Self
 from psqlmessages import AsyncNode, Message, Node
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
-from tests.django.processes import ROOT
+from tests.django.processes import talking
 from tests.web.receivers import ok
 
 HUB_NODES = 3
@@ -102,10 +101,7 @@ class Nursery:
     """The process that makes victims, from the test's side."""
 
     def __init__(self, dsn: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.victims", dsn],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+        self._process = talking("-m", "tests.reliability.victims", dsn)
         self._living: set[int] = set()
 
     def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
