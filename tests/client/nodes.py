@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from psqlmessages import AsyncNode, Message, Options
+from tests.sql.conftest import World
 
 SOON = timedelta(seconds=60)
 NOW = timedelta(0)
@@ -34,6 +35,16 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         asyncio.run(limited())
 
     return run
+
+
+def offered(kind: type) -> dict[str, Any]:
+    """The public members of a class, and of each that can be called its parameters."""
+    return {
+        name: callable(member)
+        and [(p.name, p.kind, p.default) for p in inspect.signature(member).parameters.values()]
+        for name, member in inspect.getmembers(kind)
+        if not name.startswith("_") or name == "__init__"
+    }
 
 
 class Driven:
@@ -88,6 +99,16 @@ def next_message(node: Any, message_type: str = "Topic") -> Message:
 def next_event(node: Any, event: str) -> Message:
     """Return the next event of a name."""
     return next(m for m in node.messages(timeout=SOON) if m.event == event)
+
+
+def end_backend(world: World, ident: str = "NODE1") -> None:
+    """End the newest backend of a node's connections, found by its name, and wait for it."""
+    ended = world.watcher.query(
+        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
+        " WHERE application_name = %s ORDER BY backend_start DESC LIMIT 1",
+        f"psqlmessages {ident}",
+    )
+    assert ended is True
 
 
 @contextmanager

@@ -11,16 +11,9 @@ from time import monotonic
 import psycopg
 import pytest
 
-from psqlmessages import AsyncNode, Message, Options
+from psqlmessages import AsyncNode, Message, Options, exceptions
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.exceptions import (
-    CallFailed,
-    CallTimeout,
-    IdentTaken,
-    NodeClosed,
-    TopicNotExistent,
-)
 from tests.client.nodes import SOON, in_a_loop
 from tests.client.programs import PROMPTLY
 
@@ -72,7 +65,7 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
         topics = ("ORDERS", "UNHEARD", "ORDERS.NEW", "ORDERS")
         sends = (node.topic_send(topic, number) for number, topic in enumerate(topics, 1))
         results = await asyncio.gather(*sends, return_exceptions=True)
-        refused = [type(None), TopicNotExistent, TopicNotExistent, type(None)]
+        refused = [type(None), exceptions.TopicNotExistent, exceptions.TopicNotExistent, type(None)]
         assert [type(result) for result in results] == refused
         assert [(await next_message(node)).body for _ in range(2)] == [1, 4]
         # The server aborts the third.
@@ -86,13 +79,11 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
 
 
 @in_a_loop
-async def test_calls_at_once_are_answered_each_with_its_own_timeout(
-    new_async_node: NewNode,
-) -> None:
+async def test_calls_at_once_have_their_own_answers_and_timeouts(new_async_node: NewNode) -> None:
     async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
         slow = asyncio.create_task(node1.call("NODE2", "slow", timeout=SOON))
         question = await next_message(node2, "Rpc")
-        with pytest.raises(CallTimeout):
+        with pytest.raises(exceptions.CallTimeout):
             await node1.call("NODE2", "never", timeout=timedelta(seconds=0.1))
         never = await next_message(node2, "Rpc")
         await never.reply("too late")
@@ -109,7 +100,7 @@ async def test_calls_at_once_are_answered_each_with_its_own_timeout(
             return message.body * 2
 
         handling = asyncio.create_task(node2.run())
-        with pytest.raises(CallFailed, match="CancelledError"):
+        with pytest.raises(exceptions.CallFailed, match="CancelledError"):
             await node1.call("NODE2", "cancels", timeout=SOON)
         asked = (node1.call("NODE2", n, timeout=SOON) for n in range(200))
         assert await asyncio.gather(*asked) == [n * 2 for n in range(200)]
@@ -137,7 +128,7 @@ async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode
         closing.cancel()
         await asyncio.wait({closing})
         assert not node.is_healthy
-        with pytest.raises(NodeClosed):
+        with pytest.raises(exceptions.NodeClosed):
             await node.topic_status("ORDERS")
         assert node._session._connection is None or node._session._connection.closed
         # The server may take a moment to notice that a session without deinit has ended.
@@ -147,7 +138,7 @@ async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode
 
 
 async def is_free(node: AsyncNode) -> bool:
-    with suppress(IdentTaken):
+    with suppress(exceptions.IdentTaken):
         async with node:
             return True
     return False
@@ -212,7 +203,7 @@ async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: N
     node = new_async_node("NODE1")
     connect = node._session._dialer.connect_async
     node._session._dialer.connect_async = connect_slowly
-    with pytest.raises(NodeClosed):
+    with pytest.raises(exceptions.NodeClosed):
         await node.open()
     assert len(made) == 2
     assert made[1].closed

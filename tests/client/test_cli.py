@@ -39,9 +39,7 @@ def test_send_sends_and_prints_the_rate(
         assert [next_message(node2).body for _ in range(4)] == ["one", "two", "", "four"]
 
 
-def test_receive_prints_json_for_programs_and_no_control_characters_for_people(
-    server: TestedServer, node1: Node
-) -> None:
+def test_receive_prints_json_or_text_without_controls(server: TestedServer, node1: Node) -> None:
     node1.topic_notify("ORDERS")
     receiving = ("receive", "NODE2", "ORDERS", "--count")
     with started(*receiving, "3", "--json", dsn=server.url("user2")) as program:
@@ -60,17 +58,13 @@ def test_receive_prints_json_for_programs_and_no_control_characters_for_people(
     assert r"NODE1: Überweisung\x1b[2J\n" in program.printed
 
 
-def test_receive_ends_when_nothing_comes(
-    server: TestedServer, conversation: None, capsys: Capture
-) -> None:
+def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys: Capture) -> None:
     receiving = ["receive", "NODE2", "ORDERS", "--count", "1", "--timeout", "0.1"]
     assert main(["--dsn", server.url("user2"), *receiving]) == 1
     assert "received 0 in" in capsys.readouterr().err
 
 
-def test_call_prints_the_answer_and_ctrl_c_ends_it_promptly(
-    server: TestedServer, node2: Node
-) -> None:
+def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: Node) -> None:
     calling = ("call", "NODE1", "NODE2", '{"x": 1}', "--json", "--timeout", "60")
     with started(*calling, dsn=server.url("user1")) as program:
         question = next_message(node2, "Rpc")
@@ -104,9 +98,7 @@ MISTAKES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def test_what_fails_says_why_in_one_line_and_exits_with_1_a_wrong_usage_with_2(
-    server: TestedServer, conversation: None, capsys: Capture
-) -> None:
+def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys: Capture) -> None:
     for arguments, text in FAILURES:
         assert main(["--dsn", server.url("user1"), *arguments]) == 1, arguments
         (line,) = re.findall(r"^psqlmessages: .*", capsys.readouterr().err, re.MULTILINE)
@@ -123,7 +115,7 @@ def test_what_fails_says_why_in_one_line_and_exits_with_1_a_wrong_usage_with_2(
     assert "Traceback" not in done.stderr
 
 
-def test_status_shows_who_sends_and_who_listens(
+def test_status_shows_nodes(
     server: TestedServer, node1: Node, node2: Node, capsys: Capture
 ) -> None:
     node1.topic_notify("ORDERS")
@@ -165,7 +157,7 @@ def test_a_signal_ends_receive_and_send_promptly(
     assert node1.topic_status("ORDERS").notifiers == ()
 
 
-def test_the_benchmark_prints_a_table_of_ratios_and_leaves_nothing_behind(
+def test_bench_shows_ratios(
     server: TestedServer, owner: psycopg.Connection, capsys: Capture
 ) -> None:
     assert main(["--dsn", server.url(), "bench", "--quick", "--rounds", "1"]) == 0
@@ -203,12 +195,7 @@ def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) ->
     assert shown.count("\n") == 1
 
 
-# The demonstration
-
-
-def test_the_demonstration_goes_as_expected_again_and_again(
-    server: TestedServer, owner: psycopg.Connection, capsys: Capture
-) -> None:
+def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture) -> None:
     for _ in range(2):
         assert main(["--dsn", server.url(), "demo"]) == 0
         said = capsys.readouterr().out
@@ -226,9 +213,7 @@ def test_the_demonstration_goes_as_expected_again_and_again(
     assert "steps differ" in said.err
 
 
-def test_nodes_of_the_live_traffic_take_up_again_what_is_taken_away_and_given_back(
-    world: World,
-) -> None:
+def test_the_live_traffic_takes_up_again_what_is_given_back(world: World) -> None:
     def listens(topic: str) -> bool:
         found = world.owner.query(
             "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"

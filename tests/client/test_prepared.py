@@ -53,9 +53,7 @@ def test_texts_nulls_and_lists_arrive_as_they_are(connection: Connection) -> Non
     assert inlet.take() == [("here", str(number)) for number in range(50)]
 
 
-def test_errors_are_those_of_psycopg_and_leave_the_connection_usable(
-    connection: Connection,
-) -> None:
+def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection) -> None:
     for _ in range(2):
         with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
             connection.ask("SELECT %s::int::text", ("junk",))
@@ -82,9 +80,7 @@ def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
     assert connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
-def test_statements_that_were_lost_are_no_error_and_are_prepared_anew(
-    connection: Connection,
-) -> None:
+def test_lost_statements_are_no_error_and_are_prepared_anew(connection: Connection) -> None:
     for _ in range(2):
         assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
         connection.execute("DEALLOCATE ALL")

@@ -56,8 +56,6 @@ def message_of(listening: NodeState) -> Message | None:
     return listening.message(arrival, arrival.text, no_reply)
 
 
-# What came
-
 MALFORMED = (
     "", "not json", "[]",
     payload(), payload(Type=1), payload(Type=[]), payload(Type="Unknown"),
@@ -109,9 +107,6 @@ def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
     script = text_of(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")
-
-
-# Questions
 
 
 def answer_of(token: str, **more: str) -> str:
@@ -185,9 +180,6 @@ def test_a_lost_connection_and_a_stop_end_the_waits_of_what_was_asked() -> None:
         for each in (pending, of_all):
             assert isinstance(each.answers.popleft(), errors.ConnectionLost)
             assert isinstance(each.answers.popleft(), errors.NodeClosed)
-
-
-# Connections
 
 
 def reconnected(
@@ -301,9 +293,6 @@ def test_the_newest_ident_left_acts_after_a_deinit() -> None:
     assert registration.replay() == []
 
 
-# Time
-
-
 def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
     listening = new_listening()
     pulse = listening.heartbeat
@@ -353,9 +342,6 @@ def test_the_log_says_the_same_thing_once_in_a_while(caplog: pytest.LogCaptureFi
         log.warning("%s is away", "NODE1")
     again = "NODE1 is away (and 9 more times since)"
     assert [r.getMessage() for r in caplog.records] == ["NODE1 is away", again, again]
-
-
-# Handlers
 
 
 def test_handlers_are_chosen_by_type_topic_and_event() -> None:

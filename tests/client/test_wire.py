@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.wire import (
-    EncodedBody,
-    MalformedPayload,
-    decode,
-    encode_many,
-    parse,
-    serialize,
-)
+from psqlmessages.wire import EncodedBody, MalformedPayload, decode, encode_many, parse, serialize
 
 # What PostgreSQL's text can hold: no NUL, no surrogates.
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
@@ -110,9 +103,7 @@ def test_what_no_body_can_hold_is_refused() -> None:
 
 
 @given(st.lists(texts | no_texts, max_size=5))
-def test_many_values_have_one_encoding_but_bytes_do_not_travel_with_others(
-    values: list[object],
-) -> None:
+def test_many_values_have_one_encoding_and_bytes_travel_alone(values: list[object]) -> None:
     encoded, enc = encode_many(values)
     assert [decode(text, enc) for text in encoded] == values
     assert encode_many([b"a", b"b"]) == (["YQ==", "Yg=="], "b64")

@@ -10,21 +10,18 @@ from django.db import connection
 from pytest_django import Settings
 
 from project.postgres import Server
+from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, examine
+from psqlmessages.client.connect import connect
 from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 
 RULES = (
-    f"{Server.owner} shop Topic ORDERS RW 60",
-    f"{Server.owner} shop.* Rpc PRICES W 60",
-    f"{Server.owner} worker* Topic ORDERS* RW 60",
-    f"{Server.owner} PRICES Rpc NOBODY W 60",
-    "user2 LISTENER Topic ORDERS* RW 60",
-    "user2 ASKER Rpc worker* W 60",
+    f"{Server.owner} shop Topic ORDERS RW 60", f"{Server.owner} shop.* Rpc PRICES W 60",
+    f"{Server.owner} worker* Topic ORDERS* RW 60", f"{Server.owner} PRICES Rpc NOBODY W 60",
+    "user2 LISTENER Topic ORDERS* RW 60", "user2 ASKER Rpc worker* W 60",
     "user2 ASKER Topic ORDERS W 60",
-)
-
-
+)  # fmt: skip
 Changed = Callable[[str, str], None]
 
 
@@ -32,7 +29,7 @@ Changed = Callable[[str, str], None]
 def shop(
     server: TestedServer, settings: Settings, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> Iterator[World]:
-    """The project's node may send to ORDERS and ask PRICES, in an else empty message system.
+    """The project's node with its rules, in an otherwise empty message system.
 
     Not `transactional_db`: flushing all tables takes longer than most tests.
     """
@@ -62,9 +59,15 @@ def changed(shop: World) -> Iterator[Changed]:
         yield change
 
 
+def finding_of(check: Check, address: str) -> Finding:
+    """The only finding of a check, made at this address."""
+    with connect(address) as connection:
+        (finding,) = examine(check, CheckContext(address, connection))
+        return finding
+
+
 @pytest.fixture
 def of_another_version(shop: World, changed: Changed) -> None:
-    """The functions in the database say that they are of another version."""
     version = shop.owner.query("SELECT obj_description('messages'::regnamespace, 'pg_namespace')")
     comment = "COMMENT ON SCHEMA messages IS"
     changed(f"{comment} 'psqlmessages 0123456789abcdef'", f"{comment} '{version}'")

@@ -37,8 +37,7 @@ def manage(
 ) -> subprocess.CompletedProcess[str]:
     """Run a management command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "django", *arguments],
-        env=environment(server), cwd=ROOT,
+        [sys.executable, "-m", "django", *arguments], env=environment(server), cwd=ROOT,
         capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
 

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
-from psqlmessages.rules.document import (
-    MODES,
-    TYPES,
-    Identity,
-    RuleEntry,
-)
+from psqlmessages.rules.document import MODES, TYPES, Identity, RuleEntry
 from tests.django.processes import manage
 from tests.sql.conftest import World
 

@@ -6,30 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from psqlmessages.cli import doctor_checks
+from psqlmessages.cli import doctor_checks, doctor_tables
 from psqlmessages.cli.doctor import CHECKS, examinations
-from psqlmessages.cli.doctor_checks import (
-    Check,
-    CheckContext,
-    Finding,
-    FindingState,
-    clock,
-    examine,
-    installed,
-    open_transactions,
-    server,
-)
-from psqlmessages.cli.doctor_tables import (
-    create_rights,
-    expired_bodies,
-    owners,
-    rules,
-    stream_tables,
-)
+from psqlmessages.cli.doctor_checks import Finding, FindingState
+from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
 from psqlmessages.cli.prune import sentence
-from psqlmessages.client.connect import connect
-from tests.django.conftest import Changed
+from tests.django.conftest import Changed, finding_of
 from tests.django.processes import manage
 from tests.sql.conftest import World
 
@@ -45,28 +28,19 @@ def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def examined(shop: World) -> Examine:
-    """The only thing that a check finds as the owner of the tables, or at another address."""
-
-    def examine_at(check: Check, address: str = shop.server.url()) -> Finding:
-        with connect(address) as connection:
-            (finding,) = examine(check, CheckContext(address, connection))
-            return finding
-
-    return examine_at
+    """What a check finds as the owner of the tables, or at another address."""
+    return lambda check, address=None: finding_of(check, address or shop.server.url())
 
 
 def pruned(shop: World, capsys: Capture, *options: str) -> str:
-    """Prune, and return what was printed."""
     assert main(["--dsn", shop.server.url(), "prune", *options]) == 0
     return capsys.readouterr().out
 
 
 def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> None:
-    findings = list(examinations(shop.server.url()))
-    assert {finding.check for finding in findings} == {
-        check.__name__.replace("_", " ") for check in CHECKS
-    }
-    assert [finding for finding in findings if finding.state is not FindingState.OK] == []
+    findings = {each.check: each.state for each in examinations(shop.server.url())}
+    names = [check.__name__.replace("_", " ") for check in CHECKS]
+    assert findings == dict.fromkeys(names, FindingState.OK)
     done = manage(shop.server, "psqlmessages", "doctor")
     assert (done.returncode, done.stderr) == (0, "\nnothing wrong\n"), done.stdout
     assert done.stdout.startswith("ok       server          PostgreSQL ")
@@ -90,11 +64,9 @@ def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Captu
 
 def test_a_database_without_the_functions(examined: Examine, changed: Changed) -> None:
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
-    found = examined(installed)
-    assert (found.state, found.mend) == (
-        FindingState.WRONG,
-        "python manage.py psqlmessages install",
-    )
+    found = examined(doctor_checks.installed)
+    mend = "python manage.py psqlmessages install"
+    assert (found.state, found.mend) == (FindingState.WRONG, mend)
     assert {examined(check).state for check in (owners, expired_bodies)} == {FindingState.UNKNOWN}
 
 
@@ -124,15 +96,15 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     program.ok("subscribe", "B", "STREAM", 60)
     program.ok("publish", "A", "STREAM", "x")
     changed(neglected, neglected)
-    assert examined(stream_tables).state is FindingState.OK
+    assert examined(doctor_tables.stream_tables).state is FindingState.OK
     changed(held, neglected)
     program.ok("unsubscribe", "B", "STREAM")
     changed(neglected, neglected)
-    found = examined(stream_tables)
+    found = examined(doctor_tables.stream_tables)
     assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
     # The housekeeping of another session may have been faster.
     assert pruned(shop, capsys) in {sentence(number) + "\n" for number in (0, 1)}
-    assert examined(stream_tables).state is FindingState.OK
+    assert examined(doctor_tables.stream_tables).state is FindingState.OK
 
 
 def test_a_transaction_that_holds_locks_for_long(
@@ -140,16 +112,16 @@ def test_a_transaction_that_holds_locks_for_long(
 ) -> None:
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
-    assert examined(open_transactions).state is FindingState.OK
+    assert examined(doctor_checks.open_transactions).state is FindingState.OK
     sitter.connection.execute("BEGIN")
     sitter.ok("topic_listen", "T")
     monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0)
     # The owner of the tests is not shown since when; the superuser is.
-    finding = examined(open_transactions, shop.server.superuser_url)
+    finding = examined(doctor_checks.open_transactions, shop.server.superuser_url)
     assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
     shop.watcher.connection.execute(finding.mend)
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
-    assert examined(open_transactions).state is FindingState.OK
+    assert examined(doctor_checks.open_transactions).state is FindingState.OK
 
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
@@ -162,10 +134,8 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     shop.execute("UPDATE messages.auth SET role = role WHERE ident = 'N1'")
     shop.watcher.connection.execute("DROP ROLE brief; CREATE ROLE brief")
     found = examined(rules)
-    told = "1 rule names the role brief, which has been dropped and created again"
-    assert found.found == told
-    confirmation = found.mend.partition("meant for the new role, ")[2]
-    shop.execute(confirmation)
+    assert found.found == "1 rule names the role brief, which has been dropped and created again"
+    shop.execute(found.mend.partition("meant for the new role, ")[2])
     assert examined(rules).state is FindingState.OK
     # As after a dump was restored: the oids are those of another cluster.
     table = "ALTER TABLE psqlmessages_auth"
@@ -178,7 +148,7 @@ def test_too_old_a_server_and_a_clock_that_differs(
     examined: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_checks, "LEAST_VERSION", 99)
-    found = examined(server)
+    found = examined(doctor_checks.server)
     why = "the functions need PostgreSQL 99 or newer"
     assert (found.state, found.why) == (FindingState.WRONG, why)
     for minutes, word in ((10, "behind"), (-10, "ahead of")):
@@ -189,7 +159,7 @@ def test_too_old_a_server_and_a_clock_that_differs(
                 return datetime.now(UTC) + timedelta(minutes=minutes)
 
         monkeypatch.setattr(doctor_checks, "datetime", Elsewhen)
-        found = examined(clock)
+        found = examined(doctor_checks.clock)
         assert found.state is FindingState.WRONG
         assert f"600 s {word} ours" in found.found
 

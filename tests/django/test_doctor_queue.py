@@ -12,32 +12,21 @@ import pytest
 
 from project.postgres import Server, binaries_of_wheel
 from psqlmessages.cli import doctor_checks
-from psqlmessages.cli.doctor_checks import (
-    Check,
-    CheckContext,
-    Finding,
-    FindingState,
-    commit_lock,
-    queue,
-)
-from psqlmessages.client.connect import connect
+from psqlmessages.cli.doctor_checks import Finding, FindingState, commit_lock, queue
+from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
-# The least that PostgreSQL allows: 512 KiB.
-SMALL_QUEUE = {"max_notify_queue_pages": "64"}
 WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
 IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
-IS_STUCK = "SELECT wait_event = 'ClientWrite' FROM pg_stat_activity WHERE pid = %s"
-IS_GONE = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
 Examine = Callable[..., Finding]
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
-    """A server whose notification queue is soon full."""
+    """A server with the smallest notification queue that PostgreSQL allows: 512 KiB."""
     folder = Path(tempfile.mkdtemp(prefix="queue-"))
-    server = Server(folder / "server", binaries_of_wheel(18), SMALL_QUEUE)
+    server = Server(folder / "server", binaries_of_wheel(18), {"max_notify_queue_pages": "64"})
     server.start()
     yield server
     server.stop("immediate")
@@ -61,21 +50,16 @@ def listener(small: Server, superuser: psycopg.Connection) -> Iterator[psycopg.C
     yield connection
     connection.close()
     # It holds the queue back until it has ended.
-    wait_for(superuser, IS_GONE, pid)
+    gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+    wait_for(superuser, gone, pid)
 
 
 @pytest.fixture
 def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> Examine:
-    """The only thing that a check finds, however short the time; as the superuser."""
+    """What a check finds as the superuser, however short the time."""
     monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0.0)
     monkeypatch.setattr(doctor_checks, "LOCK_SECONDS", 0.0)
-
-    def examine(check: Check, address: str = small.superuser_url()) -> Finding:
-        with connect(address) as connection:
-            (finding,) = check(CheckContext(address, connection))
-            return finding
-
-    return examine
+    return lambda check, address=None: finding_of(check, address or small.superuser_url())
 
 
 @contextmanager
@@ -114,14 +98,13 @@ def fill_until_stuck(superuser: psycopg.Connection, pid: int) -> None:
     def is_stuck() -> bool:
         if not is_true(superuser, IS_FILLED):
             fill(superuser)
-        return is_true(superuser, IS_FILLED) and is_true(superuser, IS_STUCK, pid)
+        return is_true(superuser, IS_FILLED) and is_true(superuser, WAITS, "ClientWrite", pid)
 
     wait_until(is_stuck)
 
 
 def fill(connection: psycopg.Connection) -> None:
-    """Fill a quarter of the queue."""
-    for number in range(16):
+    for number in range(16):  # a quarter of the queue
         connection.execute("SELECT pg_notify('news', %s)", (f"{number}{'x' * 7900}",))
 
 

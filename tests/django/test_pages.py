@@ -19,14 +19,7 @@ from psqlmessages import checks
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.cli.main import add_commands
-from psqlmessages.management import (
-    exchange,
-    install,
-    permissions,
-    rules,
-    run,
-    token,
-)
+from psqlmessages.management import exchange, install, permissions, rules, run, token
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]

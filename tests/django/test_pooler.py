@@ -9,31 +9,23 @@ from django.db import connection, transaction
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
-from psqlmessages.cli.doctor_checks import (
-    Check,
-    CheckContext,
-    Finding,
-    FindingState,
-    listening,
-    pooler,
-)
-from psqlmessages.client.connect import PoolerKind, connect, probe
+from psqlmessages.cli.doctor_checks import FindingState, listening, pooler
+from psqlmessages.client.connect import PoolerKind, probe
 from psqlmessages.django import commit, pop, publish, push, read_stream, reserve, rollback, send
 from psqlmessages.testing import allow_queue
+from tests.django.conftest import finding_of
 from tests.django.pgbouncer import pgbouncer
 from tests.sql.conftest import Program, World
 
 
 @pytest.fixture
 def by_transaction(shop: World) -> Iterator[str]:
-    """The address of the test database behind a pool shared by transaction."""
     with pgbouncer(shop.server, "transaction") as address:
         yield address
 
 
 @pytest.fixture
 def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Django's connection, made behind a pool shared by transaction."""
     connection.close()
     port = psycopg.conninfo.conninfo_to_dict(by_transaction)["port"]
     with monkeypatch.context() as behind:
@@ -42,26 +34,16 @@ def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) 
         connection.close()
 
 
-def examined(address: str, check: Check) -> Finding:
-    with connect(address) as asking:
-        (finding,) = check(CheckContext(address, asking))
-        return finding
-
-
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
     shop: World, by_transaction: str
 ) -> None:
     assert probe(shop.server.url()) is PoolerKind.NONE
     assert [probe(by_transaction) for _ in range(5)] == [PoolerKind.TRANSACTION] * 5
-    found = examined(by_transaction, pooler)
-    assert (found.state, found.found) == (
-        FindingState.WRONG,
-        "a pooler that shares connections by transaction",
-    )
-    assert "pool_mode = session" in found.mend
-    found = examined(by_transaction, listening)
-    assert found.state is FindingState.WRONG
-    assert "did not arrive" in found.found
+    for check, said in ((pooler, "shares connections by transaction"), (listening, "not arrive")):
+        found = finding_of(check, by_transaction)
+        assert found.state is FindingState.WRONG
+        assert said in found.found
+    assert "pool_mode = session" in finding_of(pooler, by_transaction).mend
 
 
 def test_a_pool_by_transaction_is_found_even_with_one_connection_for_all(shop: World) -> None:
@@ -74,9 +56,8 @@ def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
 ) -> None:
     with pgbouncer(shop.server, "session") as address:
         assert [probe(address) for _ in range(3)] == [PoolerKind.SESSION] * 3
-        assert [examined(address, check).state for check in (pooler, listening)] == [
-            FindingState.OK
-        ] * 2
+        for check in (pooler, listening):
+            assert finding_of(check, address).state is FindingState.OK
         with Node("worker", address) as worker:
             worker.topic_listen("ORDERS")
             sender.ok("topic_send", "ORDERS", "x")

@@ -3,22 +3,22 @@
 import threading
 from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 from tests.sql.conftest import Program
 
 
-def answer_to(asker: Program) -> dict[str, object]:
-    """The answer that the asker waits for, among the events that come besides."""
+def answer_to(asker: Program) -> dict[str, Any]:
     while True:
         (header,) = asker.headers(1)
         if header["Type"] == "Return":
             return header
 
 
-def wait_until(condition: Callable[[], object]) -> object:
-    """Wait, a minute at least, until something is so; return what the condition does."""
-    deadline, pause = monotonic() + 60, threading.Event()
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> object:
+    """Wait until a condition is true; return what it returned."""
+    deadline, pause = monotonic() + seconds, threading.Event()
     while not (found := condition()):
-        assert monotonic() < deadline, "it never was so"
+        assert monotonic() < deadline, "the condition never became true"
         pause.wait(0.01)
     return found

@@ -12,12 +12,7 @@ import sys
 import time
 from typing import Any
 
-from psqlmessages.exchanges import (
-    Selector,
-    SelectorError,
-    SelectorFailed,
-    SelectorInput,
-)
+from psqlmessages.exchanges import Selector, SelectorError, SelectorFailed, SelectorInput
 from psqlmessages.exchanges.selectors import ActivationCache, SelectorContext
 
 KIB = 1024

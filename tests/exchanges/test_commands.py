@@ -48,9 +48,7 @@ def x1(type_in: TypeIn, graph_file: Path) -> Exchange:
     return Exchange.objects.get()
 
 
-def test_load_tells_which_rules_are_missing_and_adds_those(
-    type_in: TypeIn, graph_file: Path
-) -> None:
+def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path) -> None:
     dry = type_in("load", graph_file, "--dry-run", "--with-rules")
     assert dry.stderr.startswith("would be 1 added, ")
     assert not Exchange.objects.exists()
@@ -71,9 +69,7 @@ def test_load_tells_which_rules_are_missing_and_adds_those(
     assert (again.stdout, again.stderr) == ("", "0 added, 0 changed, 1 unchanged, 0 removed\n")
 
 
-def test_replace_all_removes_what_the_file_does_not_name(
-    type_in: TypeIn, x1: Exchange, graph_file: Path
-) -> None:
+def test_replace_all_removes_the_unnamed(type_in: TypeIn, x1: Exchange, graph_file: Path) -> None:
     graph_file.write_text(GRAPH.replace("x1:", "x2:"))
     assert type_in("load", graph_file).stdout.startswith("+ x2: ")
     assert [row.name for row in Exchange.objects.all()] == ["x1", "x2"]
@@ -107,9 +103,7 @@ def test_load_tells_where_somebody_was_faster(
     assert (done.returncode, done.stderr) == (1, told)
 
 
-def test_load_reads_the_standard_input_and_tells_what_goes_round(
-    type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
     back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))
     told = type_in("load", "-", "--with-rules").stderr
@@ -117,9 +111,7 @@ def test_load_reads_the_standard_input_and_tells_what_goes_round(
     assert Exchange.objects.count() == 2
 
 
-def test_load_tells_of_a_namespace_that_cannot_be_asked(
-    away: None, type_in: TypeIn, graph_file: Path
-) -> None:
+def test_load_tells_of_an_absent_namespace(away: None, type_in: TypeIn, graph_file: Path) -> None:
     graph_file.write_text(GRAPH.replace("{ns: default, queue: audit}", "{ns: away, queue: audit}"))
     done = type_in("load", graph_file, "--with-rules")
     assert done.returncode == 0

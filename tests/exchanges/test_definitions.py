@@ -188,9 +188,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(words, anything) | anything, st.binary(max_size=200) | st.text(max_size=200))
-def test_whatever_is_given_is_read_or_refused_with_a_sentence(
-    document: Any, text: bytes | str
-) -> None:
+def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes | str) -> None:
     with contextlib.suppress(MalformedExchanges):
         definitions.validated({"exchanges": {"x": document}})
     with contextlib.suppress(MalformedExchanges):
@@ -230,9 +228,7 @@ class NoMessages:
         return None if db != "away" else app_label != "psqlmessages"
 
 
-def test_a_namespace_is_a_database_of_postgresql_in_which_the_app_is(
-    lite: None, away: None, settings: Settings
-) -> None:
+def test_a_namespace_is_a_database_with_the_app(lite: None, away: None, settings: Settings) -> None:
     """Whether its server answers or not."""
     assert told_of_target(ns="lite") == [
         "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
@@ -243,9 +239,6 @@ def test_a_namespace_is_a_database_of_postgresql_in_which_the_app_is(
     assert told_of_target(ns="away") == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
     ]
-
-
-# Texts: YAML and JSON are read strictly
 
 
 def fault(text: bytes | str) -> str:

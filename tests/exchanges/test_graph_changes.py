@@ -136,7 +136,7 @@ def committed(committing: None, server: TestedServer) -> Iterator[World]:
 @pytest.mark.parametrize(
     "doing", [lambda: repository.delete(["x"]), lambda: load(replace_all=True)]
 )
-def test_an_exchange_is_removed_though_a_loop_counts_meanwhile(
+def test_an_exchange_goes_while_a_loop_counts(
     committed: World, doing: Callable[[], object]
 ) -> None:
     slow, loop = committed.owner.connection, committed.program().connection
@@ -169,9 +169,7 @@ def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> No
 
 
 @pytest.mark.django_db
-def test_all_definitions_are_read_with_two_queries_and_compiled(
-    settings: Any, django_assert_num_queries: Any
-) -> None:
+def test_two_queries_read_all_definitions(settings: Any, django_assert_num_queries: Any) -> None:
     settings.PSQLMESSAGES = {"MAX_HOPS": 3}
     wanted = exchange("x", "c", parallel=2, wsize=9, reserve=False)
     selected = DefinedDestination(QueueRef("default", "b"), "msg.tries > 1")

@@ -26,11 +26,7 @@ KILLS = size(5, 100)
 # Each kill costs a start of the process, so one of each kind is enough for every day.
 NIGHTLY = pytest.mark.nightly
 EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
-FLOWS = {
-    "within": ("b", "c"),
-    "between": ("b", "eu/b", "eu/c"),
-    "between, popped": ("b", "eu/b"),
-}
+FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, popped": ("b", "eu/b")}
 
 
 def environment_of(server: TestedServer) -> dict[str, str]:
@@ -82,9 +78,7 @@ def finish(field: Field) -> None:
 
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])
 @pytest.mark.parametrize("kind", [pytest.param("within", marks=NIGHTLY), "between"])
-def test_killed_at_every_step_nothing_is_lost_or_doubled(
-    wide_field: Field, dies: Dies, kind: str, how: str
-) -> None:
+def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str, how: str) -> None:
     field, pushed = wide_field, []
     field.define(x1=flow("a", *FLOWS[kind], wsize=4))
     for step in range(1, STEPS + 1):
@@ -110,9 +104,7 @@ def tell(what: str, kills: int, pushed: list[str], queues: dict[str, list[str]])
 @pytest.mark.parametrize(
     "kind", ["within", *(pytest.param(kind, marks=NIGHTLY) for kind in list(FLOWS)[1:])]
 )
-def test_killed_at_random_under_load_nothing_is_doubled(
-    wide_field: Field, dies: Dies, kind: str
-) -> None:
+def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, kind: str) -> None:
     field, chance = wide_field, SystemRandom()
     popped = {"reserve": False} if "popped" in kind else {}
     field.define(x1=flow("a", *FLOWS[kind], parallel=2, wsize=50, **popped))

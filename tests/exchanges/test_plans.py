@@ -2,12 +2,7 @@
 
 import asyncio
 
-from psqlmessages.exchanges import (
-    CompiledExchange,
-    QueueRef,
-    RouteTarget,
-    Selector,
-)
+from psqlmessages.exchanges import CompiledExchange, QueueRef, RouteTarget, Selector
 from psqlmessages.exchanges.engine.batch import DeliveryMode, ExchangePlan
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
 from tests.conftest import TestedServer

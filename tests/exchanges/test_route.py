@@ -155,9 +155,7 @@ def test_neither_django_nor_psycopg_is_needed() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
-def test_without_the_package_it_is_said_which_extra_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_package_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
     compiler.environment.cache_clear()
     compiler.compiled.cache_clear()

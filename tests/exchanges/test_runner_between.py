@@ -45,9 +45,7 @@ def numbers(bed: Bed, queue: str) -> list[str]:
 
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("reserve", [True, False])
-def test_copies_go_to_both_databases_as_they_were_pushed_and_what_is_put_aside_to_neither(
-    wide_field: Field, reserve: bool
-) -> None:
+def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool) -> None:
     field, eu = wide_field, wide_field.beds["eu"]
     late = ("eu/late", '{"delay": 1000}')
     changed = ("eu/b", '{"headers": {"lane": 2}, "body": msg.body}')
@@ -138,9 +136,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
 
 
 @pytest.mark.usefixtures("_patient")
-def test_without_reserve_what_fails_elsewhere_is_lost_there_and_counted(
-    wide_field: Field, away: None
-) -> None:
+def test_without_reserve_what_fails_elsewhere_is_lost_there(wide_field: Field, away: None) -> None:
     field = wide_field
     field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
     field.default.push("a", "it")
@@ -194,9 +190,7 @@ def restart(bed: Bed) -> None:
     bed.connection = psycopg.connect(bed.server.url(), autocommit=True)
 
 
-def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
-    far: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_down_holds_up_only_itself(far: Field, caplog: pytest.LogCaptureFixture) -> None:
     field, near, bed = far, far.default, far.beds["far"]
     x1 = flow("a", "far/b", "b", parallel=2)
     field.define(x1=x1, x2=flow("c", "to far", "d"), x3=flow("to far", "far/d"))
@@ -224,9 +218,7 @@ def test_a_server_that_is_down_for_a_while_holds_up_itself_alone(
 
 # The other way of restarting takes the same path, so only one runs every day.
 @pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
-def test_a_source_that_restarts_loses_and_doubles_nothing(
-    far: Field, mode: Literal["fast", "immediate"]
-) -> None:
+def test_a_source_restart_loses_nothing(far: Field, mode: Literal["fast", "immediate"]) -> None:
     field, bed = far, far.beds["far"]
     x1 = flow("far/a", "far/b", "b", parallel=2, wsize=50)
     field.define(x1=x1, x2=flow("far/c", "far/d", wsize=50))

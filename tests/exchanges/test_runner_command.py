@@ -64,9 +64,7 @@ def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
     assert "routed 6 in" in said
 
 
-def test_it_goes_on_over_new_connections_where_a_firewall_forgot_the_others(
-    field: Field, proxy: Proxy
-) -> None:
+def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy: Proxy) -> None:
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, ANSWER_SECONDS=size(1, 10))
     proxy.stall(new=True)
@@ -133,9 +131,7 @@ def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.usefixtures("held")
-def test_a_second_signal_ends_it_at_once_and_leaves_all_as_it_was(
-    field: Field, number: int, code: int
-) -> None:
+def test_a_second_signal_ends_it_and_changes_nothing(field: Field, number: int, code: int) -> None:
     field.define(x1=flow("a", "b"))
     push_unheld(field, "it")
     process = told_to_end(field, number)

@@ -38,9 +38,7 @@ def _slow_is_held(server: TestedServer) -> Iterator[None]:
         holder.rollback()
 
 
-def test_a_push_and_what_matures_are_taken_while_the_loop_that_watched_is_held_up(
-    field: Field, server: TestedServer
-) -> None:
+def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: TestedServer) -> None:
     field.define(x1=flow("a", SLOW, FAST, parallel=2))
     with working(), _slow_is_held(server):
         field.until(lambda: field.default.query(AWAITED, "a"))
@@ -57,9 +55,7 @@ def test_a_push_and_what_matures_are_taken_while_the_loop_that_watched_is_held_u
     assert field.default.bodies("slow") == ["held up"]
 
 
-def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
-    field: Field, server: TestedServer
-) -> None:
+def test_leftovers_are_taken_while_a_loop_is_held_up(field: Field, server: TestedServer) -> None:
     field.define(x1=flow("a", SLOW, FAST, parallel=2, wsize=4))
     with working(), _slow_is_held(server):
         field.until(lambda: field.default.query(AWAITED, "a"))
@@ -75,9 +71,7 @@ def test_what_a_loop_could_not_take_at_once_is_taken_while_it_is_held_up(
     assert field.default.bodies("slow") == ["held up"]
 
 
-def test_what_a_killed_session_had_taken_is_taken_within_a_second(
-    field: Field, server: TestedServer
-) -> None:
+def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer) -> None:
     field.define(x1=flow("a", "b"))
     field.default.push_many("a", ["1", "2", "3"])
     holder = psycopg.connect(server.url())

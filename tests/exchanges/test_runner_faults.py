@@ -31,9 +31,7 @@ def forbid(field: Field, *allowed: str) -> None:
         field.default.connection.execute(INSERT_RULE, fields)
 
 
-def test_a_destination_without_a_rule_holds_up_itself_alone(
-    field: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCaptureFixture) -> None:
     field.define(x1=flow("a", "b", "c", "b"))
     forbid(field, "a R", "b W")
     field.default.push("a", "it", lane=1)
@@ -53,9 +51,7 @@ def test_a_destination_without_a_rule_holds_up_itself_alone(
         assert sum(row.count for row in rows) == number
 
 
-def test_a_source_without_a_rule_is_told_once_and_tried_again(
-    field: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_source_rule_is_told_once(field: Field, caplog: pytest.LogCaptureFixture) -> None:
     field.define(x1=flow("a", "b"))
     forbid(field, "b W")
     field.default.push("a", "it")
@@ -110,9 +106,7 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field) -> None:
     assert field.default.query(STATE.replace("SELECT", "SELECT e.tries > 0,"), "a")
 
 
-def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(
-    field: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_selectors_are_logged_once(field: Field, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "psqlmessages")
     field.define(x1=flow("a", ("b", "msg.headers.gone == 1"), "c"))
     field.default.push_many("a", ["it"] * 500)
@@ -125,9 +119,7 @@ def test_a_selector_that_fails_is_counted_and_logged_at_a_bounded_rate(
 
 
 @pytest.mark.parametrize("other", ["c", "eu/c"])
-def test_an_element_by_which_its_whole_batch_fails_is_found_and_comes_back_later(
-    wide_field: Field, other: str
-) -> None:
+def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, other: str) -> None:
     field = wide_field
     field.define(x1=flow("a", "b", other))
     field.default.connection.execute(

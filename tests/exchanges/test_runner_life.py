@@ -93,9 +93,7 @@ def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Fi
     assert field.default.bodies("a") == ["of the former source"]
 
 
-def test_an_open_change_of_rules_holds_up_no_exchange_that_waits(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_listener, "ANSWER_SECONDS", 120)
     field.define(x1=flow("a", "b"))
     with working(), psycopg.connect(field.default.server.url()) as changing:
@@ -122,9 +120,7 @@ def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field) -> None
     assert field.default.bodies("f") == []
 
 
-def test_a_definition_that_cannot_run_does_not_stop_the_others(
-    field: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_definition_stops_no_other(field: Field, caplog: pytest.LogCaptureFixture) -> None:
     field.define(x1=flow("a", "b"), x2=flow("c", "d"), x3=flow("e", "f"))
     Exchange.objects.get(name="x1").destinations.update(selector="@gone")
     Exchange.objects.get(name="x3").destinations.update(namespace="moon")
@@ -140,9 +136,7 @@ def test_a_definition_that_cannot_run_does_not_stop_the_others(
         assert what in text
 
 
-def test_what_is_in_hand_is_finished_when_it_is_stopped_and_what_is_ahead_is_free(
-    field: Field,
-) -> None:
+def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field) -> None:
     entered, leave, asked = threading.Event(), threading.Event(), []
 
     @selector("second")
@@ -170,9 +164,7 @@ def test_what_is_in_hand_is_finished_when_it_is_stopped_and_what_is_ahead_is_fre
     assert answer == {2: "3,late", 3: "late"}[len(moved)]
 
 
-def test_lost_connections_lose_and_double_nothing(
-    field: Field, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptureFixture) -> None:
     field.define(x1=flow("a", "b", "c", parallel=2, wsize=20))
     bodies = [str(number) for number in range(1500)]
     with working():
@@ -205,9 +197,7 @@ def test_what_was_done_is_counted(field: Field) -> None:
     assert 0 < ok.selector_seconds < ok.seconds < 30
 
 
-def test_a_worker_that_has_nothing_to_do_shows_that_it_lives(
-    field: Field, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "WRITE_SECONDS", 0.1)
     field.define(x1=flow("a", "b"))
     with working():

@@ -77,9 +77,7 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
         assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == expected
 
 
-def test_what_it_was_given_stays_as_it_was_and_a_one_that_becomes_true_is_a_change(
-    code: Code,
-) -> None:
+def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Code) -> None:
     def change(env: SelectorContext) -> bool:
         env.msg.headers["list"].append(1)
         env.msg.headers["n"] = True

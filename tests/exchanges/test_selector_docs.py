@@ -9,16 +9,8 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import (
-    UNCHANGED,
-    CopyToPush,
-    Selector,
-    SelectorError,
-    selectors,
-)
-from psqlmessages.exchanges import (
-    result as result_module,
-)
+from psqlmessages.exchanges import UNCHANGED, CopyToPush, Selector, SelectorError, selectors
+from psqlmessages.exchanges import result as result_module
 from psqlmessages.exchanges.compiler import MAX_CHARACTERS
 from psqlmessages.exchanges.conversion import MAX_NESTING
 from psqlmessages.exchanges.cost import MAX_UNITS, VALUE_UNITS

@@ -24,9 +24,7 @@ given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count
     st.lists(st.sampled_from(BY_HEADERS), min_size=1, max_size=5),
     st.lists(given_headers, max_size=12),
 )
-def test_a_shortcut_decides_as_all_selectors_do(
-    texts: list[str], messages: list[dict[str, Any]]
-) -> None:
+def test_shortcuts_decide_as_selectors_do(texts: list[str], messages: list[dict[str, Any]]) -> None:
     graphed = exchange(*texts)
     shortcut = RouteCache.of(graphed)
     assert shortcut is not None

@@ -16,14 +16,8 @@ from psqlmessages.exceptions import (
     ServerUnreachable,
     TopicNotExistent,
 )
-from psqlmessages.pipeline import (
-    columns,
-    database,
-    topic_ranges,
-)
-from psqlmessages.pipeline import (
-    reader as reader_module,
-)
+from psqlmessages.pipeline import columns, database, topic_ranges
+from psqlmessages.pipeline import reader as reader_module
 from psqlmessages.pipeline.database import OutageRetry
 from psqlmessages.pipeline.errors import (
     DsnMissing,

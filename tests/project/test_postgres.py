@@ -140,9 +140,7 @@ def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[...
     assert f"pid {pid_of(server)}," in answers.pop()
 
 
-def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
-    server: Server,
-):
+def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(server: Server):
     port = server.home.port
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
         notices: list[object] = []

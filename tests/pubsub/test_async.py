@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from typing import Any
 
 import psycopg
@@ -13,21 +11,10 @@ import pytest
 from psqlmessages import AsyncPubSub
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import Event, async_bus_connection
+from tests.client.nodes import in_a_loop
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Listener, end_backend
-
-Test = Callable[..., Coroutine[Any, Any, None]]
-
-
-def in_loop(test: Test) -> Callable[..., None]:
-    """Run a test that is a coroutine function; one that is stuck fails."""
-
-    @wraps(test)
-    def run(*fixtures: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*fixtures, **named), 110))
-
-    return run
 
 
 class AsyncEar(asyncio.Queue[Event]):
@@ -45,7 +32,7 @@ class AsyncEar(asyncio.Queue[Event]):
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
-@in_loop
+@in_a_loop
 async def test_a_connection_that_is_given_is_used_with_its_transactions(
     server: TestedServer, listener: Listener, autocommit: bool
 ) -> None:
@@ -67,7 +54,7 @@ async def test_a_connection_that_is_given_is_used_with_its_transactions(
         assert await listening.fetchall() == []
 
 
-@in_loop
+@in_a_loop
 async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     server: TestedServer, superuser: psycopg.Connection, listener: Listener
 ) -> None:
@@ -85,10 +72,8 @@ async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_
     assert listener.segments() == ["!alone"]
 
 
-@in_loop
-async def test_a_publish_that_is_cancelled_does_not_harm_the_connection(
-    server: TestedServer,
-) -> None:
+@in_a_loop
+async def test_a_cancelled_publish_does_not_harm_the_connection(server: TestedServer) -> None:
     async with AsyncPubSub(server.url("user1")) as bus:
         ear = await AsyncEar.of(bus)
         for turn in range(10):
@@ -103,10 +88,8 @@ async def test_a_publish_that_is_cancelled_does_not_harm_the_connection(
         assert (bus.counters.malformed, bus.counters.lost_connections) == (0, 0)
 
 
-@in_loop
-async def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_bus(
-    server: TestedServer,
-) -> None:
+@in_a_loop
+async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: TestedServer) -> None:
     async def fails(event: Event) -> None:
         raise ValueError(event.payload)
 
@@ -125,7 +108,7 @@ async def test_coroutines_that_fail_or_await_what_was_cancelled_do_not_end_the_b
         assert bus.counters.handler_failures == 4
 
 
-@in_loop
+@in_a_loop
 async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) -> None:
     async with AsyncPubSub(server.url("user1")) as bus:
 
@@ -145,10 +128,8 @@ async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) ->
         assert bus.counters.handler_failures == 0
 
 
-@in_loop
-async def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_a_loop
+async def test_a_given_connection_ends_promptly(server: TestedServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(async_bus_connection, "_CLOSING_SECONDS", 0.2)
     async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
         bus = AsyncPubSub(given)
@@ -165,7 +146,7 @@ async def test_the_end_of_a_bus_whose_connection_is_given_is_prompt(
         await bus.publish("A")
 
 
-@in_loop
+@in_a_loop
 async def test_a_close_that_is_cancelled_leaves_no_connection_open(server: TestedServer) -> None:
     for turn in range(5):
         bus = AsyncPubSub(server.url("user1"))

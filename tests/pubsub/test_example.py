@@ -19,9 +19,7 @@ PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
-def test_an_example_prints_what_the_page_says(
-    server: TestedServer, program: str, printed: str
-) -> None:
+def test_an_example_prints_as_shown(server: TestedServer, program: str, printed: str) -> None:
     code = program.replace("dbname=app user=user1", server.url("user1"))
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-W", "error", "-c", code],

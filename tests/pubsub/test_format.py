@@ -92,9 +92,6 @@ def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused() -> None:
         cut(longest + "A")
 
 
-# In one transaction
-
-
 begins, middles = st.sampled_from(["", "a", "é"]), st.sampled_from(["x", "\0", "é", "abc"])
 ends = st.sampled_from(["", "end", "é"])
 
@@ -104,9 +101,7 @@ ends = st.sampled_from(["", "end", "é"])
 @example([("", "q", size, "") for size in (7_999, 8_000, 15_980, 100_000) for _ in range(50)])
 @example([("", "q", 100_000, f"{number}") for number in range(50)])
 @example([(f"{number}", "q", 100_000, "") for number in range(50)])
-def test_no_long_messages_of_a_transaction_share_a_segment(
-    parts: list[tuple[str, str, int, str]],
-) -> None:
+def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]) -> None:
     transaction, sent = SegmentDeduplicator(), set[str]()
     for begin, middle, times, end in parts:
         payload = begin + middle * times + end
@@ -140,9 +135,6 @@ def test_any_segments_are_read_or_refused(segments: list[str]) -> None:
         with suppress(MalformedPayload):
             if (text := assembly.add(1, "A", segment)) is not None:
                 payload_of(text)
-
-
-# Segments of several senders, and what is bounded
 
 
 pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1, 9)

@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import Connection
 
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
@@ -14,12 +15,12 @@ from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_b
 
 
 @pytest.fixture
-def given(connect: Connect) -> psycopg.Connection:
+def given(connect: Connect) -> Connection:
     return connect()
 
 
 @pytest.fixture
-def writer(new_bus: NewBus, given: psycopg.Connection) -> Any:
+def writer(new_bus: NewBus, given: Connection) -> Any:
     return new_bus(given, interval=0.1)
 
 
@@ -28,16 +29,11 @@ def heard(writer: Any) -> Ear:
     return Ear.of(writer)
 
 
-def listens(connection: psycopg.Connection) -> set[str]:
+def listens(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
-# Transactions
-
-
-def test_what_is_published_in_a_transaction_leaves_at_commit(
-    writer: Any, given: psycopg.Connection, listener: Listener
-) -> None:
+def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener) -> None:
     with given.transaction():
         writer.publish("A", 1)
         with given.transaction(force_rollback=True):
@@ -57,9 +53,7 @@ def test_what_is_published_in_a_transaction_leaves_at_commit(
     assert len(travelled[0]) == 2
 
 
-def test_a_bus_is_made_on_a_connection_in_autocommit_or_not(
-    new_bus: NewBus, connect: Connect, listener: Listener
-) -> None:
+def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Listener) -> None:
     for autocommit in (True, False):
         connection = connect(autocommit=autocommit)
         bus = new_bus(connection)
@@ -76,9 +70,7 @@ def test_a_bus_is_made_on_a_connection_in_autocommit_or_not(
     assert listener.segments() == ["!at commit"]
 
 
-def test_long_messages_of_a_transaction_all_arrive_and_equal_short_ones_as_one(
-    writer: Any, given: psycopg.Connection, ear: Ear
-) -> None:
+def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear: Ear) -> None:
     sizes = (10, 7_998, 8_000, 100_000, 1_000_000)
     payloads = [character * size for character in ("x", "\0", "я") for size in sizes]
     payloads += ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
@@ -93,9 +85,7 @@ def test_long_messages_of_a_transaction_all_arrive_and_equal_short_ones_as_one(
     assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
 
 
-def test_too_much_alike_in_a_transaction_is_refused_and_the_transaction_goes_on(
-    writer: Any, given: psycopg.Connection, ear: Ear
-) -> None:
+def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear) -> None:
     nul = "\0" * 10_000_000
     with given.transaction():
         writer.publish("A", nul)
@@ -106,9 +96,7 @@ def test_too_much_alike_in_a_transaction_is_refused_and_the_transaction_goes_on(
     assert [len(ear.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
 
 
-def test_in_a_transaction_that_failed_the_error_is_that_of_postgresql(
-    writer: Any, given: psycopg.Connection, heard: Ear
-) -> None:
+def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Ear) -> None:
     given.execute("BEGIN")
     with pytest.raises(psycopg.errors.DivisionByZero):
         given.execute("SELECT 1 / 0")
@@ -124,7 +112,7 @@ def test_in_a_transaction_that_failed_the_error_is_that_of_postgresql(
 
 
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
-    writer: Any, given: psycopg.Connection, superuser: psycopg.Connection, listener: Listener
+    writer: Any, given: Connection, superuser: Connection, listener: Listener
 ) -> None:
     """The bus returns by itself, but what it is told to publish belonged to the transaction."""
     writer.subscribe("B")
@@ -137,12 +125,7 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     assert listener.segments() == ["!alone"]
 
 
-# Beside its owner
-
-
-def test_the_owner_uses_the_connection_while_the_bus_listens(
-    writer: Any, given: psycopg.Connection, raw: Any, heard: Ear
-) -> None:
+def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear) -> None:
     for number in range(100):
         raw(f"@{number}")
         assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
@@ -158,8 +141,8 @@ def test_the_owner_uses_the_connection_while_the_bus_listens(
     assert heard.payload() == "amid a transaction"
 
 
-def test_notifications_of_other_channels_stay_with_the_owner(
-    given: psycopg.Connection, heard: Ear, raw: Any, connect: Connect
+def test_other_channels_stay_outside(
+    given: Connection, heard: Ear, raw: Any, connect: Connect
 ) -> None:
     owners: Queue[psycopg.Notify] = Queue()
     given.add_notify_handler(owners.put)
@@ -171,9 +154,7 @@ def test_notifications_of_other_channels_stay_with_the_owner(
     assert owners.empty()
 
 
-def test_a_listen_that_its_owner_undid_is_done_again(
-    writer: Any, given: psycopg.Connection, raw: Any
-) -> None:
+def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any) -> None:
     """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
     ear = Ear()
     # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
@@ -189,7 +170,7 @@ def test_a_listen_that_its_owner_undid_is_done_again(
 
 
 def test_close_leaves_the_connection_open_and_as_it_was(
-    writer: Any, given: psycopg.Connection, new_bus: NewBus, monkeypatch: pytest.MonkeyPatch
+    writer: Any, given: Connection, new_bus: NewBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handler = given.pgconn.notify_handler
     writer.subscribe("A")
@@ -210,9 +191,7 @@ def test_close_leaves_the_connection_open_and_as_it_was(
     assert given.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_connection_that_its_owner_closes_ends_the_bus(
-    writer: Any, given: psycopg.Connection
-) -> None:
+def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Connection) -> None:
     writer.subscribe("A")
     given.close()
     writer.run()
@@ -220,18 +199,14 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(
         writer.publish("A")
 
 
-def test_a_connection_in_pipeline_mode_is_refused(
-    writer: Any, given: psycopg.Connection, listener: Listener
-) -> None:
+def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Listener) -> None:
     with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
         writer.publish("A", "x")
     writer.publish("A", "y")
     assert listener.segments() == ["!y"]
 
 
-def test_a_connection_of_another_encoding_works(
-    new_bus: NewBus, connect: Connect, ear: Ear
-) -> None:
+def test_another_client_encoding_works(new_bus: NewBus, connect: Connect, ear: Ear) -> None:
     connection = connect()
     connection.execute("SET client_encoding TO 'LATIN1'")
     latin = new_bus(connection)

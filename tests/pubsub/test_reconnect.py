@@ -77,9 +77,7 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     assert bus.counters.lost_connections == 1
 
 
-def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
-    any_bus: NewBus, cut: Cut, ear: Ear
-) -> None:
+def test_a_publisher_finds_a_cut_before_it_sends(any_bus: NewBus, cut: Cut, ear: Ear) -> None:
     bus = any_bus(options=QUICK)
     bus.publish("A", 1)
     cut(bus)
@@ -88,9 +86,7 @@ def test_a_publisher_without_subscriptions_finds_a_cut_before_it_sends(
     assert [ear.payload(), ear.payload()] == [1, 2]
 
 
-def test_what_is_under_way_at_a_cut_says_that_it_may_or_may_not_be_done(
-    new_bus: NewBus, superuser: psycopg.Connection, cut: Cut
-) -> None:
+def test_a_call_under_a_cut_fails(new_bus: NewBus, superuser: psycopg.Connection, cut: Cut) -> None:
     bus = new_bus()
     bus.open()
     when(somebody_sleeps(superuser, bus.connection.info.backend_pid), lambda: cut(bus))
@@ -99,9 +95,7 @@ def test_what_is_under_way_at_a_cut_says_that_it_may_or_may_not_be_done(
     bus.publish("A")
 
 
-def test_the_keep_alive_finds_a_network_that_stalls_and_close_ends_a_wait_at_once(
-    stalling: Callable[..., Any], proxy: Proxy
-) -> None:
+def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy) -> None:
     bus = stalling()
     proxy.stall()
     until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
@@ -118,9 +112,7 @@ def test_the_keep_alive_finds_a_network_that_stalls_and_close_ends_a_wait_at_onc
 
 
 @pytest.mark.parametrize("any_bus", ["PubSub"], indirect=True)
-def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
-    stalling: Callable[..., Any], proxy: Proxy
-) -> None:
+def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy) -> None:
     bus = stalling(interval=60.0)
     with bus._connection._io:
         # The last keep-alive has had its answer.
@@ -132,9 +124,7 @@ def test_a_publish_on_a_stalled_network_does_not_wait_for_ever(
     bus.publish("A", "x")
 
 
-def test_while_the_server_is_away_calls_wait_a_while(
-    stalling: Callable[..., Any], proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog: Any) -> None:
     bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
     until(lambda: not bus.is_healthy)
@@ -148,9 +138,7 @@ def test_while_the_server_is_away_calls_wait_a_while(
 
 
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
-def test_close_does_not_wait_for_a_server_that_does_not_answer(
-    stalling: Callable[..., Any], proxy: Proxy
-) -> None:
+def test_close_does_not_wait_for_a_server(stalling: NewBus, proxy: Proxy) -> None:
     bus = stalling()
     proxy.refuse()
     until(lambda: not bus.is_healthy)
@@ -181,9 +169,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
         superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")
 
 
-def test_unfinished_messages_do_not_outlive_the_connection(
-    any_bus: NewBus, cut: Cut, raw: Any
-) -> None:
+def test_unfinished_messages_end_with_the_connection(any_bus: NewBus, cut: Cut, raw: Any) -> None:
     bus = any_bus(options=QUICK)
     ear = Ear.of(bus)
     raw("#Ic")

@@ -21,43 +21,34 @@ class Desk:
             "user1 PUT Queue NEW.* W 1", "user2 GET Queue NEW.* R 1",
             "user2 GET Queue __deadletter__ RW 1", "user1 BOSS Queue OTHER RW 1",
         )  # fmt: skip
-        world.execute(
-            "SELECT messages._run_housekeeping()"
-        )  # The first in a database moves channels.
+        # The first housekeeping in a database moves channels.
+        world.execute("SELECT messages._run_housekeeping()")
         self.pusher = world.program("user1")
         self.reader = world.program("user2")
 
     def push(self, *bodies: str, queue: str = "Q", **options: Any) -> int:
-        """Push one by one; the last id."""
         return [self.put(body, queue, **options)["Id"] for body in bodies][-1]
 
     def put(self, body: str, queue: str = "Q", **options: Any) -> dict[str, Any]:
         """Call push with options by name; its answer."""
         names = "".join(f", {name} => %s" for name in options)
         sql = f"SELECT messages.push('PUT', %s, %s{names})"
-        answer: dict[str, Any] = self.pusher.query(sql, queue, body, *options.values())
-        return answer
+        return self.pusher.query(sql, queue, body, *options.values())
 
     def pop(self, count: int = 1, queue: str = "Q") -> list[str]:
-        """Pop: the bodies."""
         return [row.body for row in self.reader.elements("pop", "GET", queue, count)]
 
     def reserve(self, count: int = 1, duration: float = 60, queue: str = "Q") -> list[Any]:
-        """Reserve: the rows."""
         return self.reader.elements("reserve", "GET", queue, count, duration)
 
     def lease(self, **options: Any) -> str:
-        """Reserve one: its lease."""
         (row,) = self.reserve(**options)
         return str(row.lease)
 
     def done(self, function: str, *arguments: Any) -> list[bool]:
-        """Call commit, rollback or release."""
-        done: list[bool] = self.reader.ok(function, "GET", *arguments)["Done"]
-        return done
+        return self.reader.ok(function, "GET", *arguments)["Done"]
 
     def sizes(self, queue: str = "Q") -> dict[str, Any]:
-        """Call sizes; without Err."""
         answer = self.reader.ok("sizes", "GET", queue)
         return {name: value for name, value in answer.items() if name != "Err"}
 
@@ -82,9 +73,7 @@ class Desk:
         )
 
     def now(self) -> datetime:
-        """The time, as the database has it."""
-        time: datetime = self.world.owner.query("SELECT clock_timestamp()")
-        return time
+        return self.world.owner.query("SELECT clock_timestamp()")
 
     def limit(self, max_tries: int | None, queue: str = "Q", dead: str = "__deadletter__") -> None:
         """Make a queue; set its most tries and its dead-letter queue."""
@@ -98,8 +87,7 @@ class Desk:
     def tend(self) -> int:
         """Do what evaluation does once a second."""
         self.world.execute("UPDATE messages._queues SET tended_at = 'epoch'")
-        moved: int = self.world.owner.query("SELECT messages._maintain_queues()")
-        return moved
+        return self.world.owner.query("SELECT messages._maintain_queues()")
 
     def wait(self, program: Program | None = None, queue: str = "Q") -> dict[str, Any]:
         """Call queue_listen as the reader."""

@@ -24,9 +24,7 @@ def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_an_element_becomes_a_dead_letter_also_when_its_leases_simply_run_out(
-    desk: Desk, taken: bool
-) -> None:
+def test_an_element_whose_leases_run_out_becomes_a_dead_letter(desk: Desk, taken: bool) -> None:
     desk.limit(2)
     desk.push("a", "b")
     desk.lease(duration=10)
@@ -99,9 +97,7 @@ def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World) -> None:
     assert desk.pop(9) == ["x"] * 5 + ["true"]
 
 
-def test_tending_does_not_wait_for_who_is_making_the_dead_letter_queue(
-    desk: Desk, world: World
-) -> None:
+def test_tending_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: World) -> None:
     desk.limit(1)
     desk.push("x", "y")
     first, late = desk.reserve(2)

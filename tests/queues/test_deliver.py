@@ -52,11 +52,9 @@ class Hub:
         """What is in Q: tries, and whether the last call has put it off by a second or more."""
         return self.desk.world.execute(PUT_OFF, [self.asked_at]).fetchall()
 
-    def deliver(
-        self, elements: list[Any], copies: list[dict[str, Any]], failed: list[Any] | None = None
-    ) -> dict[str, Any]:
+    def deliver(self, *given: Any) -> dict[str, Any]:
         """Call deliver, which must succeed."""
-        answer = self.answer(elements, copies, failed)
+        answer = self.answer(*given)
         assert answer.pop("Err") == "0", answer
         return answer
 
@@ -76,7 +74,7 @@ class Hub:
             # As loops do: where all is as at the source, nothing is said of it.
             columns[3:] = [column if any(column) else None for column in columns[3:]]
         self.asked_at = self.desk.now()
-        answer: dict[str, Any] = self.program.query(
+        return self.program.query(
             "SELECT messages.deliver('exchange.X', 'Q', %s::text[], %s::text[], %s::text[],"
             " %s::text[], %s::text[], %s::text[], %s::text[], %s::text[], %s::timestamptz[],"
             " %s::int[])",
@@ -84,7 +82,6 @@ class Hub:
             (put_back or None) if self.is_brief else put_back,
             *columns,
         )
-        return answer
 
 
 @pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])
@@ -165,9 +162,7 @@ def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str
 
 
 @pytest.mark.parametrize("queue", ["Q", "NEW.1"])
-def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
-    hub: Hub, queue: str
-) -> None:
+def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, queue: str) -> None:
     hub.desk.push("other", queue="NEW.1")
     id_ = hub.desk.push("x")
     done = hub.deliver([id_], [{"of": id_, "to": queue}])
@@ -176,9 +171,7 @@ def test_a_queue_that_is_there_takes_no_copy_without_the_right_to_push(
     assert hub.put_off() == [(1, True)]
 
 
-def test_an_element_with_a_refused_copy_comes_back_and_its_other_copies_are_made_once(
-    hub: Hub,
-) -> None:
+def test_after_a_refused_copy_the_others_are_made_once(hub: Hub) -> None:
     id_ = hub.desk.push("x", headers='{"h":1}')
     done = hub.route({"to": "A"}, {"to": "FORBIDDEN"})
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]

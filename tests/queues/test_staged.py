@@ -1,7 +1,5 @@
 """Staging: rows copied in by several connections become messages or elements once, all or none."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID, uuid4
@@ -43,11 +41,9 @@ class Loader:
         return staging
 
     def publish(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
-        """Call publish_staged."""
         return self.program.call("publish_staged", "LOAD", "T", query, batch, list(stagings), rows)
 
     def push(self, batch: int, rows: int, *stagings: UUID, query: str = "q") -> dict[str, Any]:
-        """Call push_staged."""
         return self.program.call("push_staged", "LOAD", "Q", query, batch, list(stagings), rows)
 
     def stored(self, kind: str = "push") -> list[str]:
@@ -111,9 +107,7 @@ def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> No
 
 
 @BOTH
-def test_the_same_batch_committed_twice_at_once_is_committed_once(
-    loader: Loader, kind: str
-) -> None:
+def test_a_batch_committed_twice_at_once_is_committed_once(loader: Loader, kind: str) -> None:
     staging, copy = loader.stage("one"), loader.stage("one")
     second = Loader(loader.world)
     with loader.program.connection.transaction():
@@ -126,9 +120,7 @@ def test_the_same_batch_committed_twice_at_once_is_committed_once(
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_what_is_removed_while_the_push_waits_for_its_queue_is_not_taken_as_pushed(
-    loader: Loader, key: str | None
-) -> None:
+def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str | None) -> None:
     staging = loader.stage(("one", None, None, key))
     loader.world.rules("user2 OTHER Queue Q W 1")
     maker, remover = loader.world.program("user2"), loader.world.program("user1")

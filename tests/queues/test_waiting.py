@@ -102,9 +102,7 @@ def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, 
     assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
 
 
-def test_a_channel_moves_however_the_right_goes_unless_nobody_knows_it(
-    desk: Desk, world: World
-) -> None:
+def test_a_channel_that_somebody_knows_moves_with_the_right(desk: Desk, world: World) -> None:
     channels = "SELECT array_agg(q ORDER BY name) FROM psqlmessages_queue AS q"
     desk.push("x")
     desk.wait(queue="NEW.1")

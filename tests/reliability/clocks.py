@@ -1,7 +1,5 @@
 """Clocks that are wrong, of a server or of a client in a process of its own: see false_time.c."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -26,13 +24,6 @@ from psqlmessages.exceptions import CallTimeout
 
 SOURCE = Path(__file__).with_name("false_time.c")
 ROOT = Path(__file__).parents[2]
-
-
-@contextmanager
-def false_clock() -> Iterator[FalseClock]:
-    """A clock of its own, right at first, where the server's account can reach it."""
-    with tempfile.TemporaryDirectory(prefix="clock-") as folder:
-        yield FalseClock(Path(folder))
 
 
 class FalseClock:
@@ -76,6 +67,12 @@ class FalseClock:
                 **({"user": account.uid, "group": account.gid, "extra_groups": []}
                    if account.is_foreign else {}),
             )  # fmt: skip
+
+
+@contextmanager
+def false_clock() -> Iterator[FalseClock]:
+    with tempfile.TemporaryDirectory(prefix="clock-") as folder:
+        yield FalseClock(Path(folder))
 
 
 class Client:

@@ -1,7 +1,5 @@
 """All pages that somebody can click to, and what stands in them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, deque
 from collections.abc import Iterable

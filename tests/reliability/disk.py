@@ -1,7 +1,5 @@
 """A disk that can be full: a small tmpfs, and a file that takes what is left of it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

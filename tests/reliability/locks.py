@@ -1,11 +1,10 @@
 """Calls that wait for locks, and what ends them: time-outs, somebody, or a forced deadlock."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Self
 
 import psycopg
 
@@ -113,7 +112,7 @@ class Opponent:
             self._connection.execute("ROLLBACK")
             self.has_met = True
 
-    def __enter__(self) -> Opponent:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

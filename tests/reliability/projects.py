@@ -1,11 +1,9 @@
 """Django, an exchange and a sink of Spark on a server of a test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import dj_database_url
 import pytest
@@ -14,9 +12,6 @@ from django.db import connections
 from tests.conftest import TestedServer
 from tests.exchanges.field import Bed, Field
 from tests.sql.conftest import World
-
-if TYPE_CHECKING:
-    from psqlmessages.pipeline.sink import MessagesStreamWriter
 
 
 @contextmanager
@@ -54,7 +49,7 @@ def copies(field: Field) -> list[list[str]]:
 
 
 @contextmanager
-def sink(world: World, folder: Path) -> Iterator[MessagesStreamWriter]:
+def sink(world: World, folder: Path) -> Iterator[Any]:
     """The writer of a stream of Spark to the topic T, as user1."""
     pytest.importorskip("pyarrow")
     from psqlmessages.pipeline import staging

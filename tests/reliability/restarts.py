@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 import psycopg
 
 from project.postgres import Server
+from tests.django.waiting import wait_until
 
 FAST: Final = "stopped fast"
 IMMEDIATE: Final = "stopped immediately"
@@ -24,10 +26,10 @@ CLIENT = """
 """
 # Whatever waits for longer hangs, however busy the machine is.
 LONG = 180.0
+until = partial(wait_until, seconds=LONG)
 
 
 def restart(server: Server, way: str) -> None:
-    """Let it go away, and wait until it answers again."""
     go_away(server, way)
     server.start()
 
@@ -64,21 +66,10 @@ def kill_a_backend(server: Server) -> None:
         assert watcher.closed, "the postmaster has not noticed"
 
 
-def until(condition: Callable[[], object], seconds: float = LONG) -> None:
-    """Wait until something is so."""
-    pause = threading.Event()
-    for _ in range(int(seconds * 20)):
-        if condition():
-            return
-        pause.wait(0.05)
-    raise AssertionError("it never was so")
-
-
 @contextmanager
 def restarting(
     server: Server, ways: Sequence[str], number: Callable[[], int], total: int
 ) -> Iterator[None]:
-    """Restart once in each way, spread over the work within, of which `number` is done."""
     is_over = threading.Event()
 
     def act() -> None:

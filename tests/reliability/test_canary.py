@@ -1,7 +1,5 @@
 """A hostile role calls everything with anything, and nothing of others comes to it or goes."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -102,10 +100,9 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         if seed + 1 >= size(1, 5) and len(reached) > functions * 0.8:
             break
     counted(
-        FAULT, "random calls to every public function",
-        calls=calls, functions=functions, calls_of_each=calls // functions,
-        functions_that_did_something=len(reached), answers_looked_through=messages,
-        things_of_others_seen=len(found),
+        FAULT, "random calls to every public function", calls=calls, functions=functions,
+        calls_of_each=calls // functions, functions_that_did_something=len(reached),
+        answers_looked_through=messages, things_of_others_seen=len(found),
     )  # fmt: skip
     assert found == []
     assert treasure.rows() == treasure.before

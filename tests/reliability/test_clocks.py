@@ -1,7 +1,5 @@
 """Clocks that are wrong or jump: neither order nor liveness depends on any of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,10 +24,9 @@ MESSAGES = size(100, 2_000)
 RULES = (
     "user1 WRITER Topic NEWS W 3600", "user2 CLIENT Topic NEWS RW 3600",
     "user1 READER Topic NEWS R 3600", "user1 WRITER Queue Q W 60", "user2 CLIENT Queue Q R 60",
-    "user2 CLIENT Rpc CALLEE W 60", "user2 CLIENT Rpc SILENT W 60",
-    "user1 CALLEE Rpc CLIENT W 60", "user1 SILENT Rpc CLIENT W 60",
-    "user2 CLIENT Topic T R 60", "user1 DYING Topic T W 60", "user1 WATCHER Topic T W 60",
-    "user2 CLIENT Topic U W 60", "user1 WATCHER Topic U R 60",
+    "user2 CLIENT Rpc CALLEE W 60", "user2 CLIENT Rpc SILENT W 60", "user1 CALLEE Rpc CLIENT W 60",
+    "user1 SILENT Rpc CLIENT W 60", "user2 CLIENT Topic T R 60", "user1 DYING Topic T W 60",
+    "user1 WATCHER Topic T W 60", "user2 CLIENT Topic U W 60", "user1 WATCHER Topic U R 60",
 )  # fmt: skip
 NONE, MINUTES, YEARS = timedelta(), timedelta(minutes=10), timedelta(days=20 * 365)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -112,8 +109,7 @@ JUMPS = (MINUTES, -MINUTES, HOUR, NONE, -HOUR, DAY, HOUR, NONE, -DAY, NONE, DAY,
 FEW = (MINUTES, -DAY, DAY, NONE)
 OF_SERVER = (
     "user1 WRITER Topic NEWS W 3600", "user2 READER Topic NEWS R 3600",
-    "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600",
-    "user1 DYING Topic NEWS W 3600",
+    "user1 WRITER Queue Q W 3600", "user2 READER Queue Q R 3600", "user1 DYING Topic NEWS W 3600",
 )  # fmt: skip
 PATIENCE = timedelta(seconds=SECONDS)
 # The second they last, one until housekeeping comes, and a busy machine.

@@ -1,7 +1,5 @@
 """A full disk: each call fails with PostgreSQL's words, what was committed stays, and all go on."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

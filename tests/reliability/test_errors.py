@@ -1,7 +1,5 @@
 """Statements that are ended: each call says so, does nothing, and can be made again."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
@@ -297,7 +295,6 @@ def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(world: World, tmp_path
     ended = deadlocks(world.server) - before
     assert sorted(published(world)) == sorted(bodies)
     counted(
-        "deadlock", "a commit of Spark's sink",
-        rows=len(bodies), deadlocks=ended, lost=0, doubled=0,
-    )  # fmt: skip
+        "deadlock", "a commit of Spark's sink", rows=len(bodies), deadlocks=ended, lost=0, doubled=0
+    )
     assert ended >= rounds

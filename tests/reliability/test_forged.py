@@ -1,7 +1,5 @@
 """Notifications forged to the known channel of a node: what it believes, and that it lives on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

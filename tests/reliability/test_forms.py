@@ -1,7 +1,5 @@
 """Every page that can be clicked to: its forms need their token, and what it shows is text."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

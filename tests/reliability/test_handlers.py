@@ -1,7 +1,5 @@
 """Handlers of a project in trouble: what is ended is done again, and `run` goes on."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
+from tests.django.waiting import answer_to
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
@@ -52,10 +51,7 @@ NOBODY_IDLES = """
 
 @pytest.fixture
 def shop(
-    transactional_db: None,
-    settings: Settings,
-    own_world: World,
-    monkeypatch: pytest.MonkeyPatch,
+    transactional_db: None, settings: Settings, own_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[World]:
     """The project on the server of the module's own; what fails is tried again at once."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
@@ -74,16 +70,6 @@ def sender(shop: World) -> Program:
     sender = shop.node("user2", "ASKER")
     sender.ok("topic_notify", "ORDERS")
     return sender
-
-
-def answers(asker: Program, number: int) -> list[str]:
-    """So many answers to the asker, among the events that come besides."""
-    found: list[str] = []
-    while len(found) < number:
-        (header,) = asker.headers(1)
-        if header["Type"] == "Return":
-            found.append(header["Token"])
-    return found
 
 
 def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program) -> None:
@@ -108,7 +94,8 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
             shop.owner.connection.execute("ROLLBACK")
             sender.ok("rpc", "worker", f"free {number}", "free")
             # Who asked the first is told that there is no answer.
-            assert sorted(answers(sender, 2)) == [f"free {number}", f"held {number}"]
+            tokens = sorted(answer_to(sender)["Token"] for _ in range(2))
+            assert tokens == [f"free {number}", f"held {number}"]
         assert not runner.is_stopping
     counted(
         "statement cancelled", "answers of `run`",

@@ -1,7 +1,5 @@
 """What a name or a pattern means is the same in SQL and in Python."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +11,7 @@ from tests.sql.conftest import World
 
 FAULT = "hostile names"
 few = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 # Beginnings of each other, and what looks alike, is longer in bytes, or means something in SQL.
 LETTERS = "aaab*%_\\.'é漢🐘\u0301\n "

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
-from psqlmessages.cli.doctor_checks import CheckContext, FindingState, pooler
+from psqlmessages.cli.doctor_checks import FindingState, pooler
 from psqlmessages.client.connect import PoolerKind, connect, probe
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
@@ -23,6 +23,7 @@ from psqlmessages.rest.queue_listener import RestQueueListener
 from psqlmessages.retry import RateLimitedLogger
 from tests.client.programs import finished
 from tests.conftest import TestedServer
+from tests.django.conftest import finding_of
 from tests.django.pgbouncer import pgbouncer
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
@@ -148,11 +149,9 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
     assert set(found) == {PoolerKind.TRANSACTION}
     with pgbouncer(server, "statement", pool_size=2) as address:
         assert [probe(address) for _ in range(3)] == [PoolerKind.STATEMENT] * 3
-        with closing(connect(address)) as connection:
-            (finding,) = pooler(CheckContext(address, connection))
-    assert (finding.state, finding.found) == (
-        FindingState.WRONG, "a pooler that shares connections by statement",
-    )  # fmt: skip
+        finding = finding_of(pooler, address)
+    assert finding.state is FindingState.WRONG
+    assert finding.found == "a pooler that shares connections by statement"
 
 
 def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer) -> None:

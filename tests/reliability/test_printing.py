@@ -1,7 +1,5 @@
 """A role makes the server print what its functions do, and no secret of others is in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext

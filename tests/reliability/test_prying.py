@@ -1,7 +1,5 @@
 """A hostile role reads all that PostgreSQL lets it read, and makes views tell what they hide."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import product

@@ -40,9 +40,7 @@ def test_everything_at_once_loses_and_doubles_nothing() -> None:
     # In so short a time memory has not come to rest.
     faults = [line for line in wrong(done.stdout) if not line.startswith("grew: ")]
     found = totals(done.stdout)
-    counted(
-        "everything at once", f"the soak, {seconds} s", **found, faults=len(faults),
-    )  # fmt: skip
+    counted("everything at once", f"the soak, {seconds} s", **found, faults=len(faults))
     assert faults == [], done.stdout
     assert done.returncode in (0, 1), done.stderr
     assert min(found["messages"], found["killed"], found["rounds of all"]) > 0
@@ -69,8 +67,7 @@ def steady(**gauges: float) -> list[tuple[float, Gauges]]:
 
 GROWN = (
     {"memory of site": 119.0}, {"connections": 41.0}, {"table messages.staged": 10.0},
-    {"memory of the backend of N": 400.0}, {"threads of site": 7.0},
-    {"table messages.new": 3.0},
+    {"memory of the backend of N": 400.0}, {"threads of site": 7.0}, {"table messages.new": 3.0},
 )  # fmt: skip
 MOVED = ({"memory of site": 117.0}, {"connections": 39.0}, {"table messages.staged": 9.0})
 

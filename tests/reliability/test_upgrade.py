@@ -241,9 +241,8 @@ REMOVED = {
 # Those where something stands without anybody's doing, or nothing.
 NOT_FILLED = {
     "psqlmessages_exchangecount", "psqlmessages_observation", "messages._evaluation",
-    "messages._stream_gone", "messages._stream_last",
-    "messages._recheck", "messages._unfinished", "messages._role_memberships",
-    "messages._clock_gap",
+    "messages._stream_gone", "messages._stream_last", "messages._recheck", "messages._unfinished",
+    "messages._role_memberships", "messages._clock_gap",
 }  # fmt: skip
 # What calls move all the time: a position that goes on, when queues were last tended.
 MOVING = {

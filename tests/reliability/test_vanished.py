@@ -124,9 +124,7 @@ def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
     limit = (options.probe_interval + options.probe_timeout).total_seconds()
     dsn = through(proxy, server.url("user2"))
     seconds, returned = asyncio.run(found(dsn, proxy, options, lost))
-    counted(
-        FAULT, f"{lost} lost, nodes that only wait", limit=limit, found=seconds, back=returned
-    )  # fmt: skip
+    counted(FAULT, f"{lost} lost, nodes that only wait", limit=limit, found=seconds, back=returned)
     assert seconds < limit + GRACE
 
 

@@ -1,14 +1,12 @@
 """Something of user1 and user2 in every store, marked, so that whoever comes by it can be told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 from psycopg import Connection
@@ -139,9 +137,7 @@ class Treasure:
         writer, reader, queue = (prefix + name for name in ("N1", "N2", "Q1"))
         headers = json.dumps({"h": self.mark, "x-hop-count": "2"})
         for key in (f"{self.mark}{number}" for number in range(6)):
-            push = sender.ok(
-                "push", writer, queue, self.body, None, headers, None, None, 0, key
-            )  # fmt: skip
+            push = sender.ok("push", writer, queue, self.body, None, headers, None, None, 0, key)
             if not prefix:
                 self.stolen.append(str(push["Id"]))
         sender.ok("push", writer, queue, self.body, None, headers, None, 1_000.0)
@@ -223,7 +219,7 @@ class Overheard:
         self._connection.pgconn.trace(self._descriptor)
         self._connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
 
-    def __enter__(self) -> Overheard:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

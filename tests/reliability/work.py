@@ -1,7 +1,5 @@
 """Numbered messages through streams and queues while a fault happens, and what came of each."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter

@@ -115,7 +115,7 @@ def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site
     site = new_site(PATCHED={f"psqlmessages.{name}": value for name, value in answer.items()})
     worker = Caller(site, bearer(site, "wanda", "worker"))
     with rest.owner.connection.transaction(force_rollback=True):
-        rest.owner.connection.execute("UPDATE messages.auth SET timeout = 61")
+        rest.execute("UPDATE messages.auth SET timeout = 61")
         for body in (b"x", b"y"):
             waiting = waits(worker, "orders", "w")
             assert worker.push("orders", body).status == 201

@@ -64,7 +64,7 @@ def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
 
 def test_the_other_programs_see_what_was_pushed(worker: Caller, rest: World):
     worker.push("orders", "grün".encode("latin-1"), "text/plain; charset=iso-8859-1")
-    rows = rest.owner.connection.execute(
+    rows = rest.execute(
         "SELECT body, enc, headers FROM messages.pop('worker', 'orders')"
     ).fetchall()
     assert rows == [("grün", None, {"content-type": "text/plain; charset=iso-8859-1"})]
@@ -145,7 +145,7 @@ def test_a_lease_is_committed_once_or_given_back_with_one_more_try(worker: Calle
 def test_what_is_rolled_back_too_often_over_http_becomes_a_dead_letter(
     worker: Caller, world: World
 ):
-    world.owner.connection.execute(
+    world.execute(
         "INSERT INTO psqlmessages_queue (name, channel, max_tries) VALUES ('orders', 'c', 2)"
     )
     worker.push("orders", b"bad", "text/plain")
@@ -259,7 +259,7 @@ def test_what_is_not_there_is_404(worker: Caller):
 
 def test_a_rule_taken_away_ends_the_wait(worker: Caller, rest: World):
     waiting = waits(worker, "orders", "w")
-    rest.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'worker'")
+    rest.execute("DELETE FROM messages.auth WHERE ident = 'worker'")
     assert waiting.result(30).status == 403
 
 

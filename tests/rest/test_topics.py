@@ -6,8 +6,7 @@ from tests.sql.conftest import World
 
 def test_a_message_reaches_who_listens(worker: Caller, rest: World):
     rest.rules("user2 LISTENER Topic ROOM R 60")
-    listener = rest.node("user2", "LISTENER")
-    listener.ok("topic_listen", "ROOM")
+    listener = rest.node("user2", "LISTENER", listen="ROOM")
     listener.payloads()
     sent = worker.call("POST", "topics/ROOM", b'{"a": 1}', {"Content-Type": "application/json"})
     assert (sent.status, sent.json) == (200, {"heard": True})

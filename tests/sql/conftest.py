@@ -281,8 +281,6 @@ class World:
                 program.ok(f"topic_{act}", topic)
         return program
 
-    gateway = node
-
     def forget(self) -> None:
         """Read what arrived at the programs so far."""
         for program in self.programs:

@@ -71,9 +71,7 @@ def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -
     assert [receiver.data(payloads[0])[1] for receiver in receivers] == [LONG] * 5
 
 
-def test_a_body_exists_for_listeners_and_observers_only(
-    world: World, pair: Pair, payload: str
-) -> None:
+def test_only_listeners_and_observers_find_a_body(world: World, pair: Pair, payload: str) -> None:
     world.rules(
         "user3 WRITER Topic T W 10", "user3 MAYSEE Topic T O 10", "user3 ELSE Topic U RW 10",
         "user2 SAMEROLE Topic U R 10", "user3 EYE Topic T* O 10", "hostile EYE2 Topic * O 10",
@@ -87,11 +85,7 @@ def test_a_body_exists_for_listeners_and_observers_only(
     assert eye.data(payload)[1] == LONG
     eye.ok("topic_unobserve", "T*")
     assert eye.data(payload) == missing(payload)
-
-
-def test_another_node_and_one_without_a_right_find_nothing(
-    world: World, pair: Pair, payload: str
-) -> None:
+    # Nor does another node of the session, or one that has lost its rule.
     world.rules("user2 BESIDE Topic U R 10")
     listener = pair[1]
     listener.ok("init", "BESIDE")
@@ -113,13 +107,11 @@ def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair)
     assert [beside.data(payload), sender.data(payload)] == [missing(payload)] * 2
 
 
-def another_slot(found: re.Match[str]) -> str:
-    return f".{(int(found[1]) + 1) % 21}"
-
-
 ALTERED = {
     "another id": lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"),
-    "another slot": lambda key: re.sub(r"\.(\d+)", another_slot, key, count=1),
+    "another slot": lambda key: re.sub(
+        r"\.(\d+)", lambda found: f".{(int(found[1]) + 1) % 21}", key, count=1
+    ),
     "a slot that is none": lambda key: re.sub(r"\.\d+", ".21", key, count=1),
     "a slot beyond all numbers": lambda key: re.sub(r"\.\d+", "." + "9" * 20, key, count=1),
     "upper case": lambda key: key[:-32] + "A" * 32,
@@ -132,21 +124,14 @@ ALTERED = {
 
 def test_an_altered_key_finds_nothing(pair: Pair, payload: str) -> None:
     key = parse(payload)["Dkey"]
-    keys = {name: json.dumps({"Dkey": alter(key)}) for name, alter in ALTERED.items()}
-    found = {name: pair[1].data(altered) for name, altered in keys.items()}
-    assert [
-        name for name, (line, body) in found.items() if (line["Err"], body) != ("13", None)
-    ] == []
+    for name, alter in ALTERED.items():
+        line, body = pair[1].data(json.dumps({"Dkey": alter(key)}))
+        assert (line["Err"], body) == ("13", None), name
 
 
-@pytest.fixture
-def quick(world: World) -> Program:
-    """Sends to itself over a topic whose bodies are kept for a second."""
+def test_an_expired_body_is_told_apart_even_when_removed(world: World) -> None:
     world.rules("user1 QUICK Topic Q RW 1")
-    return world.node("user1", "QUICK", listen="Q", notify="Q")
-
-
-def test_an_expired_body_is_told_apart_even_when_removed(world: World, quick: Program) -> None:
+    quick = world.node("user1", "QUICK", listen="Q", notify="Q")
     quick.ok("topic_send", "Q", LONG)
     payload = quick.payloads()[-1]
     world.execute(PROLONG, [timedelta(hours=1)])
@@ -154,20 +139,15 @@ def test_an_expired_body_is_told_apart_even_when_removed(world: World, quick: Pr
     world.execute(PROLONG, [-timedelta(hours=1)])
     quick.query("SELECT pg_sleep(1.01)")
     key = parse(payload)["Dkey"]
+    # No alteration of its key revives it.
+    timeout, slot, expiry, chance = key.split(".")
+    keys = [f"9{timeout}.{slot}.{expiry}.{chance}", f"{timeout}.{slot}.9{expiry}.{chance}"]
+    answers = [quick.data(json.dumps({"Dkey": key})) for key in keys]
+    assert [(line["Err"] in ("12", "13"), body) for line, body in answers] == [(True, None)] * 2
     expired = ({"Err": "12", "Errstr": f"Message {key} expired"}, None)
     assert quick.data(payload) == expired
     world.execute("TRUNCATE psqlmessages_body")
     assert quick.data(payload) == expired
-
-
-def test_no_alteration_of_its_key_revives_an_expired_body(world: World, quick: Program) -> None:
-    quick.ok("topic_send", "Q", LONG)
-    payload = quick.payloads()[-1]
-    world.execute("UPDATE psqlmessages_body SET expires_at = clock_timestamp()")
-    timeout, slot, expiry, chance = parse(payload)["Dkey"].split(".")
-    keys = [f"9{timeout}.{slot}.{expiry}.{chance}", f"{timeout}.{slot}.9{expiry}.{chance}"]
-    answers = [quick.data(json.dumps({"Dkey": key})) for key in keys]
-    assert [(line["Err"] in ("12", "13"), body) for line, body in answers] == [(True, None)] * 2
 
 
 # Any session may say so of itself; get_data then asks nothing but its own statement.
@@ -184,9 +164,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
     return json.loads(line)["Err"], bool(newline)
 
 
-def test_one_statement_fetches_for_the_listener_only(
-    world: World, pair: Pair, payload: str
-) -> None:
+def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str) -> None:
     world.rules(
         "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
     )
@@ -236,9 +214,7 @@ def put(world: World, turn: int, interval: str) -> str:
     return world.owner.query(PUT, CLASS, turn, interval)
 
 
-def test_any_call_that_evaluates_empties_a_table_of_expired_bodies(
-    world: World, pair: Pair
-) -> None:
+def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair) -> None:
     for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
         put(world, 0, "1 hour")
         put(world, 1, "-1 hour")
@@ -248,9 +224,7 @@ def test_any_call_that_evaluates_empties_a_table_of_expired_bodies(
         world.execute("TRUNCATE psqlmessages_body")
 
 
-def test_a_reader_in_a_transaction_delays_removal_and_blocks_nobody(
-    world: World, pair: Pair
-) -> None:
+def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair) -> None:
     sender, listener = pair
     payload = put(world, 1, "1 hour")
     # Who has no node delays nothing.

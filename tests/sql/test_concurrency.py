@@ -33,9 +33,7 @@ def channels(world: World) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])
-def test_evaluating_twice_at_once_tells_a_crash_once(
-    world: World, watcher: Program, nodes: Pair, is_back: bool
-) -> None:
+def test_a_crash_is_told_once(world: World, watcher: Program, nodes: Pair, is_back: bool) -> None:
     world.rules("user3 VICTIM Topic T RW 5")
     events = ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
     for _ in ROUNDS:
@@ -54,9 +52,7 @@ def test_evaluating_twice_at_once_tells_a_crash_once(
 
 
 @pytest.mark.parametrize("function", ["topic_unlisten", "deinit"])
-def test_two_listeners_that_come_and_go_at_once_are_sent_to_and_told_of(
-    world: World, watcher: Program, nodes: Pair, function: str
-) -> None:
+def test_listeners_come_and_go(world: World, watcher: Program, nodes: Pair, function: str) -> None:
     for _ in ROUNDS:
         for program, ident in zip(nodes, "AB", strict=True):
             program.call("init", ident)
@@ -74,9 +70,7 @@ def test_two_listeners_that_come_and_go_at_once_are_sent_to_and_told_of(
 
 
 @pytest.mark.parametrize(("other", "number"), [("user1", 8), ("user2", 7)])
-def test_of_two_inits_at_once_one_wins(
-    world: World, watcher: Program, other: str, number: int
-) -> None:
+def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, number: int) -> None:
     world.rules("user1 ONE Topic T R 5", "user2 ONE Topic T R 5")
     rivals = [world.program("user1"), world.program(other)]
     for _ in ROUNDS:
@@ -109,9 +103,7 @@ def test_who_lost_an_init_at_once_has_no_session(world: World, watcher: Program)
         ("evaluate",),
     ],
 )  # fmt: skip
-def test_an_evaluation_left_open_holds_no_dead_node(
-    world: World, nodes: Pair, call: tuple[str, ...]
-) -> None:
+def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple[str, ...]) -> None:
     world.rules(
         "user1 A Topic OTHER RW 5", "user2 B Topic OTHER R 5", "user1 A Rpc B W 5",
         "user3 VICTIM Topic T RW 5", "user3 VICTIM Topic T* O 5",
@@ -138,7 +130,7 @@ def test_an_evaluation_left_open_holds_no_dead_node(
 @pytest.mark.parametrize(
     ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")]
 )
-def test_a_change_waits_for_a_deletion_of_its_rule(
+def test_a_change_awaits_a_deletion(
     world: World, nodes: Pair, function: str, argument: str
 ) -> None:
     world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
@@ -153,9 +145,7 @@ def test_a_change_waits_for_a_deletion_of_its_rule(
 @pytest.mark.parametrize(
     ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "A")]
 )
-def test_a_rule_deleted_meanwhile_leaves_no_member(
-    world: World, nodes: Pair, function: str, argument: str
-) -> None:
+def test_a_lost_rule_leaves_nobody(world: World, nodes: Pair, function: str, argument: str) -> None:
     world.rules("user1 A Topic OTHER R 5")
     nodes[0].execute("BEGIN")
     nodes[0].ok(function, argument)

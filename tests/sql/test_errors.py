@@ -47,6 +47,7 @@ UNKNOWN = f"5.0.999999999999999.{'0' * 32}"
 TOO_BIG = {"size": 8193, "max": 8192}
 LEASE = "5.00000000-0000-0000-0000-000000000000"
 DELAY = "0 to 1,000,000,000 seconds are needed"
+TIMES = "infinity", "-infinity", "0001-01-01", "20000-01-01"
 TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
 HEADERS = "a JSON object of at most 64 KiB is needed"
 
@@ -237,19 +238,22 @@ CASES = [
     *wrong(60, ["subscribe"], 3, 0, -1, None, argument="max_rows"),
     *wrong(60, ["stream_horizons"], 3, 0, -1, argument="max_rows"),
     *wrong(60, TAKES, 2, 0, -1, None, argument="count"),
-    *wrong(60, ["reserve"], 3, 0.0, -1.0, None, argument="duration"),
+    *wrong(60, ["reserve"], 3, 0.0, -1.0, float("nan"), 1e12, None, argument="duration"),
     *wrong(60, ["renew"], 2, 0.0, -1.0, None, argument="duration"),
     *wrong(61, ["subscription"], 0, "ME", ident="ME", topic="BOTH"),
     *wrong(62, WITH_QUEUE, "QBOTH", "Q*", queue=GIVEN),
     *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
     *wrong(
-        63, [*ENDS, "renew"], LEASE, "", "junk", "5", LEASE + "0", argument="lease", value=GIVEN
+        63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
+        "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN,
     ),
     *wrong(63, ["rollback"], 1, -1.0, argument="delay", value=DELAY),
     *wrong(63, PUSHES[:1], 4, "[]", argument="headers", value=HEADERS),
     *wrong(63, PUSHES[1:], 4, ["[]"], argument="headers", value=HEADERS),
-    *wrong(63, PUSHES, 6, -1.0, argument="time", value=TIME),
+    *wrong(63, PUSHES, 5, *TIMES, argument="time", value=TIME),
+    *wrong(63, PUSHES, 6, -1.0, *map(float, ("nan", "inf", "1e10")), argument="time", value=TIME),
     *wrong(63, PUSHES, 7, -1, argument="tries", value="-1"),
+    *wrong(63, PUSHES[:1], 7, None, argument="tries", value="null"),
     *wrong(63, ["deliver"], 2, "junk", argument="element", value=GIVEN),
     *wrong(
         63, ["stream_horizons"], 2, "[]", "5", '{"BOTH":"x"}', '{"BOTH":99999999999999999999}',

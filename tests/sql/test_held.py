@@ -230,9 +230,7 @@ def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) 
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_a_check_before_the_end_of_a_transaction_delays_nobody(
-    world: World, is_hidden: bool
-) -> None:
+def test_a_check_before_the_transaction_ends_delays_nobody(world: World, is_hidden: bool) -> None:
     program = caller(world)
     program.ok(*PUSH)
     program.query("SELECT set_config('messages.evaluated', '', false)")

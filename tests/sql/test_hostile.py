@@ -108,9 +108,7 @@ def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None
     assert spec_world.owner.query(look) == ["ALPHA.1", "DELTA", "GAMMA", "MYTOPIC"]
 
 
-def test_the_login_counts_and_not_the_owner_of_a_function(
-    nodes: dict[str, Program], world: World
-) -> None:
+def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world: World) -> None:
     owner = world.superuser()
     owner.execute("CREATE SCHEMA borrowed AUTHORIZATION user1")
     try:
@@ -169,9 +167,7 @@ def test_a_channel_holds_over_100_random_bits(world: World) -> None:
     )
 
 
-def test_whoever_knows_a_channel_can_notify_it_which_is_documented(
-    nodes: dict[str, Program],
-) -> None:
+def test_whoever_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Program]) -> None:
     channel = nodes["NODE2"].ok("init", "NODE2")["Channel"]
     forged = '{"Type":"Topic","From":"NODE1","To":"MYTOPIC","Size":1}\nx'
     nodes["hostile"].query("SELECT pg_notify(%s, %s)", channel, forged)
@@ -180,10 +176,7 @@ def test_whoever_knows_a_channel_can_notify_it_which_is_documented(
 
 @pytest.mark.parametrize(
     ("act", "held_up"),
-    [
-        (("topic_listen", "T"), ("topic_listen", "T")),
-        (("topic_observe", "T"), ("init", "LATE")),
-    ],
+    [(("topic_listen", "T"), ("topic_listen", "T")), (("topic_observe", "T"), ("init", "LATE"))],
 )
 def test_an_open_transaction_of_a_role_with_rules_holds_up_others_which_is_documented(
     world: World, act: tuple[str, ...], held_up: tuple[str, ...]

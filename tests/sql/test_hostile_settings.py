@@ -93,9 +93,7 @@ def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair)
 
 @pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
 @pytest.mark.parametrize("has_node", [False, True])
-def test_the_settings_of_another_session_make_nobody_its_node(
-    world: World, nodes: Pair, role: str, has_node: bool
-) -> None:
+def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_node: bool) -> None:
     world.rules(f"{role} OWN Topic X R 5")
     program = world.node(role, "OWN") if has_node else world.program(role)
     for setting in SETTINGS:
@@ -107,7 +105,7 @@ def test_the_settings_of_another_session_make_nobody_its_node(
     assert set(numbers.values()) == {"50"}
 
 
-def test_one_setting_of_another_session_makes_nobody_its_node(world: World, nodes: Pair) -> None:
+def test_one_setting_of_another_session_serves_for_nothing(world: World, nodes: Pair) -> None:
     program = world.node("user1", "TWIN", notify="MYTOPIC")
     for taken in "channel", "node":
         own = got(program, taken)
@@ -116,10 +114,8 @@ def test_one_setting_of_another_session_makes_nobody_its_node(world: World, node
         assert program.error("topic_status", "MYTOPIC")[0] == 50
         put(program, taken, own)
     program.ok("topic_send", "MYTOPIC", "x")
-
-
-def test_the_channel_of_another_session_is_never_listened_to(world: World, nodes: Pair) -> None:
-    program = world.program("user1")
+    program.ok("deinit", "TWIN")
+    # Nor is its channel listened to.
     for foreign in (got(node, "channel") for node in nodes):
         for act in "init", "deinit", "use":
             own = program.ok("init", "TWIN")["Channel"]

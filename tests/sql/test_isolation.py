@@ -96,9 +96,7 @@ def test_a_snapshot_of_a_lost_rule_makes_no_member(world: World, nodes: Pair, le
 
 @every_level
 @pytest.mark.parametrize("older", ["listener", "observer"])
-def test_a_topic_that_is_made_while_it_is_observed_is_known_to_its_observer(
-    world: World, nodes: Pair, level: str, older: str
-) -> None:
+def test_an_observer_sees_a_new_topic(world: World, nodes: Pair, level: str, older: str) -> None:
     observer = world.node("hostile", "O")
     calls = [(nodes[1], "topic_listen", "O.NEW"), (observer, "topic_observe", "O.*")]
     if older == "listener":
@@ -116,9 +114,7 @@ def test_a_topic_that_is_made_while_it_is_observed_is_known_to_its_observer(
 
 
 @every_level
-def test_who_is_newer_than_a_snapshot_that_takes_rules_ends(
-    world: World, nodes: Pair, level: str
-) -> None:
+def test_a_node_newer_than_the_snapshot_ends(world: World, nodes: Pair, level: str) -> None:
     program = world.program("user1")
     with snapshot(world.owner, level):
         program.ok("init", "C")

@@ -213,9 +213,7 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
     ],
     ids=lambda call: " ".join(map(str, call[:3:2])),
 )
-def test_a_call_that_waited_while_its_right_went_is_refused(
-    world: World, call: tuple[Any, ...]
-) -> None:
+def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple[Any, ...]) -> None:
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
     assert bad.read("BAD", "T") == []

@@ -120,9 +120,7 @@ def test_a_dropped_role_harms_nobody(world: World, new_role: Callable[[str], Pro
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_role_a_topic_and_a_node_may_have_any_name(
-    world: World, new_role: Callable[[str], Program], name: str
-) -> None:
+def test_names_may_be_anything(world: World, new_role: Callable[[str], Program], name: str) -> None:
     try:
         program = new_role(name)
     except psycopg.errors.InvalidParameterValue:

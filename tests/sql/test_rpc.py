@@ -13,9 +13,7 @@ NEW_SECRET = re.compile(r"## A new secret.*?-- as owner\n(.*?)```", re.DOTALL)
 LONG = "x" * 20_000
 # A second may be over before what was kept for so long is fetched.
 PROLONG = "UPDATE psqlmessages_body SET expires_at = expires_at + interval '1 h'"
-
 TOKEN = "TOKEN"
-
 RULES = [
     "user1 ASKER Rpc CALLEE W 500", "user1 ASKER Topic T W 700", "user1 BESIDE Topic T RW 700",
     "user2 CALLEE Topic T R 10", "user2 SECOND Topic T R 10", "user3 OTHER Topic T RW 10",
@@ -106,8 +104,8 @@ def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast) -> No
 def test_a_request_can_be_answered_whatever_the_timeout_of_its_rule(cast: Cast) -> None:
     for timeout in 1, 999_999_999, 1_000_000_000, 2**31 - 1:
         cast.world.execute("UPDATE messages.auth SET timeout = %s", [timeout])
-        cast.asker.ok("topic_send", "T", LONG, TOKEN)
-        cast.asker.ok("rpc", "CALLEE", TOKEN, LONG)
+        cast.asker.ok("topic_send", "T", LONG, "TOKEN")
+        cast.asker.ok("rpc", "CALLEE", "TOKEN", LONG)
         for payload in cast.callee.payloads()[-2:]:
             received = parse(payload)["Token"]
             assert received.split()[1] == str(timeout)
@@ -147,14 +145,11 @@ def test_a_node_that_was_not_asked_may_not_answer(cast: Cast) -> None:
     assert len(cast.answers()) == 1
 
 
-def test_a_token_answers_its_asker_only(cast: Cast) -> None:
+def test_a_token_is_good_for_its_asker_and_its_topic_only(cast: Cast) -> None:
     cast.world.node("user1", "BESIDE")
     for token in cast.tokens():
         for dest in "BESIDE", "OTHER", "SECOND", "CALLEE":
             assert cast.callee.error("return", dest, token, "x") == refusal("CALLEE", dest, token)
-
-
-def test_a_token_for_a_topic_is_none_for_another_topic_or_a_node(cast: Cast) -> None:
     cast.world.rules("user2 CALLEE Topic U R 10", "user1 ASKER Topic U W 10")
     cast.callee.ok("topic_listen", "U")
     bare, token = cast.tokens()
@@ -257,14 +252,11 @@ def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast
     assert cast.other.error("rpc", "GATE*", "TOKEN", "x") == (16, "Client GATE* don't exist")
 
 
-def test_an_answer_in_a_rolled_back_transaction_never_arrives(cast: Cast) -> None:
+def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cast: Cast) -> None:
     token = cast.question()
     with cast.callee.connection.transaction(force_rollback=True):
-        cast.callee.ok("return", "ASKER", token, "taken back")
-    assert cast.answers() == []
-
-
-def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cast: Cast) -> None:
+        cast.callee.ok("return", "ASKER", token, LONG)
+    assert cast.answers() == [], "it was rolled back"
     for token, timeout in zip(cast.tokens(), (500, 700), strict=True):
         cast.callee.ok("return", "ASKER", token, LONG)
         payload = cast.asker.payloads()[-1]

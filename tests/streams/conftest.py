@@ -50,19 +50,15 @@ class Stream:
         late.connection.execute(end)
 
     def got(self, ident: str = "SUB", topic: str = "T", **options: int) -> list[str]:
-        """Call subscribe: the payloads."""
         return self.subscriber.got(ident, topic, **options)
 
     def state(self, ident: str = "SUB", topic: str = "T") -> dict[str, object]:
-        """Call subscription."""
         return self.subscriber.ok("subscription", ident, topic)
 
     def execute(self, statement: str, *arguments: object) -> None:
-        """Run a statement as the owner."""
         self.world.owner.connection.execute(statement, arguments or None)
 
     def query(self, statement: str, *arguments: object) -> Any:
-        """Query as the owner: the first column of the first row."""
         return self.world.owner.query(statement, *arguments)
 
     def age(self, seconds: float, ident: str = "SUB") -> None:
@@ -82,7 +78,6 @@ class Stream:
         )
 
     def retain(self, seconds: int) -> None:
-        """Give all topics a retention."""
         self.execute("UPDATE psqlmessages_topic SET retention = %s", seconds)
 
     def stored(self) -> list[str]:
@@ -90,7 +85,6 @@ class Stream:
         return self.query(STORED) or []
 
     def topics(self) -> list[str]:
-        """The topics that there are."""
         return self.query(TOPICS) or []
 
     def prune(self) -> int:

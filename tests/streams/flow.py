@@ -46,7 +46,6 @@ class Publisher:
     rolled_back: int = 0
 
     def run(self) -> None:
-        """Publish until all messages that are anybody's share are committed."""
         dice = random.Random(self.name)  # noqa: S311
         batch = 0
         with self.flow.connection() as connect:
@@ -60,7 +59,7 @@ class Publisher:
                     connect().execute("ROLLBACK")
                     self.rolled_back += len(payloads)
                 except BROKEN:
-                    # Where the connection broke nobody knows whether it was committed.
+                    # If the connection broke nobody knows whether it was committed.
                     self.uncertain += payloads
                 else:
                     if is_lost:
@@ -69,19 +68,14 @@ class Publisher:
                         self.committed += payloads
 
     def publish(
-        self,
-        connection: psycopg.Connection,
-        payloads: list[str],
-        dice: random.Random,
-        is_lost: bool,
+        self, connection: psycopg.Connection, bodies: list[str], dice: random.Random, is_lost: bool
     ) -> None:
-        """Run one transaction."""
         connection.execute(f"BEGIN ISOLATION LEVEL {dice.choice(LEVELS)}")
-        connection.execute(dice.choice(CALLS), payloads[:1])
+        connection.execute(dice.choice(CALLS), bodies[:1])
         if dice.random() < 0.3:
             with connection.transaction(force_rollback=True):
-                publish(connection, [f"{payloads[0]} given up"])
-        publish(connection, payloads[1:])
+                publish(connection, [f"{bodies[0]} given up"])
+        publish(connection, bodies[1:])
         connection.execute("SELECT pg_sleep(%s)", [dice.random() / 50])
         end = "ROLLBACK" if is_lost else "COMMIT"
         # No more publishers than transactions may be prepared at once.
@@ -94,12 +88,10 @@ class Publisher:
 
 def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
     """Publish many; the id of the last."""
-    row = connection.execute(
-        "SELECT messages.publish_many('FLOW', 'FLOW', %s)", [payloads]
-    ).fetchone()
-    assert row is not None
-    assert row[0]["Err"] == "0", row
-    return row[0]["Id"] or 0
+    call = "SELECT messages.publish_many('FLOW', 'FLOW', %s)"
+    (answer,) = connection.execute(call, [payloads]).fetchone()
+    assert answer["Err"] == "0", answer
+    return answer["Id"] or 0
 
 
 @dataclass
@@ -107,7 +99,6 @@ class LatePublisher(Publisher):
     """Commits each of its messages only after a later one of another publisher was read."""
 
     def run(self) -> None:
-        """Publish one message in each transaction."""
         with self.flow.connection() as connect, self.flow.connection() as connect_other:
             for number in range(self.messages):
                 payload = f"{self.name}.late.{number}"
@@ -131,7 +122,6 @@ class Reader:
     killed: int = 0
 
     def run(self) -> None:
-        """Read until the publishers are done and nothing is left."""
         dice, idle = random.Random(0), 0  # noqa: S311
         with self.flow.connection() as connect, self.flow.connection() as connect_killer:
             while idle < 3 and not self.flow.failure:
@@ -142,10 +132,8 @@ class Reader:
                     with connection.transaction(force_rollback=chance < 0.15):
                         rows = connection.execute(EFFECT, [dice.randint(1, 500)]).fetchone()[0]
                         if self.is_killed and 0.15 < chance < 0.2:
-                            connect_killer().execute(
-                                "SELECT pg_terminate_backend(%s, 5000)",
-                                [connection.info.backend_pid],
-                            )
+                            pid = connection.info.backend_pid
+                            connect_killer().execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
                             self.killed += 1
                     self.rolled_back += chance < 0.15
                     self.read += rows if chance >= 0.15 else 0
@@ -194,11 +182,18 @@ class Flow:
         )
 
     @contextmanager
-    def connection(self) -> Iterator["Connect"]:
-        """Give a connection that is made again where it broke."""
-        connect = Connect(self.url)
+    def connection(self) -> Iterator[Callable[[], psycopg.Connection]]:
+        """Give a connection that is made again if it broke."""
+        made: list[psycopg.Connection] = []
+
+        def connect() -> psycopg.Connection:
+            if not made or made[-1].closed:
+                made.append(psycopg.connect(self.url, autocommit=True))
+            return made[-1]
+
         yield connect
-        connect.close()
+        for connection in made:
+            connection.close()
 
     def run(self, *, kills: bool = True, beside: threading.Thread | None = None) -> Outcome:
         """Let it flow until all is published and read, and `beside` has ended; the counts."""
@@ -234,20 +229,17 @@ class Flow:
 
     def remove(self) -> None:
         """Switch and empty tables all the time."""
-        pause = threading.Event()
         with self.connection() as connect:
             while self.is_busy and not self.failure:
                 with suppress(*BROKEN):
                     row = connect().execute("SELECT messages._prune_streams()").fetchone()
                     self.emptied += row[0]
-                pause.wait(0.02)
+                    connect().execute("SELECT pg_sleep(0.02)")
 
     def outcome(self) -> Outcome:
-        """Count."""
+        select = "SELECT id, payload FROM psqlmessages_effects ORDER BY n"
         with psycopg.connect(self.url) as owner:
-            rows = owner.execute(
-                "SELECT id, payload FROM psqlmessages_effects ORDER BY n"
-            ).fetchall()
+            rows = owner.execute(select).fetchall()
             owner.execute("DROP TABLE psqlmessages_effects")
         effects = Counter(payload for _, payload in rows)
         committed = {payload for each in self.publishers for payload in each.committed}
@@ -263,22 +255,3 @@ class Flow:
             read_meanwhile=self.reader.read,
             reader=self.reader,
         )
-
-
-class Connect:
-    """A connection, made again where it broke."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.connection: psycopg.Connection | None = None
-
-    def __call__(self) -> psycopg.Connection:
-        """Return it."""
-        if self.connection is None or self.connection.closed:
-            self.connection = psycopg.connect(self.url, autocommit=True)
-        return self.connection
-
-    def close(self) -> None:
-        """Close it."""
-        if self.connection is not None:
-            self.connection.close()

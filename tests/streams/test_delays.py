@@ -1,7 +1,8 @@
 """What one role leaves open holds up no call of another."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor as Threads
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -125,7 +126,7 @@ def world(world: World) -> Iterator[World]:
     superuser.execute("DROP SCHEMA delays CASCADE")
 
 
-def play(world: World, trick: tuple[str, ...], background: ThreadPoolExecutor) -> Future[None]:
+def play(world: World, trick: tuple[str, ...], background: Threads) -> Future[None]:
     """Do what a trick says; its last statement goes on in the background."""
     hostile = world.program("hostile")
     classes = {topic: world.owner.query(CLASS.format(topic)) for topic in ("T", "SHARED")}
@@ -220,11 +221,11 @@ def calls(world: World) -> Calls:
 
 
 @pytest.fixture
-def background(world: World) -> Iterator[ThreadPoolExecutor]:
+def background(world: World) -> Iterator[Threads]:
     """Threads for what hangs, while another connection has the lock that it waits for."""
     holder = world.superuser().connection
     holder.execute("BEGIN; SELECT pg_advisory_lock(77); SELECT FROM delays.parent FOR UPDATE")
-    with ThreadPoolExecutor(CONNECTIONS) as threads:
+    with Threads(CONNECTIONS) as threads:
         yield threads
         end_all(world)
     holder.execute("ROLLBACK")
@@ -240,9 +241,7 @@ def end_all(world: World) -> None:
         world.watcher.connection.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
-def test_what_a_role_leaves_open_delays_no_call_of_another(
-    world: World, calls: Calls, background: ThreadPoolExecutor
-) -> None:
+def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background: Threads) -> None:
     failed = {}
     for name, trick in TRICKS.items():
         calls.let_housekeeping_be_due()
@@ -256,9 +255,7 @@ def test_what_a_role_leaves_open_delays_no_call_of_another(
     assert failed == {}
 
 
-def test_a_temporary_table_that_a_commit_waits_for_delays_no_call(
-    world: World, calls: Calls, background: ThreadPoolExecutor
-) -> None:
+def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background: Threads) -> None:
     temporary = world.program("hostile")
     temporary.connection.execute(
         "CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS;"
@@ -282,7 +279,7 @@ def test_a_temporary_table_that_a_commit_waits_for_delays_no_call(
 # The nightly one opens so many as docs/reliability.md says: each compiles all functions first.
 @pytest.mark.parametrize("connections", [5, pytest.param(CONNECTIONS, marks=pytest.mark.nightly)])
 def test_many_connections_at_the_same_time_delay_no_call_of_another(
-    world: World, calls: Calls, background: ThreadPoolExecutor, connections: int
+    world: World, calls: Calls, background: Threads, connections: int
 ) -> None:
     calls.let_housekeeping_be_due()
     for trick in islice(TRICKS.values(), connections):

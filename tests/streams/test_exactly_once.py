@@ -2,13 +2,13 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 
 from project.postgres import Server
+from tests.pubsub.conftest import until
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 from tests.streams.flow import Flow, LatePublisher, Outcome
@@ -36,16 +36,11 @@ def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
 def tell(what: str, outcome: Outcome) -> None:
     """Count what came of a flow."""
     counted(
-        "publishers commit in random order and roll back",
-        what,
-        committed=outcome.committed,
-        rolled_back=outcome.rolled_back,
-        reader_killed=outcome.reader.killed,
-        reader_rolled_back=outcome.reader.rolled_back,
-        lost=outcome.lost,
-        doubled=outcome.doubled,
+        "publishers commit in random order and roll back", what, committed=outcome.committed,
+        rolled_back=outcome.rolled_back, reader_killed=outcome.reader.killed,
+        reader_rolled_back=outcome.reader.rolled_back, lost=outcome.lost, doubled=outcome.doubled,
         read_though_rolled_back=outcome.undead,
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -63,9 +58,7 @@ def unrelated(world: World) -> Iterator[None]:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unrelated")
 @sizes(3_000, 100_000)
-def test_of_many_messages_none_is_lost_doubled_or_read_though_rolled_back(
-    world: World, messages: int
-) -> None:
+def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, messages: int) -> None:
     outcome = Flow(world.server.url(), messages, is_prepared=True).run()
     tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
     assert (outcome.lost, outcome.doubled, outcome.undead, outcome.disordered) == (0, 0, 0, 0)
@@ -87,9 +80,7 @@ def greatest_id_seen(world: World) -> Iterator[None]:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("unrelated", "greatest_id_seen")
 @sizes(1_000, 8_000)
-def test_a_reader_that_goes_by_the_greatest_id_seen_loses_messages(
-    world: World, messages: int
-) -> None:
+def test_a_reader_by_the_greatest_id_seen_loses_messages(world: World, messages: int) -> None:
     """So the flow finds such an error: each late message is lost for certain."""
     flow = Flow(world.server.url(), messages)
     late = LatePublisher(flow, len(flow.publishers), LATE)
@@ -113,21 +104,14 @@ def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
 
 def wait_for(server: Server, effects: int) -> None:
     """Wait until so much was read, for some minutes at most."""
-    pause = threading.Event()
+    count = "SELECT count(*) FROM psqlmessages_effects"
     with psycopg.connect(server.url(), autocommit=True) as owner:
-        for _ in range(4000):
-            row = owner.execute("SELECT count(*) FROM psqlmessages_effects").fetchone()
-            if row and row[0] >= effects:
-                return
-            pause.wait(0.05)
-    raise AssertionError(f"{effects} messages were never read")
+        until(lambda: owner.execute(count).fetchone()[0] >= effects, 200)
 
 
 @pytest.mark.timeout(900)
 @sizes(1_000, 24_000)
-def test_nothing_committed_is_lost_where_the_server_is_killed(
-    mortal: Server, messages: int
-) -> None:
+def test_nothing_committed_is_lost_if_the_server_is_killed(mortal: Server, messages: int) -> None:
     kills = [messages // 12] if messages < 24_000 else [2_000, 8_000]
     flow = Flow(mortal.url(), messages)
     beside = flow.thread(lambda: kill_when_busy(mortal, flow, kills))

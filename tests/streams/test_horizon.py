@@ -47,9 +47,7 @@ def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Strea
     assert stream.got() == ["after a kill"]
 
 
-def test_a_transaction_that_has_nothing_to_do_with_the_topic_holds_nobody_back(
-    stream: Stream,
-) -> None:
+def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream) -> None:
     stream.publish("x", topic="NEW.1")
     # Of its class of locks, see `_stream_lock`.
     stream.execute(
@@ -69,18 +67,14 @@ def test_a_transaction_that_has_nothing_to_do_with_the_topic_holds_nobody_back(
     stream.execute("ROLLBACK")
 
 
-def test_who_subscribes_while_a_publisher_is_in_its_transaction_gets_what_it_commits(
-    stream: Stream,
-) -> None:
+def test_a_new_subscription_gets_what_open_publishers_commit(stream: Stream) -> None:
     with stream.late("late") as late:
         assert stream.got() == []
         late.ok("publish", "PUB", "T", "later")
     assert stream.got() == ["late", "later"]
 
 
-def test_a_subscription_that_starts_afresh_never_goes_back_over_what_it_read(
-    stream: Stream,
-) -> None:
+def test_a_subscription_that_starts_afresh_repeats_nothing(stream: Stream) -> None:
     stream.got(timeout=10)
     stream.publish("read")
     with stream.late(end="ROLLBACK") as holding:
@@ -122,9 +116,7 @@ def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str) -> 
         ("SET CONSTRAINTS ALL IMMEDIATE", "ROLLBACK"),
     ],
 )
-def test_who_ends_a_transaction_in_two_steps_holds_up_neither_removal_nor_readers(
-    stream: Stream, early: str, end: str
-) -> None:
+def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str) -> None:
     stream.publish("x")
     stream.let_be_due()
     stream.publisher.query("SELECT set_config('messages.evaluated', '', false)")
@@ -137,11 +129,8 @@ def test_who_ends_a_transaction_in_two_steps_holds_up_neither_removal_nor_reader
     assert stream.tend() == 1
 
 
-# Hostile locks: any role may take any advisory lock.
-
-
 def take(program: Program, mode: str, lock_class: int, first: int, last: int) -> None:
-    """Take advisory locks of a class."""
+    """Take advisory locks of a class, as any role may."""
     program.query(
         f"SELECT count(pg_advisory_lock{mode}(%s, n::bit(32)::int))"
         " FROM generate_series(%s::bigint, %s::bigint) AS n",
@@ -150,9 +139,7 @@ def take(program: Program, mode: str, lock_class: int, first: int, last: int) ->
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-def test_hostile_locks_stop_neither_readers_nor_publishers_and_no_message_is_lost(
-    stream: Stream, mode: str
-) -> None:
+def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: str) -> None:
     lock_class = stream.query(
         "SELECT messages._stream_lock(id) FROM psqlmessages_topic WHERE name = 'T'"
     )
@@ -214,7 +201,7 @@ def test_a_number_behind_what_was_read_brings_nothing_back(stream: Stream) -> No
     assert stream.got() == ["late"]
 
 
-def test_no_message_of_a_forged_mark_is_passed_over(stream: Stream) -> None:
+def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream) -> None:
     stream.got()
     for ahead in (-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30):
         number = stream.query(LAST) + ahead if isinstance(ahead, int) else ahead
@@ -224,10 +211,6 @@ def test_no_message_of_a_forged_mark_is_passed_over(stream: Stream) -> None:
             stream.publish("x")
             assert stream.got() == [], ahead
         assert stream.got() == ["forged", "x"], ahead
-
-
-def test_junk_in_the_mark_does_no_harm(stream: Stream) -> None:
-    stream.got()
     for junk in ("", ",", ",,", "x" * 100_000, "🐘", "',0,'", "\n"):
         stream.publisher.query("SELECT set_config('messages.publishing', %s, false)", junk)
         with stream.publisher.connection.transaction():
@@ -250,9 +233,7 @@ def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream) -> N
     assert stream.publisher.query("SELECT current_setting('messages.publishing')") == ""
 
 
-def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(
-    stream: Stream,
-) -> None:
+def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(stream: Stream) -> None:
     """Who may publish something else copies all locks that it sees."""
     stream.got()
     publishing = stream.world.program("user1")
@@ -288,9 +269,7 @@ def test_the_locks_of_others_cannot_be_given_back(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("role", ["hostile", "user2", "user1"])
-def test_no_role_reads_pings_or_ends_the_subscription_of_another(
-    stream: Stream, world: World, role: str
-) -> None:
+def test_no_role_touches_anothers_subscription(stream: Stream, world: World, role: str) -> None:
     world.rules("user3 MINE Topic MINE RW 5")
     owner, thief = world.program("user3"), world.program(role)
     owner.got("MINE", "MINE", 10)
@@ -316,9 +295,7 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream) -> Non
         assert stream.got() == ["x"]
 
 
-def test_a_subscription_left_uncommitted_does_not_hold_up_the_saving_of_rules(
-    stream: Stream,
-) -> None:
+def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream) -> None:
     stream.wait_for_nobody_for_long()
     for turn in range(2):  # the first call, and one more
         with stream.subscriber.connection.transaction():

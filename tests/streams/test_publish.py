@@ -69,18 +69,6 @@ def test_publish_many_takes_arrays_of_any_shape(stream: Stream) -> None:
         assert (stream.got(), live, answer["Id"] is None) == (payloads, payloads, not payloads)
 
 
-def test_one_payload_that_is_too_large_and_nothing_is_stored(stream: Stream) -> None:
-    stream.got()
-    stream.execute("UPDATE messages._settings SET max_body_bytes = 8192")
-    try:
-        many = stream.publisher.error("publish_many", "PUB", "T", ["small", "x" * 8193])
-        one = stream.publisher.error("publish", "PUB", "T", "x" * 8193)
-        stream.publish("x" * 8192)
-    finally:
-        stream.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
-    assert (many[0], one[0], [len(each) for each in stream.stored()]) == (51, 51, [8192])
-
-
 def test_a_rule_for_something_else_publishes_nothing(stream: Stream) -> None:
     stream.got()
     refused = {}
@@ -92,12 +80,6 @@ def test_a_rule_for_something_else_publishes_nothing(stream: Stream) -> None:
     stream.world.rules("user1 PUB Topic T R 5")
     for call, what in (("publish", "x"), ("publish_many", ["x"])):
         assert stream.publisher.error(call, "PUB", "T", what)[0] == 3
-    assert stream.stored() == []
-
-
-def test_an_encoding_that_there_is_not_is_refused(stream: Stream) -> None:
-    for call, what in (("publish", "x"), ("publish_many", ["x"])):
-        assert stream.publisher.error(call, "PUB", "T", what, "xml")[0] == 55
     assert stream.stored() == []
 
 

@@ -112,9 +112,7 @@ def test_a_table_of_which_much_is_needed_stays_as_it_is(stream: Stream) -> None:
     ("rows", "emptied"),
     [(6_000, [1, 0, 0]), pytest.param(120_000, [0, 1, 0], marks=pytest.mark.nightly)],
 )
-def test_a_table_of_which_a_tenth_is_needed_is_moved(
-    stream: Stream, rows: int, emptied: list[int]
-) -> None:
+def test_a_table_needed_to_a_tenth_is_moved(stream: Stream, rows: int, emptied: list[int]) -> None:
     stream.got("SUB", timeout=1000)
     # Estimated by a sample of a hundred pages: a tenth is never taken for a quarter.
     stream.publisher.ok("publish_many", "PUB", "T", ["x" * 10] * rows)
@@ -247,9 +245,7 @@ def test_it_happens_at_most_once_a_second(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("noted", ["tended_at", "switched_at", "cleared_at"])
-def test_messages_and_topics_are_removed_when_the_clock_was_put_back(
-    stream: Stream, noted: str
-) -> None:
+def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str) -> None:
     stream.publish("x", topic="NEW.1")
     stream.got(topic="NEW.1")
     stream.tend()
@@ -261,9 +257,7 @@ def test_messages_and_topics_are_removed_when_the_clock_was_put_back(
     assert (stream.stored(), stream.topics()) == ([], ["T"])
 
 
-def test_one_that_is_away_for_long_costs_no_more_than_what_waits_for_it(
-    stream: Stream, world: World
-) -> None:
+def test_an_absent_reader_costs_only_what_waits_for_it(stream: Stream, world: World) -> None:
     turns = 30
     stream.got("SUB", topic="T")
     stream.got("SUB2", topic="T", timeout=10_000)
@@ -296,9 +290,7 @@ def test_an_older_snapshot_prunes_nothing(stream: Stream, isolation: str) -> Non
     assert stream.got() == ["x"]
 
 
-def test_the_command_prunes_whatever_isolation_its_role_has(
-    stream: Stream, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prune_ignores_the_isolation(stream: Stream, capsys: pytest.CaptureFixture[str]) -> None:
     stream.publish("x")
     isolated = "-c default_transaction_isolation=serializable"
     assert main(["--dsn", make_conninfo(stream.world.server.url(), options=isolated), "prune"]) == 0

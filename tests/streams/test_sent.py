@@ -31,9 +31,7 @@ def answers(sender: Program) -> dict[object, int]:
 
 
 @pytest.mark.versions
-def test_it_is_stored_where_there_is_a_subscription_or_a_retention(
-    stream: Stream, sender: Program
-) -> None:
+def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender: Program) -> None:
     assert (answers(sender), stream.stored()) == ({"10": 4}, [])
     stream.got(timeout=10)
     assert answers(sender) == {"0": 4}
@@ -61,9 +59,7 @@ def test_live_listeners_get_it_once_as_ever(stream: Stream, sender: Program) -> 
     assert stream.got("SUB2") == list(SENDS)
 
 
-def test_bodies_are_stored_whole_in_order_and_with_their_encoding(
-    stream: Stream, sender: Program
-) -> None:
+def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Program) -> None:
     stream.got()
     for send in SENDS.values():
         send(sender, "x" * 100_000)
@@ -83,9 +79,7 @@ def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Pr
     assert (stream.got(), stream.stored()) == ([], [])
 
 
-def test_sends_and_publishes_come_in_the_order_of_their_calls(
-    stream: Stream, sender: Program
-) -> None:
+def test_sends_and_publishes_come_in_their_order(stream: Stream, sender: Program) -> None:
     stream.got()
     for name, send in SENDS.items():
         send(sender, f"{name} sent")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import in_background
+from tests.sql.simultaneous import in_background, wait_until_blocked
 from tests.streams.conftest import Stream
 
 # What else than a commit runs what is put off until then, and says so nowhere.
@@ -34,40 +34,16 @@ def stranger(world: World, request: pytest.FixtureRequest) -> Iterator[Program]:
     program.close()
 
 
-def assert_works(due: Stream) -> None:
-    """What is published is read, and what was read is removed."""
-    due.publish("x")
-    assert due.got() == ["x"]
-    due.tend()
-    assert "read" not in due.stored()
-
-
-def test_a_transaction_that_evaluates_before_its_end_holds_up_no_stream(
-    due: Stream, stranger: Program
-) -> None:
-    stranger.connection.execute(EARLY)
-    assert_works(due)
-
-
-def test_a_transaction_that_does_not_come_to_its_end_holds_up_no_stream(
-    due: Stream, world: World, stranger: Program
-) -> None:
+@pytest.mark.parametrize("end", [EARLY, f"{LATE}; COMMIT"])
+def test_an_early_or_stuck_end_holds_up_no_stream(due: Stream, stranger: Program, end: str) -> None:
     due.query("SELECT pg_advisory_lock(1, 1)")
-    stranger.connection.execute(LATE)
-    with in_background(lambda: stranger.connection.execute("COMMIT")):
-        world.wait_for("SELECT pg_blocking_pids(%s) <> '{}'", stranger.pid)
+    with in_background(lambda: stranger.execute(end)):
+        if end != EARLY:
+            wait_until_blocked(due.world, stranger)
         try:
-            assert_works(due)
+            due.publish("x")
+            assert due.got() == ["x"]
+            due.tend()
+            assert "read" not in due.stored()
         finally:
             due.query("SELECT pg_advisory_unlock(1, 1)")
-
-
-def test_an_open_transaction_does_not_keep_a_node_from_coming_back(
-    due: Stream, world: World
-) -> None:
-    world.kill(world.node("user2", "SUB"))
-    stranger = world.program("hostile")
-    stranger.connection.execute("BEGIN")
-    stranger.ok("evaluate")
-    due.subscriber.ok("init", "SUB")
-    stranger.connection.execute("ROLLBACK")

@@ -89,9 +89,7 @@ def test_any_connection_of_the_role_goes_on_where_another_stopped(stream: Stream
 
 
 @pytest.mark.parametrize(("end", "second"), [("COMMIT", "cd"), ("ROLLBACK", "abcd")])
-def test_two_readers_of_one_subscription_share_without_doubling(
-    stream: Stream, world: World, end: str, second: str
-) -> None:
+def test_two_readers_double_nothing(stream: Stream, world: World, end: str, second: str) -> None:
     stream.got()
     stream.publish(*"abcd")
     other = world.program("user2")
@@ -145,9 +143,7 @@ def test_each_call_of_subscribe_is_a_ping_and_none_of_subscription(stream: Strea
 
 
 @pytest.mark.parametrize(("former", "later", "lives"), [(10, 1000, True), (1000, 10, False)])
-def test_a_later_calls_timeout_replaces_the_former(
-    stream: Stream, former: int, later: int, lives: bool
-) -> None:
+def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives: bool) -> None:
     stream.got(timeout=former)
     stream.got(timeout=later)
     stream.age(100)
@@ -165,9 +161,7 @@ def test_a_subscription_that_died_starts_afresh(stream: Stream) -> None:
     assert (restarted, stream.got(timeout=100)) == ([], ["new"])
 
 
-def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(
-    stream: Stream,
-) -> None:
+def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream) -> None:
     stream.got(timeout=10)
     stream.age(10)
     stream.tend()
@@ -189,9 +183,7 @@ def test_unsubscribe_ends_it_and_says_so_once_by_any_rule(stream: Stream) -> Non
     assert stream.got() == []
 
 
-def test_who_lost_the_right_reads_no_more_and_goes_on_where_it_was_when_it_is_back(
-    stream: Stream,
-) -> None:
+def test_a_right_that_returns_finds_the_position_as_it_was(stream: Stream) -> None:
     stream.got()
     stream.publish("x")
     stream.execute("DELETE FROM messages.auth WHERE ident = 'SUB' AND dest = 'T'")

@@ -15,9 +15,7 @@ def waiting(stream: Stream) -> Program:
     return register(stream.subscriber, "SUB")
 
 
-def test_a_connected_subscriber_is_woken_once_at_the_commit_and_by_no_rollback(
-    stream: Stream, waiting: Program
-) -> None:
+def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Program) -> None:
     with stream.publisher.connection.transaction():
         stream.publish(*"abc")
         stream.publisher.ok("publish_many", "PUB", "T", ["x"] * 100)
@@ -58,11 +56,9 @@ def test_every_way_to_publish_wakes(stream: Stream) -> None:
             assert waiting.headers() == [WAKE], (function, has_listener)
 
 
-def test_nodes_of_one_connection_are_woken_by_one_notification_and_others_are_not(
-    stream: Stream, world: World
-) -> None:
+def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World) -> None:
     world.rules("user2 BYSTANDER Topic T R 10")
-    gateway = world.gateway("user2", "SUB", "SUB2")
+    gateway = world.node("user2", "SUB", "SUB2")
     stream.got("SUB")
     stream.got("SUB2")
     bystander = register(world.program("user2"), "BYSTANDER")
@@ -72,9 +68,7 @@ def test_nodes_of_one_connection_are_woken_by_one_notification_and_others_are_no
 
 
 @pytest.mark.parametrize("change", ["mode = 'W'", "dest = 'ELSEWHERE'", "role = 'user3'"])
-def test_who_lost_the_right_is_woken_no_more_and_again_when_it_is_back(
-    stream: Stream, world: World, change: str
-) -> None:
+def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, change: str) -> None:
     world.rules("user2 SUB Topic OTHER R 5")
     stream.got()
     node = register(stream.subscriber, "SUB")
@@ -109,7 +103,7 @@ def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World) -
 
 
 def wakes(stream: Stream) -> int:
-    """How many channels are notified of topic T."""
+    """The number of channels that are notified of topic T."""
     return int(stream.query("SELECT cardinality(wakes) FROM psqlmessages_topic WHERE name = 'T'"))
 
 
@@ -141,9 +135,7 @@ def test_a_subscription_that_ended_is_not_woken(stream: Stream, waiting: Program
     assert waiting.headers() == []
 
 
-def test_who_registered_while_the_subscription_was_uncommitted_is_woken_after_its_next_reading(
-    stream: Stream,
-) -> None:
+def test_a_node_registered_too_early_is_woken_after_a_reading(stream: Stream) -> None:
     reader = stream.world.program("user2")
     reader.connection.execute("BEGIN")
     reader.got("SUB", "T")

@@ -10,10 +10,12 @@ import pytest
 import pytest_django
 
 from project.postgres import Server
+from psqlmessages.relay.hub import Hub
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, pair, world
 from tests.web.browser import browser, visitors
 from tests.web.desks import database, desk, impatient
+from tests.web.receivers import QUICK
 from tests.web.site import Site
 from tests.web.sockets import Visitor
 
@@ -106,6 +108,12 @@ def relay(world: World) -> World:
     """A message system where web users, as web.*, and OTHER of user2 share a room."""
     world.rules(*RELAY_RULES)
     return world
+
+
+@pytest.fixture
+def hub(dsn: str, request: pytest.FixtureRequest) -> Hub:
+    """A hub of the module's `dsn`, for tests that run `in_loop`; a parameter is its options."""
+    return Hub(dsn, options=getattr(request, "param", QUICK))
 
 
 @pytest.fixture

@@ -18,14 +18,16 @@ from psqlmessages.models import Auth, PipelineJob, Traffic, WebIdentity
 from tests.sql.conftest import World
 from tests.web.visitor import Page, Visitor
 
-RULES = "/admin/psqlmessages/auth/"
-CLIENTS = "/admin/psqlmessages/client/"
-TOPICS = "/admin/psqlmessages/topic/"
-QUEUES = "/admin/psqlmessages/queue/"
-EXCHANGES = "/admin/psqlmessages/exchange/"
-IDENTITIES = "/admin/psqlmessages/webidentity/"
+RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, SUBSCRIPTIONS, TRAFFIC, JOBS = (
+    f"/admin/psqlmessages/{name}/"
+    for name in (
+        "auth", "client", "topic", "queue", "exchange", "webidentity", "subscription", "traffic",
+        "pipelinejob",
+    )
+)  # fmt: skip
 LIST_BUTTON = "Save"
 SURE = "Yes, I\N{RIGHT SINGLE QUOTATION MARK}m sure"
+TOO_LONG = "Nothing was saved: canceling statement due to lock timeout."
 
 
 def page_of(row: Model, part: str = "change") -> str:
@@ -46,12 +48,10 @@ class Desk(Visitor):
         self.user = User.objects.create_superuser("chief")
         self.client.force_login(self.user)
 
-    def act(self, path: str, action: str, *keys: int, by: Visitor | None = None) -> Page:
+    def act(self, path: str, action: str, *keys: int) -> Page:
         """Choose rows of a list and do something with them."""
-        visitor, chosen = by or self, [str(key) for key in keys]
-        return visitor.send(
-            visitor.open(path), "0", action=action, _selected_action=chosen, index="0"
-        )
+        chosen = [str(key) for key in keys]
+        return self.send(self.open(path), "0", action=action, _selected_action=chosen, index="0")
 
     def staff(self, *permissions: str) -> Visitor:
         """Make one of the staff with these permissions, as in "view_auth"."""

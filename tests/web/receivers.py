@@ -2,19 +2,18 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import iscoroutinefunction
 from typing import Any
 
-from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.options import Options
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
+from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
-SECONDS = 60
 QUICK = Options(
     backoff_least=timedelta(milliseconds=20),
     backoff_most=timedelta(milliseconds=200),
@@ -22,48 +21,18 @@ QUICK = Options(
 )
 
 
-def run(coroutine: Coroutine[Any, Any, object]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(100):
-            await coroutine
-
-    asyncio.run(limited())
-
-
 def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., None]:
+    """Run a test in a loop of its own; hubs and the like among its fixtures are closed in it."""
+
     @wraps(test)
-    def run_it(*arguments: Any, **fixtures: Any) -> None:
-        run(test(*arguments, **fixtures))
+    async def closing(**fixtures: Any) -> None:
+        async with AsyncExitStack() as opened:
+            for fixture in fixtures.values():
+                if iscoroutinefunction(getattr(fixture, "close", None)):
+                    opened.push_async_callback(fixture.close)
+            await test(**fixtures)
 
-    return run_it
-
-
-Test = Callable[..., Coroutine[Any, Any, object]]
-
-
-def within(argument: str, fixture: str, opening: Callable[[Any], Any]) -> Callable[[Test], Any]:
-    """Make a decorator that makes tests of coroutine functions.
-
-    One argument of theirs is an asynchronous context manager, opened with the value of a fixture.
-    """
-
-    def decorate(test: Test) -> Callable[..., None]:
-        taken = set(signature(test).parameters) - {argument}
-
-        @wraps(test)
-        def run_it(**fixtures: Any) -> None:
-            async def play() -> None:
-                async with opening(fixtures[fixture]) as opened_one:
-                    given = {name: fixtures[name] for name in taken}
-                    await test(**given, **{argument: opened_one})
-
-            run(play())
-
-        names = [Parameter(name, Parameter.KEYWORD_ONLY) for name in taken | {fixture}]
-        run_it.__signature__ = Signature(names)  # type: ignore[attr-defined]
-        return run_it
-
-    return decorate
+    return in_a_loop(closing)
 
 
 class Box:
@@ -80,14 +49,14 @@ class Box:
 
     async def next(self, is_wanted: Callable[[HubMessage], object]) -> HubMessage:
         """Wait for the next frame of a kind, after those that were waited for before."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(60):
             while True:
-                while self._seen < len(self.frames):
-                    self._seen += 1
-                    if is_wanted(self.frames[self._seen - 1]):
-                        return self.frames[self._seen - 1]
-                self._came.clear()
-                await self._came.wait()
+                while self._seen == len(self.frames):
+                    self._came.clear()
+                    await self._came.wait()
+                self._seen += 1
+                if is_wanted(self.frames[self._seen - 1]):
+                    return self.frames[self._seen - 1]
 
     async def message(self, topic: str = "T") -> HubMessage:
         return await self.next(lambda frame: frame.header.get("To") == topic)
@@ -106,9 +75,8 @@ class Box:
 
 
 def event_words(frame: HubMessage) -> list[str]:
-    """An event as its words; no words where it is a message."""
-    words = [frame.header.get(field) for field in ("Evt", "Ident", "Topic")]
-    return [word for word in words if word]
+    """Return the words of an event; none of a message."""
+    return [frame.header[field] for field in ("Evt", "Ident", "Topic") if frame.header.get(field)]
 
 
 async def ok(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
@@ -134,6 +102,11 @@ async def joined(
     for topic in topics:
         await ok(hub.run(ident, box, function, topic))
     return box
+
+
+async def crowd(hub: Hub, number: int, *topics: str) -> list[Box]:
+    """Register the nodes A.0, A.1 and so on, which listen to topics."""
+    return [await joined(hub, f"A.{place}", *topics) for place in range(number)]
 
 
 @contextmanager
@@ -180,16 +153,3 @@ async def opened(dsn: str, options: Options = QUICK, **given: Any) -> AsyncItera
         yield hub
     finally:
         await hub.close()
-
-
-in_hub = within("hub", "dsn", opened)
-
-
-@asynccontextmanager
-async def gateway_of(dsn: str, options: Options = QUICK) -> AsyncIterator[Gateway]:
-    gateway = Gateway("gateway", dsn, options=options)
-    await gateway.open()
-    try:
-        yield gateway
-    finally:
-        await gateway.close()

@@ -103,14 +103,12 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk):
     assert "somebody else changed rules or web identities" in page.messages[0]
     assert "changed user1 OLD Topic T RW → W 9 → 10" in page.text
     assert rules() == {OLD._replace(mode="RW")}
-    sitter = listener.world.program()
-    sitter.connection.execute("BEGIN")
-    sitter.connection.execute("DELETE FROM messages.auth WHERE ident = 'NOBODY'")
-    with lock_timeout():
+    sitter = listener.world.program().connection
+    with sitter.transaction(force_rollback=True), lock_timeout():
+        sitter.execute("DELETE FROM messages.auth WHERE ident = 'NOBODY'")
         page = listener.send(page, DO)
-    assert page.messages[0].startswith("Nothing was saved: rules cannot be changed now:")
-    assert rules() == {OLD._replace(mode="RW")}
-    sitter.connection.execute("ROLLBACK")
+        assert page.messages[0].startswith("Nothing was saved: rules cannot be changed now:")
+        assert rules() == {OLD._replace(mode="RW")}
     listener.send(page, DO)
     assert rules() == {CHANGED, NEW}, "the page kept the plan"
 

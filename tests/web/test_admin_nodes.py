@@ -2,17 +2,16 @@
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth, Client, Subscription, Topic
 from tests.sql.conftest import Program
-from tests.web.desks import CLIENTS, RULES, SURE, TOPICS, Desk, page_of
+from tests.web.desks import CLIENTS, RULES, SUBSCRIPTIONS, SURE, TOO_LONG, TOPICS, Desk, page_of
 from tests.web.visitor import Page
 
-SUBSCRIPTIONS = "/admin/psqlmessages/subscription/"
 OPEN = f"{CLIENTS}open-transactions/"
-TOO_LONG = "Nothing was saved: canceling statement due to lock timeout."
 
 
 @pytest.fixture
@@ -20,10 +19,8 @@ def gateway(desk: Desk) -> Program:
     """ONE and TWO on one session: ONE listens to PRICES, sends to NEWS, observes PRI*."""
     desk.world.rules("user1 ONE Topic PRICES RW 10", "user1 ONE Topic NEWS W 10")
     desk.world.rules("user1 ONE Topic PRI* O 10", "user1 TWO Topic PRICES R 10")
-    gateway = desk.world.gateway("user1", "TWO", "ONE")
-    gateway.ok("topic_listen", "PRICES")
-    gateway.ok("topic_notify", "NEWS")
-    gateway.ok("topic_observe", "PRI*")
+    acts = {"listen": "PRICES", "notify": "NEWS", "observe": "PRI*"}
+    gateway = desk.world.node("user1", "TWO", "ONE", **acts)
     gateway.ok("use", "TWO")
     gateway.ok("topic_listen", "PRICES")
     gateway.payloads()
@@ -32,10 +29,6 @@ def gateway(desk: Desk) -> Program:
 
 def ask_to_disconnect(desk: Desk, ident: str) -> Page:
     return desk.act(CLIENTS, "disconnect", Client.objects.get(ident=ident).pk)
-
-
-def node_page(ident: str) -> str:
-    return page_of(Client.objects.get(ident=ident))
 
 
 def topic_page(name: str) -> str:
@@ -62,15 +55,17 @@ def test_the_list_shows_what_each_node_does_and_lost_connections(desk: Desk, gat
 
 
 def test_only_the_disconnected_node_ends_and_hears_of_it(desk: Desk, gateway: Program):
-    page = ask_to_disconnect(desk, "ONE")
+    operator = desk.staff("view_client", "delete_client")
+    page = operator.open(page_of(Client.objects.get(ident="ONE")))
+    page = operator.send(page, "Disconnect…")
     assert f"ONE (user1 with pid {gateway.pid})" in page.text
     assert Client.objects.count() == 2, "it asks first"
-    assert desk.send(page, "Disconnect").messages == ["Disconnected: ONE."]
-    assert list(Client.objects.values_list("ident", flat=True)) == ["TWO"]
+    assert operator.send(page, "Disconnect").messages == ["Disconnected: ONE."]
+    assert Client.objects.get().ident == "TWO"
     assert "disconnect ONE" in gateway.events()
     assert gateway.ok("topic_listen", "PRICES")["Already"] == 1, "TWO goes on"
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.user) == ("ONE", desk.user)
+    assert (entry.object_repr, entry.user) == ("ONE", User.objects.latest("pk"))
     assert entry.change_message == f"Disconnected from user1 with pid {gateway.pid}."
 
 
@@ -82,19 +77,12 @@ def test_a_node_that_returned_stays_and_nothing_waits_for_long(desk: Desk, gatew
     desk.send(page, "Disconnect")
     assert not base.disconnect(former)
     assert Client.objects.filter(ident="ONE").exists(), "what was confirmed was another connection"
-    page, owner = ask_to_disconnect(desk, "ONE"), desk.world.owner.connection
-    owner.execute("BEGIN")
-    owner.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
-    page = desk.send(page, "Disconnect")
-    owner.execute("ROLLBACK")
+    page = ask_to_disconnect(desk, "ONE")
+    with desk.world.owner.connection.transaction():
+        desk.world.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
+        page = desk.send(page, "Disconnect")
     assert page.messages == [TOO_LONG]
     assert Client.objects.filter(ident="ONE").exists()
-
-
-def test_disconnecting_takes_the_permission(desk: Desk, gateway: Program):
-    operator = desk.staff("view_client", "delete_client")
-    page = operator.send(operator.open(node_page("ONE")), "Disconnect…")
-    assert operator.send(page, "Disconnect").messages == ["Disconnected: ONE."]
 
 
 def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(desk: Desk, gateway: Program):
@@ -132,29 +120,27 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(desk: Desk, gat
     assert page.messages == [f"Ended: {named}."]
     said = LogEntry.objects.get(object_id=gateway.pid).change_message
     assert said.startswith(f"Ended the connection of {named}")
-    desk.world.wait_for(
-        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", gateway.pid
-    )
+    gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
+    desk.world.wait_for(gone, gateway.pid)
     assert named not in desk.open(OPEN).text
 
 
 def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk):
     owner = desk.world.owner
-    owner.connection.execute("BEGIN")
-    owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
-    viewer = desk.staff("view_client", "terminate_session").open(OPEN).text
-    assert f"pid {owner.pid}" in viewer
-    assert "secret body" not in viewer
-    assert "psqlmessages.view_bodies" in viewer
-    assert "a secret body" in desk.staff("view_client", "view_bodies").open(OPEN).text
-    owner.connection.execute("ROLLBACK")
+    with owner.connection.transaction(force_rollback=True):
+        owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
+        viewer = desk.staff("view_client", "terminate_session").open(OPEN).text
+        assert f"pid {owner.pid}" in viewer
+        assert "secret body" not in viewer
+        assert "psqlmessages.view_bodies" in viewer
+        assert "a secret body" in desk.staff("view_client", "view_bodies").open(OPEN).text
 
 
 def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway: Program):
     desk.world.rules("user2 ALL Topic * R 10", "user2 ELSE Topic PRICESX R 10")
     desk.world.rules("user2 PRICES Rpc PRICES W 10")
     page = desk.open(topic_page("PRICES"))
-    assert "Listeners ONE, TWO Notifiers nobody" in page.text
+    assert "Listeners ONE, TWO Notifiers none" in page.text
     assert "user1 ONE PRI* O (observe) 10 s" in page.text
     assert "user2 ALL * R (receive) 10 s" in page.text
     assert "ELSE" not in page.text

@@ -7,29 +7,16 @@ from django.contrib.auth.models import User
 from django.core import checks
 from pytest_django import DjangoAssertNumQueries
 
-from psqlmessages.models import (
-    Auth,
-    Client,
-    Destination,
-    Element,
-    Exchange,
-    PipelineJob,
-    Queue,
-    Subscription,
-    Topic,
-    Traffic,
-    WebIdentity,
-)
+from psqlmessages import models
+from psqlmessages.models import Auth, Client, Exchange, PipelineJob, Queue, Topic, WebIdentity
+from tests.web import desks
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, Desk, page_of
 from tests.web.measured import job, window
 from tests.web.test_admin_exchanges import new
 
-SUBSCRIPTIONS, TRAFFIC, JOBS = (
-    f"/admin/psqlmessages/{name}/" for name in ("subscription", "traffic", "pipelinejob")
-)
 MODELS = (
-    Auth, Client, Destination, Element, Exchange, PipelineJob, Queue, Subscription, Topic, Traffic,
-    WebIdentity,
+    Auth, Client, models.Destination, models.Element, Exchange, PipelineJob, Queue,
+    models.Subscription, Topic, models.Traffic, WebIdentity,
 )  # fmt: skip
 NOT_FOR_LOOKERS = {
     "Save", "Stop", "Start", "Add the rules of this database", "Pause", "Drain…", "Disconnect…",
@@ -41,8 +28,7 @@ NOT_FOR_LOOKERS = {
 def furnished(desk: Desk) -> Desk:
     """One of everything, of each the only one."""
     desk.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
-    node = desk.world.node("user1", "A")
-    node.ok("topic_listen", "T")
+    node = desk.world.node("user1", "A", listen="T")
     node.got("A", "T")
     node.ok("push", "A", "__deadletter__", "x")
     Auth.objects.filter(type="Queue").delete()
@@ -85,7 +71,7 @@ def actions() -> list[tuple[str, dict[str, Any]]]:
         CLIENTS: (Client, ("disconnect",)),
         QUEUES: (Queue, ("pause_selected", "resume_selected", "drain_selected", "delete_empty")),
         EXCHANGES: (Exchange, ("stop_selected", "delete_selected")),
-        JOBS: (PipelineJob, ("delete_selected",)),
+        desks.JOBS: (PipelineJob, ("delete_selected",)),
     }
     found: list[tuple[str, dict[str, Any]]] = [
         (path, {"action": action, "_selected_action": str(model.objects.get().pk),
@@ -125,14 +111,15 @@ def test_forms_need_their_token_and_pages_their_permissions(furnished: Desk):
     # What nobody may, with the token too.
     chief = furnished.client
     chief.handler.enforce_csrf_checks = False
-    for model in (Client, Topic, Subscription, Traffic):
+    for model in (Client, Topic, models.Subscription, models.Traffic):
         row = model.objects.get()
         for address in (page_of(row, "delete"), page_of(row).replace(f"{row.pk}/change", "add")):
             assert chief.post(address, {"post": "yes"}).status_code == 403, address
-    assert chief.post(page_of(Traffic.objects.get()), {"count": 1}).status_code == 403
+    assert chief.post(page_of(models.Traffic.objects.get()), {"count": 1}).status_code == 403
     assert stored() == before
     pages = [RULES, f"{RULES}export/", f"{RULES}import/", CLIENTS, f"{CLIENTS}open-transactions/",
-             TOPICS, SUBSCRIPTIONS, IDENTITIES, QUEUES, EXCHANGES, TRAFFIC, JOBS]  # fmt: skip
+             TOPICS, IDENTITIES, QUEUES, EXCHANGES, desks.SUBSCRIPTIONS, desks.TRAFFIC,
+             desks.JOBS]  # fmt: skip
     nobody = furnished.staff().client
     assert [path for path in pages if nobody.get(path).status_code != 403] == []
     chief.logout()
@@ -156,16 +143,12 @@ def test_long_lists_are_cheap(desk: Desk, django_assert_max_num_queries: DjangoA
     for number in range(60):
         new(f"x{number}", "a", "eu", "slow")
         window(f"T{number}")
-    limits = {
-        RULES: (12, "10002 rules"),
-        CLIENTS: (14, "100 connected nodes"),
-        SUBSCRIPTIONS: (10, "100 subscriptions"),
-        TOPICS: (10, "10008 topics"),
-        QUEUES: (10, "40 queues"),
-        EXCHANGES: (10, "60 exchanges"),
-        f"{TRAFFIC}?window_seconds=10": (16, "60 traffic"),
-    }
-    for path, (most, said) in limits.items():
+    for path, most, said in (
+        (RULES, 12, "10002 rules"), (CLIENTS, 14, "100 connected nodes"),
+        (desks.SUBSCRIPTIONS, 10, "100 subscriptions"), (TOPICS, 10, "10008 topics"),
+        (QUEUES, 10, "40 queues"), (EXCHANGES, 10, "60 exchanges"),
+        (f"{desks.TRAFFIC}?window_seconds=10", 16, "60 traffic"),
+    ):  # fmt: skip
         with django_assert_max_num_queries(most):
             page = desk.open(path)
         assert said in page.text

@@ -10,13 +10,7 @@ from django.contrib.admin.models import LogEntry
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth
-from tests.web.desks import (
-    LIST_BUTTON,
-    RULES,
-    SURE,
-    Desk,
-    lock_timeout,
-)  # fmt: skip
+from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk, lock_timeout
 
 SCRIPT = "<script>alert(1)</script>"
 BUSY = (
@@ -38,12 +32,9 @@ def board(desk: Desk) -> Desk:
         "user1 BOARD Topic PRICES RW 10", "user1 BOARD Topic NEWS W 10",
         "user2 SENDER Topic PRICES W 10", "user3 EYE Topic * O 10",
     )  # fmt: skip
-    board, sender = world.node("user1", "BOARD"), world.node("user2", "SENDER")
-    eye = world.node("user3", "EYE")
-    board.ok("topic_listen", "PRICES")
-    board.ok("topic_notify", "NEWS")
-    sender.ok("topic_notify", "PRICES")
-    eye.ok("topic_observe", "PRI*")
+    world.node("user1", "BOARD", listen="PRICES", notify="NEWS")
+    world.node("user2", "SENDER", notify="PRICES")
+    world.node("user3", "EYE", observe="PRI*")
     return desk
 
 
@@ -148,12 +139,10 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk):
 @contextmanager
 def busy(desk: Desk) -> Iterator[None]:
     """Within, another administrator has not committed; whoever waits gives up early."""
-    sitter = desk.world.program()
-    sitter.connection.execute("BEGIN")
-    sitter.connection.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
-    with lock_timeout():
+    sitter = desk.world.program().connection
+    with sitter.transaction(force_rollback=True), lock_timeout():
+        sitter.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
         yield
-    sitter.connection.execute("ROLLBACK")
 
 
 def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch):
@@ -226,8 +215,7 @@ def test_scripts_in_names_are_shown_as_text(desk: Desk):
     desk.world.rule("user1", SCRIPT, "Topic", f"{SCRIPT}T", "RW", 9)
     node = desk.world.node("user1", SCRIPT)
     node.ok("topic_listen", f"{SCRIPT}T")
-    listed = desk.open(RULES)
-    form = desk.open_rule(ident=SCRIPT)
+    listed, form = desk.open(RULES), desk.open_rule(ident=SCRIPT)
     saved = desk.send(form, "Save", mode="W")
     asked = desk.follow(desk.open_rule(ident=SCRIPT), "Delete")
     refused = desk.add_rule(f"user1 {SCRIPT} Topic {SCRIPT}T R 9")

@@ -36,9 +36,7 @@ def chief(site: Site, world: World) -> Iterator[User]:
 def listener(world: World) -> Program:
     """LISTENER may receive from NEWS, and does."""
     world.rules("user2 LISTENER Topic NEWS R 60")
-    node = world.node("user2", "LISTENER")
-    node.ok("topic_listen", "NEWS")
-    return node
+    return world.node("user2", "LISTENER", listen="NEWS")
 
 
 def tab_to(page: Page, target: Locator) -> None:
@@ -83,8 +81,7 @@ def test_the_list_is_filtered_and_sorted_by_the_keyboard(visitors: Visitors, wor
     listener(world)
     world.rules("user1 SENDER Topic NEWS W 60")
     world.rules("user1 SENDER Topic OLDS W 60", "user1 SENDER Topic QUIET W 60")
-    sender = world.node("user1", "SENDER")
-    sender.ok("topic_notify", "NEWS")
+    sender = world.node("user1", "SENDER", notify="NEWS")
     sender.ok("topic_send_many", "NEWS", ["x"] * 50)
     names = page.locator("#topics th")
     expect(names).to_have_text(["NEWS", "OLDS", "QUIET"])

@@ -21,16 +21,13 @@ from tests.django.waiting import wait_until
 from tests.reliability.counts import counted, size
 from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
+from tests.web.browser import MONITOR_RULE
 from tests.web.conftest import RELAY_RULES
 from tests.web.site import Site
 from tests.web.sockets import Visitor, Watcher
 
 FAULT = "connections are forgotten"
-RULES = (
-    *RELAY_RULES,
-    f"{Server.owner} example.monitor.* Topic * O 60",
-    f"{Server.owner} web.* Queue orders RW 60",
-)
+RULES = (*RELAY_RULES, MONITOR_RULE, f"{Server.owner} web.* Queue orders RW 60")
 # Where it is measured, the defaults hold.
 CUT_SECONDS = size(1, 15)
 QUICK = {"ANSWER_SECONDS": 1, "STOP_SECONDS": 3}
@@ -186,7 +183,7 @@ def pages(site: Site, number: int) -> tuple[Visitor, ...]:
 
 @pytest.fixture
 def observed(relay: World) -> World:
-    relay.rules(f"{Server.owner} example.monitor.* Topic * O 60")
+    relay.rules(MONITOR_RULE)
     return relay
 
 

@@ -1,6 +1,7 @@
 """The hub: many receivers on one session; each gets the frames for its nodes, in order, once."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -10,14 +11,8 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Program, World
-from tests.web.receivers import QUICK, Box, err, gateway_of, in_hub, in_loop, joined, ok, opened
+from tests.web.receivers import QUICK, Box, crowd, err, in_loop, joined, ok
 
-RULES = (
-    "user1 A* Topic T* RW 60", "user1 A* Topic U R 60", "user1 B* Topic V RW 60",
-    "user1 C1 Topic C R 1", "user1 D1 Topic T R 60", "user1 D1 Topic W W 60",
-    "user1 O* Topic T* O 60", "user2 OUT Rpc A* W 60", "user2 OUT Topic T* RW 60",
-    "user2 OUT Topic V W 60", "user2 OUT Topic C W 1",
-)  # fmt: skip
 BIG = "big" * 10_000
 MANY = 25
 
@@ -25,19 +20,22 @@ MANY = 25
 @pytest.fixture
 def dsn(world: World) -> str:
     """The address of the hub's role, whose nodes are A*, and observers O*; OUT is of another."""
-    world.rules(*RULES)
+    world.rules(
+        "user1 A* Topic T* RW 60", "user1 A* Topic U R 60", "user1 B* Topic V RW 60",
+        "user1 C1 Topic C R 1", "user1 D1 Topic T R 60", "user1 D1 Topic W W 60",
+        "user1 O* Topic T* O 60", "user2 OUT Rpc A* W 60", "user2 OUT Topic T* RW 60",
+        "user2 OUT Topic V W 60", "user2 OUT Topic C W 1",
+    )  # fmt: skip
     return world.server.url("user1")
 
 
 @pytest.fixture
 def out(world: World, dsn: str) -> Program:
     """A node of another role, which sends to T."""
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
-    return out
+    return world.node("user2", "OUT", notify="T")
 
 
-@in_hub
+@in_loop
 async def test_a_message_reaches_each_listener_once_in_order(world: World, hub: Hub, out: Program):
     a1, a2 = [await joined(hub, ident, "T") for ident in ("A1", "A2")]
     # A receiver with several nodes.
@@ -65,41 +63,38 @@ async def test_a_message_reaches_each_listener_once_in_order(world: World, hub: 
     assert (hub.counters.receivers, hub.counters.nodes) == (2, 4)
 
 
+@pytest.mark.parametrize("hub", [Options(inbox_limit=30)], indirect=True)
 @in_loop
-async def test_a_body_is_fetched_once_and_nothing_overtakes_it(dsn: str, out: Program):
-    async with opened(dsn, Options(inbox_limit=30)) as hub:
-        boxes = [await joined(hub, f"A{number}", "T", events=False) for number in range(10)]
-        out.ok("topic_send", "T", BIG)
-        out.ok("topic_send", "T", "small")
-        for box in boxes:
-            frame = await box.message()
-            assert frame.body == BIG
-            assert {"Dkey", "Err"}.isdisjoint(frame.header)
-            assert (await box.message()).body == "small"
-        assert hub.counters.fetched == 1
-        # A full inbox does not stop what empties it.
-        with out.connection.transaction():
-            for number in range(100):
-                out.ok("topic_send", "T", f"{number} {BIG}")
-        for number in range(100):
-            assert (await boxes[0].message()).body == f"{number} {BIG}"
+async def test_a_body_is_fetched_once_and_nothing_overtakes_it(hub: Hub, out: Program):
+    boxes = [await joined(hub, f"A{number}", "T", events=False) for number in range(10)]
+    out.ok("topic_send_many", "T", [BIG, "small"])
+    for box in boxes:
+        frame = await box.message()
+        assert frame.body == BIG
+        assert {"Dkey", "Err"}.isdisjoint(frame.header)
+        assert (await box.message()).body == "small"
+    assert hub.counters.fetched == 1
+    # A full inbox does not stop what empties it.
+    bodies = [f"{number} {BIG}" for number in range(100)]
+    out.ok("topic_send_many", "T", bodies)
+    for body in bodies:
+        assert (await boxes[0].message()).body == body
 
 
-@in_hub
+@in_loop
 async def test_a_body_is_fetched_by_a_node_that_still_may(world: World, hub: Hub, out: Program):
     revoked, box = await joined(hub, "D1", "T"), await joined(hub, "A1", "T")
     # Both before the hub reads either: nothing here gives way to it.
     out.ok("topic_send", "T", BIG)
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'D1'")
     assert (await box.message()).body == BIG
     await revoked.event("disconnect", "D1")
     assert hub.counters.lost_bodies == 0
 
 
-@in_hub
+@in_loop
 async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub):
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "C")
+    out = world.node("user2", "OUT", notify="C")
     box = await joined(hub, "C1", "C")
     out.ok("topic_send", "C", BIG)
     out.query("SELECT pg_sleep(1.1)")
@@ -116,14 +111,12 @@ async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub):
 
 
 @pytest.mark.parametrize("more", [0, MANY])
-@in_hub
+@in_loop
 async def test_an_event_reaches_only_the_nodes_that_may_know(world: World, hub: Hub, more: int):
-    for number in range(more):
-        await joined(hub, f"A.{number}")
+    await crowd(hub, more)
     a1, a2, b1 = [await joined(hub, ident) for ident in ("A1", "A2", "B1")]
     quiet = await joined(hub, "A3", events=False)
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
+    out = world.node("user2", "OUT", notify="T")
     out.ok("topic_unnotify", "T")
     out.ok("topic_notify", "V")
     for box, topic in ((a1, "T"), (a2, "T"), (b1, "V")):
@@ -142,11 +135,10 @@ async def test_an_event_reaches_only_the_nodes_that_may_know(world: World, hub: 
 
 
 @pytest.mark.parametrize("more", [0, MANY])
-@in_hub
+@in_loop
 async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: int, out: Program):
     rules = world.owner.connection
-    for number in range(more):
-        await joined(hub, f"A.{number}")
+    await crowd(hub, more)
     a1, d1 = await joined(hub, "A1", "T"), await joined(hub, "D1", "T")
     deaf = await joined(hub, "A2", "T", events=False)
     await ok(hub.run("D1", d1, "topic_notify", "W"))
@@ -175,12 +167,11 @@ async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: i
     assert deaf.events == ["topic_unlisten A2 T", "disconnect A2"]
 
 
-@in_hub
+@in_loop
 async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(hub: Hub, out: Program):
     """The event of the stop comes when the hub already knows of the start."""
     box = await joined(hub, "A1", "T")
-    for number in range(MANY):
-        await joined(hub, f"A.{number}")
+    await crowd(hub, MANY)
     for number in range(10):
         for answer in await asyncio.gather(
             hub.run("A1", box, "topic_unlisten", "T"), hub.run("A1", box, "topic_listen", "T")
@@ -191,7 +182,7 @@ async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(hub: Hu
     assert "topic_unlisten A1 T" not in box.events
 
 
-@in_hub
+@in_loop
 async def test_a_name_that_changes_hands_gets_only_its_own_messages(world: World, hub: Hub):
     out = world.node("user2", "OUT")
     former, busy = await joined(hub, "A1"), await joined(hub, "A2")
@@ -211,7 +202,7 @@ async def test_a_name_that_changes_hands_gets_only_its_own_messages(world: World
     assert world.owner.query("SELECT count(*) FROM psqlmessages_client") == 3
 
 
-@in_hub
+@in_loop
 async def test_a_role_that_knows_the_channel_cannot_forge_hub_events(world: World, hub: Hub):
     box = await joined(hub, "A1")
     channel = world.owner.query("SELECT channel FROM psqlmessages_session")
@@ -232,6 +223,12 @@ async def test_a_role_that_knows_the_channel_cannot_forge_hub_events(world: Worl
 # The gateway: many nodes on one session, each call by the node it names
 
 
+@pytest.fixture
+def gateway(dsn: str, request: pytest.FixtureRequest) -> Gateway:
+    """A gateway that the test opens; a parameter is its options."""
+    return Gateway("gateway", dsn, options=getattr(request, "param", QUICK))
+
+
 async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Notification]:
     """Wait for so many arrivals of a type."""
     found: list[Notification] = []
@@ -244,60 +241,57 @@ async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[N
 
 
 @in_loop
-async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, dsn: str):
-    async with gateway_of(dsn) as gateway:
-        idents = [f"A{number}" for number in range(15)]
-        for ident in idents:
-            await ok(gateway.run(ident, "init"))
-        for function in ("topic_listen", "topic_notify"):
-            await asyncio.gather(*(ok(gateway.run(i, function, f"T.{i}")) for i in idents))
-        sends = [
-            gateway.run(ident, "topic_send", f"T.{other}", f"{ident} to {other}")
-            for ident in idents
-            for other in idents
-        ]
-        answers = [answer["Err"] for answer in await asyncio.gather(*sends)]
-        assert answers == ["0" if i == other else "21" for i in idents for other in idents]
-        came = await arrivals(gateway, len(idents))
-        assert {(a.header["From"], a.header["To"], a.text) for a in came} == {
-            (ident, f"T.{ident}", f"{ident} to {ident}") for ident in idents
-        }
-        assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
+async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, gateway: Gateway):
+    await gateway.open()
+    idents = [f"A{number}" for number in range(15)]
+    for ident in idents:
+        await ok(gateway.run(ident, "init"))
+    for function in ("topic_listen", "topic_notify"):
+        await asyncio.gather(*(ok(gateway.run(i, function, f"T.{i}")) for i in idents))
+    pairs = [(ident, other) for ident in idents for other in idents]
+    sends = [gateway.run(i, "topic_send", f"T.{other}", f"{i} to {other}") for i, other in pairs]
+    answers = [answer["Err"] for answer in await asyncio.gather(*sends)]
+    assert answers == ["0" if i == other else "21" for i, other in pairs]
+    came = await arrivals(gateway, len(idents))
+    found = {(a.header["From"], a.header["To"], a.text) for a in came}
+    assert found == {(i, f"T.{i}", f"{i} to {i}") for i in idents}
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
 
 
 @in_loop
-async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(dsn: str):
+async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(gateway: Gateway):
     told: list[tuple[str, str, str]] = []
-    async with gateway_of(dsn) as gateway:
-        gateway.on_registration_changed(lambda *done: told.append(done))
-        await ok(gateway.run("A1", "init"))
-        for turns in range(20):
-            topic = f"T.{turns}"
-            task = asyncio.create_task(gateway.run("A1", "topic_listen", topic))
-            await asyncio.wait({task}, timeout=turns / 4000)
-            task.cancel()
-            await asyncio.wait({task})
-            is_listening = (await gateway.run("A1", "topic_status", topic)).get("Listeners")
-            assert (("A1", "topic_listen", topic) in told) == bool(is_listening)
-            assert gateway.has("A1", "topic_listen", topic) == bool(is_listening)
+    await gateway.open()
+    gateway.on_registration_changed(lambda *done: told.append(done))
+    await ok(gateway.run("A1", "init"))
+    for turns in range(20):
+        topic = f"T.{turns}"
+        task = asyncio.create_task(gateway.run("A1", "topic_listen", topic))
+        await asyncio.wait({task}, timeout=turns / 4000)
+        task.cancel()
+        await asyncio.wait({task})
+        is_listening = (await gateway.run("A1", "topic_status", topic)).get("Listeners")
+        assert (("A1", "topic_listen", topic) in told) == bool(is_listening)
+        assert gateway.has("A1", "topic_listen", topic) == bool(is_listening)
 
 
+@pytest.mark.parametrize("gateway", [Options(inbox_limit=20)], indirect=True)
 @in_loop
-async def test_a_reader_that_falls_far_behind_is_told_of_lost_messages(dsn: str, out: Program):
+async def test_a_reader_that_falls_far_behind_is_told_of_lost_messages(
+    gateway: Gateway, out: Program
+):
     """The inbox has a limit; calls read what waits beyond it, so that has one too."""
-    async with gateway_of(dsn, Options(inbox_limit=20)) as gateway:
-        await ok(gateway.run("A1", "init"))
-        await ok(gateway.run("A1", "topic_listen", "T"))
-        async with asyncio.timeout(60):
-            while not gateway.counters.lost_connections:
-                out.ok("topic_send_many", "T", ["x"] * 20)
-                try:
-                    await gateway.run("A1", "topic_status", "T")
-                except ConnectionLost:
-                    continue
-        events = [arrival.header["Evt"] for arrival in await arrivals(gateway, 2, "Sys")]
-        assert events[:2] == ["connection_lost", "reconnected"]
-        assert (await gateway.run("A1", "topic_status", "T"))["Listeners"] == ["A1"]
+    await gateway.open()
+    await ok(gateway.run("A1", "init"))
+    await ok(gateway.run("A1", "topic_listen", "T"))
+    async with asyncio.timeout(60):
+        while not gateway.counters.lost_connections:
+            out.ok("topic_send_many", "T", ["x"] * 20)
+            with suppress(ConnectionLost):
+                await gateway.run("A1", "topic_status", "T")
+    events = [arrival.header["Evt"] for arrival in await arrivals(gateway, 2, "Sys")]
+    assert events[:2] == ["connection_lost", "reconnected"]
+    assert (await gateway.run("A1", "topic_status", "T"))["Listeners"] == ["A1"]
 
 
 def test_topics_are_registered_again_in_the_order_of_their_names():

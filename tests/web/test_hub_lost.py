@@ -19,18 +19,18 @@ from tests.web.receivers import (
     QUICK,
     Box,
     back,
+    crowd,
     err,
-    in_hub,
     in_loop,
     joined,
     kill,
     ok,
     opened,
     refused,
-    run,
-)
+)  # fmt: skip
 
 MANY = 60
+IDENTS = "SELECT array_agg(ident) FROM psqlmessages_client"
 
 
 @pytest.fixture
@@ -44,13 +44,7 @@ def dsn(world: World) -> str:
     return world.server.url("user1")
 
 
-def idents(world: World) -> list[str]:
-    """The registered nodes."""
-    found = world.owner.query("SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client")
-    return list(found or ())
-
-
-@in_hub
+@in_loop
 async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     boxes.append(await joined(hub, "O1", "T*"))
@@ -58,14 +52,13 @@ async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
     kill(world)
     await back(*boxes)
     assert hub.is_connected
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "T")
+    out = world.node("user2", "OUT", notify="T")
     out.ok("topic_send", "T", "again")
     for box in boxes:
         assert (await box.message()).body == "again"
         # Nodes that return together do not hear of each other's earlier end.
         after = box.events[box.events.index("connection_lost") :]
-        assert [text for text in after if text.startswith(("crash", "topic_un"))] == []
+        assert not [text for text in after if text.startswith(("crash", "topic_un"))]
     out.ok("topic_listen", "T.1")
     await ok(hub.run("A1", boxes[1], "topic_send", "T.1", "there"))
     counters = hub.counters
@@ -73,7 +66,7 @@ async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
     assert counters.nodes == MANY + 1
 
 
-@in_hub
+@in_loop
 async def test_rights_revoked_meanwhile_are_told_and_the_others_return(world: World, hub: Hub):
     a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
     b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
@@ -90,8 +83,7 @@ async def test_rights_revoked_meanwhile_are_told_and_the_others_return(world: Wo
     await o1.event("topic_unobserve", "O1", "T*")
     assert await err(hub.run("B1", b1, "topic_listen", "T")) == 53
     assert hub.counters.nodes == 3
-    out = world.node("user2", "OUT")
-    out.ok("topic_notify", "U")
+    out = world.node("user2", "OUT", notify="U")
     out.ok("topic_send", "U", "x")
     assert (await a1.message("U")).body == "x"
     assert a2.bodies == o1.bodies == []
@@ -106,7 +98,7 @@ async def test_rights_revoked_meanwhile_are_told_and_the_others_return(world: Wo
     assert (await ok(hub.run("A1", a1, "topic_status", "T")))["Listeners"] == ["A2"]
 
 
-@in_hub
+@in_loop
 async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hub: Hub):
     stays, leaves, ends = [await joined(hub, ident, "T") for ident in ("A1", "A2", "A3")]
     kill(world)
@@ -115,11 +107,11 @@ async def test_a_receiver_that_leaves_meanwhile_does_not_return(world: World, hu
     assert (await hub.deinit("A3", ends))["Err"] in ("0", "59")
     await leaving
     await back(stays)
-    assert idents(world) == ["A1"]
+    assert world.owner.query(IDENTS) == ["A1"]
     assert not [event for event in leaves.events + ends.events if "reconnected" in event]
 
 
-@in_hub
+@in_loop
 async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     kill(world)
@@ -139,7 +131,7 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
     assert hub.counters.nodes == MANY - 2
 
 
-@in_hub
+@in_loop
 async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
     world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
@@ -196,37 +188,30 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
             assert status["Listeners"] == ["A1"]
             await asyncio.to_thread(world.wait_for, one)
 
-    run(use("A1"))
+    asyncio.run(use("A1"))
     assert hubs[0] is not hubs[1]
-    assert idents(world) == ["OUT"]
+    assert world.owner.query(IDENTS) == ["OUT"]
     assert "crash" not in {event.split()[0] for event in out.events()}
 
 
 @in_loop
 async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn: str):
+    gone = (
+        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
+        " AND application_name LIKE '%%hub')"
+    )
     async with opened(dsn, idle=timedelta(milliseconds=200)) as hub:
         for turn in range(2):
             await hub.leave(await joined(hub, "A1", "T"))
             if turn:
                 # Used again in time, it stays connected.
                 box = await joined(hub, "A1", "T")
-                wait = "SELECT pg_sleep(0.4) IS NOT NULL"
-                await asyncio.to_thread(world.watcher.query, wait)
+                await asyncio.sleep(0.4)
                 assert hub.is_connected
                 await hub.leave(box)
-            gone = (
-                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
-                " AND application_name LIKE '%%hub')"
-            )
             await asyncio.to_thread(world.wait_for, gone)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
-
-
-@pytest.fixture
-def holder(world: World, dsn: str) -> Program:
-    """A node of another role, which may listen to the topics."""
-    return world.node("user2", "OUT")
 
 
 @pytest.fixture
@@ -241,6 +226,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(LockWaitBudget, "waited", note)
     return waits
+
+
+@pytest.fixture
+def holder(world: World, dsn: str) -> Program:
+    """A node of another role, which may listen to the topics."""
+    return world.node("user2", "OUT")
 
 
 @contextmanager
@@ -264,11 +255,6 @@ async def passes(hub: Hub, box: Box) -> None:
     assert (await box.message("U")).body == "meanwhile"
 
 
-async def crowd(hub: Hub, *topics: str) -> list[Box]:
-    """Many nodes that listen to topics."""
-    return [await joined(hub, f"A.{number}", *topics) for number in range(MANY)]
-
-
 async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> None:
     """Ask as a page does that tries on while it is answered with 56."""
     async with asyncio.timeout(60):
@@ -277,9 +263,9 @@ async def until_free(ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> 
     assert answer["Err"] == "0", answer
 
 
-@in_hub
+@in_loop
 async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, waits: list[float]):
-    a1, boxes = await talker(hub), await crowd(hub)
+    a1, boxes = await talker(hub), await crowd(hub, MANY)
     with held(holder):
         joins = [
             hub.run(f"A.{number}", box, "topic_listen", "T") for number, box in enumerate(boxes)
@@ -295,12 +281,12 @@ async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, wait
     assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
 
 
-@in_hub
+@in_loop
 async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
     world: World, hub: Hub, holder: Program, waits: list[float]
 ):
     left = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'A.%%'"
-    a1, boxes = await talker(hub), await crowd(hub, "T")
+    a1, boxes = await talker(hub), await crowd(hub, MANY, "T")
     with held(holder):
         await asyncio.gather(*(hub.leave(box) for box in boxes))
         await passes(hub, a1)
@@ -313,12 +299,12 @@ async def test_nodes_that_leave_a_held_topic_end_when_it_is_free(
     assert len(waits) > MANY
 
 
-@in_hub
+@in_loop
 async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     world: World, hub: Hub, holder: Program, waits: list[float]
 ):
     holder.ok("topic_notify", "U")
-    a1, boxes = await talker(hub), await crowd(hub, "T")
+    a1, boxes = await talker(hub), await crowd(hub, MANY, "T")
     with held(holder):
         kill(world)
         await back(a1, *boxes)
@@ -338,7 +324,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert sum(waits) < most < MANY * MOST_SECONDS / 2
 
 
-@in_hub
+@in_loop
 async def test_a_join_that_fails_as_a_session_returns_is_to_be_tried_again(world: World, hub: Hub):
     a1 = await joined(hub, "A1", "U", "T")
     await joined(hub, "A2", "T")

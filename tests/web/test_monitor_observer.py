@@ -9,28 +9,24 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from project.postgres import Server
 from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
 from psqlmessages.monitor import history, observer, viewer
-from psqlmessages.monitor import history as module
 from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.frames import BODY_BYTES, message_frame, row, topic_changes, whole_topic
 from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.observer import Observer
-from psqlmessages.monitor.queries import Health, MonitorReader, read_health
+from psqlmessages.monitor.queries import MonitorReader, read_health
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Pair, World
-from tests.web.receivers import within
-
-RULE = f"{Server.owner} example.monitor.* Topic * O 60"
-SECONDS = 60
+from tests.web.browser import MONITOR_RULE
+from tests.web.receivers import in_loop
 
 
 @pytest.fixture(autouse=True)
 def node(settings: Settings, world: World) -> None:
     settings.PSQLMESSAGES = {"NODE": "example"}
-    world.rules(RULE)
+    world.rules(MONITOR_RULE)
 
 
 class Stage:
@@ -66,7 +62,7 @@ class Stage:
 
     async def until(self, is_so: Callable[[], object]) -> None:
         """Wait until something is so, asked at each frame."""
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(60):
             while not is_so():
                 self._came.clear()
                 await self._came.wait()
@@ -82,23 +78,19 @@ class Stage:
 
     async def ended(self) -> None:
         assert self.observer._running is not None
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(60):
             await self.observer._running
 
-    async def __aenter__(self) -> "Stage":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.end()
-
-    async def end(self) -> None:
+    async def close(self) -> None:
         if (running := self.observer._running) is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await self.hub.close()
 
 
-on_stage = within("stage", "world", lambda world: Stage(world.server.url()))
+@pytest.fixture
+def stage(world: World) -> Stage:
+    return Stage(world.server.url())
 
 
 def monitors(world: World) -> int:
@@ -109,7 +101,7 @@ def monitors(world: World) -> int:
     )
 
 
-@on_stage
+@in_loop
 async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
 ):
@@ -129,27 +121,25 @@ async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     assert stage.observer.status.since is None
 
 
-@on_stage
+@in_loop
 async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair):
-    sender, _ = pair
     await stage.live("T")
-    sender.ok("topic_send", "T", "x" * 50_000)
+    pair[0].ok("topic_send", "T", "x" * 50_000)
     await stage.until(lambda: stage.observer.history.topics["T"].count)
     assert stage.hub.counters.fetched == 0
     assert stage.observer.history.topics["T"].tail[0].is_kept
 
 
-@on_stage
+@in_loop
 async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
     stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-    sender, _ = pair
     await stage.live()
     slow = stage.look(reads=False)
     await stage.until(lambda: len(stage.unread) == viewer.FRAMES)
-    sender.ok("topic_send_many", "T", ["x"] * 50)
+    pair[0].ok("topic_send_many", "T", ["x"] * 50)
     await stage.until(lambda: 50 in counts(stage.frames))
     assert len(stage.unread) == viewer.FRAMES
     assert 50 not in counts(stage.unread)
@@ -168,16 +158,16 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
     ]
 
 
-@on_stage
+@in_loop
 async def test_a_node_that_is_deleted_is_registered_again(stage: Stage, world: World):
     await stage.live()
     before = stage.observer.ident
-    world.owner.connection.execute("DELETE FROM psqlmessages_observation")
+    world.execute("DELETE FROM psqlmessages_observation")
     await stage.until(lambda: stage.observer.ident != before and stage.is_live())
     assert monitors(world) == 1
 
 
-@on_stage
+@in_loop
 async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -189,7 +179,7 @@ async def test_a_failure_of_its_own_begins_anew_and_is_in_the_log(
     await stage.live()
 
 
-@on_stage
+@in_loop
 async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
@@ -211,47 +201,38 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytes
     assert stage.frames[told]["op"] == "snapshot"
 
 
-@on_stage
+@in_loop
 async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch):
-    there, most = 200, 50
-    monkeypatch.setattr(observer, "TOPICS", most)
-    monkeypatch.setattr(history, "TOPICS", most)
-    world.owner.connection.execute(
+    monkeypatch.setattr(observer, "TOPICS", 50)
+    monkeypatch.setattr(history, "TOPICS", 50)
+    world.execute(
         "INSERT INTO psqlmessages_topic (name)"
-        " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, %s) AS n",
-        [there],
+        " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, 200) AS n"
     )
     stage.look("T00150")
-    await stage.until(lambda: stage.observer.history.topics_there == there)
+    await stage.until(lambda: stage.observer.history.topics_there == 200)
     shown = stage.observer.history.topics
-    assert len(shown) == most
+    assert len(shown) == 50
     assert {"T00001", "T00150"} <= shown.keys()
 
 
-class Filled(MonitorReader):
-    """Reads of a server whose notification queue is said to be so full; all else is as it is."""
+@in_loop
+async def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    reader = MonitorReader(world.server.url("user3"))
+    said, rows = [], reader.rows
 
-    usage = 0.0
+    async def filled(query: str, values: Any = None) -> list[Any]:
+        return said if query == USAGE else await rows(query, values)
 
-    async def rows(self, query: Any, params: Any = None) -> list[Any]:
-        if query == USAGE:
-            return [(self.usage,)]
-        return await super().rows(query, params)
-
-
-def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(world: World):
-    async def health(usage: float) -> Health:
-        reader = Filled(world.server.url("user3"))
-        reader.usage = usage
-        try:
-            return await read_health(reader, 0.0)
-        finally:
-            await reader.close()
-
+    monkeypatch.setattr(reader, "rows", filled)
     for usage, holders in ((QUEUE_LIMIT / 2, []), (QUEUE_LIMIT, None)):
-        found = asyncio.run(health(usage))
+        said[:] = [(usage,)]
+        found = await read_health(reader, 0.0)
         assert (found.usage, found.holders) == (usage, holders)
         assert found.round_trip is not None
+    await reader.close()
 
 
 NOW = 1_800_000_000
@@ -262,59 +243,59 @@ def message(topic: str = "T", size: int = 5, **fields: Any) -> dict[str, Any]:
 
 
 def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
-    history = History()
+    kept = History()
     for _ in range(100):
-        history.message(message("A", 7), "seven b", NOW + 0.5)
-    history.message(message("B"), "hello", NOW)
-    assert (history.topics["A"].count, history.topics["A"].size) == (100, 700)
-    shown = row(history.topics["A"], NOW + 1, 2)
+        kept.message(message("A", 7), "seven b", NOW + 0.5)
+    kept.message(message("B"), "hello", NOW)
+    assert (kept.topics["A"].count, kept.topics["A"].size) == (100, 700)
+    shown = row(kept.topics["A"], NOW + 1, 2)
     assert (shown["count"], shown["rate"], shown["size_rate"]) == (100, 20.0, 140.0)
     assert shown["buckets"] == [NOW // 10 - 1, 0, 100]
-    assert [row(history.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
+    assert [row(kept.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
 
 
 def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch):
-    history = History()
+    kept = History()
     for number in range(TAIL + 10):
-        history.message(message(), str(number), NOW)
-    assert [m.body for m in history.topics["T"].tail] == [str(n) for n in range(10, TAIL + 10)]
+        kept.message(message(), str(number), NOW)
+    assert [m.body for m in kept.topics["T"].tail] == [str(n) for n in range(10, TAIL + 10)]
     for number in range(EVENTS + 5):
-        history.event("connect", f"N{number}", "", NOW)
-    assert [event.ident for event in history.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
-    monkeypatch.setattr(module, "BODIES_CHARACTERS", 1000)
-    history = History()
+        kept.event("connect", f"N{number}", "", NOW)
+    assert [event.ident for event in kept.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
+    monkeypatch.setattr(history, "BODIES_CHARACTERS", 1000)
+    kept = History()
     for topic in "ABC":
         for _ in range(4):
-            history.message(message(topic), "x" * 100, NOW)
-    kept = {name: [m.body is not None for m in t.tail] for name, t in history.topics.items()}
-    assert kept == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
+            kept.message(message(topic), "x" * 100, NOW)
+    bodies = {name: [m.body is not None for m in t.tail] for name, t in kept.topics.items()}
+    assert bodies == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
 
 
 def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
-    history = History()
-    history.message(message(size=12_288), "€" * 4097, NOW)
-    history.message(message(size=9_000), None, NOW)
-    history.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
-    long, large, asking = (message_frame(m, with_body=True) for m in history.topics["T"].tail)
+    kept = History()
+    kept.message(message(size=12_288), "€" * 4097, NOW)
+    kept.message(message(size=9_000), None, NOW)
+    kept.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
+    long, large, asking = (message_frame(m, with_body=True) for m in kept.topics["T"].tail)
     assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
     assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
     assert asking["wants_answer"]
     assert "abc" not in str(asking)
     assert "60.4" not in str(asking)
-    whole = whole_topic(history.topics["T"], NOW, with_bodies=False)
-    changed = topic_changes(history.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
+    whole = whole_topic(kept.topics["T"], NOW, with_bodies=False)
+    changed = topic_changes(kept.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
     assert "secret" not in str(whole) + str(changed)
 
 
 def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "TOPICS", 10)
-    monkeypatch.setattr(module, "_LEAVING", 3)
-    history = History()
-    history.watched = frozenset({"quiet"})
-    history.place([("quiet", [], [])], 0)
+    monkeypatch.setattr(history, "TOPICS", 10)
+    monkeypatch.setattr(history, "_LEAVING", 3)
+    kept = History()
+    kept.watched = frozenset({"quiet"})
+    kept.place([("quiet", [], [])], 0)
     for number in range(9):
         for _ in range(number + 1):
-            history.message(message(f"T{number}"), "x", NOW)
-    history.message(message("new"), "x", NOW)
-    assert sorted(history.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
-    assert sorted(history.take_changes()[1]) == ["T0", "T1", "T2"]
+            kept.message(message(f"T{number}"), "x", NOW)
+    kept.message(message("new"), "x", NOW)
+    assert sorted(kept.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
+    assert sorted(kept.take_changes()[1]) == ["T0", "T1", "T2"]

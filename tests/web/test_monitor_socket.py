@@ -10,11 +10,11 @@ from websockets.exceptions import ConnectionClosed
 
 from project.postgres import Server
 from tests.sql.conftest import Program, World
+from tests.web.browser import MONITOR_RULE
 from tests.web.site import Site
 from tests.web.sockets import Watcher
 
 ROLE = Server.owner
-RULE = f"{ROLE} example.monitor.* Topic * O 60"
 ALL = ("psqlmessages.view_monitor", "psqlmessages.view_bodies")
 HOSTILE = "<script>alert(1)</script>"
 
@@ -25,7 +25,7 @@ Pair = Callable[[str], tuple[Program, Program]]
 @pytest.fixture
 def opened(site: Site, world: World) -> Iterator[Open]:
     """Open the socket of a user of the staff: `opened(topic, user="…", permissions=…)`."""
-    world.rules(RULE)
+    world.rules(MONITOR_RULE)
     watchers = ExitStack()
 
     def open_one(
@@ -122,7 +122,7 @@ def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, wo
     watcher.until(lambda w: members(w, "WHO") == (["SENDER"], ["LISTENER"]))
     listener.ok("topic_unlisten", "WHO")
     watcher.until(lambda w: members(w, "WHO") == (["SENDER"], []))
-    world.owner.connection.execute("DELETE FROM messages.auth WHERE ident = 'SENDER'")
+    world.execute("DELETE FROM messages.auth WHERE ident = 'SENDER'")
     watcher.until(lambda w: members(w, "WHO") == ([], []))
     sender.close()
     watcher.until(lambda w: "topic_unlisten LISTENER WHO" in w.events)
@@ -180,14 +180,14 @@ def test_the_figures_of_the_server_are_known(opened: Open, world: World):
 
 
 def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(opened: Open, world: World):
-    world.owner.connection.execute("DELETE FROM messages.auth")
+    world.execute("DELETE FROM messages.auth")
     watcher = opened().until(lambda w: w.state["is"] == "not_observing")
     assert watcher.state["missing_role"] == ROLE
-    world.rules(RULE)
+    world.rules(MONITOR_RULE)
     gaps = len(watcher.live().state["gaps"])
-    world.owner.connection.execute("UPDATE messages.auth SET mode = 'R'")
+    world.execute("UPDATE messages.auth SET mode = 'R'")
     watcher.until(lambda w: w.state["is"] == "not_observing" and w.state["missing_role"])
-    world.owner.connection.execute("UPDATE messages.auth SET mode = 'O'")
+    world.execute("UPDATE messages.auth SET mode = 'O'")
     watcher.live()
     assert len(watcher.state["gaps"]) == gaps + 1
 

@@ -106,7 +106,7 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World):
     # A revoked right is told, and the node stays.
     bob.evaluate(LISTEN)
     heard(bob, "joined")
-    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     until(bob, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
     assert bob.evaluate("node.state") == "open"
 

@@ -57,8 +57,7 @@ def test_two_users_talk_by_every_operation_on_topics(enter: Enter, alice: Visito
 
 
 def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, alice: Visitor):
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_listen", "ROOM")
+    other = relay.node("user2", "OTHER", listen="ROOM")
     alice.ok("topic_notify", topic="ROOM")
     alice.ok("topic_send", topic="ROOM", body='{"a":1}', enc="json")
     sent = next(header for header in other.headers(2) if header["Type"] == "Topic")
@@ -150,13 +149,10 @@ def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
     visitor.ok("topic_listen", topic="ROOM")
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_notify", "ROOM")
+    other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "behind the events")
     assert visitor.frame()["Body"] == "behind the events"
-    relay.owner.connection.execute(
-        "DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'"
-    )
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM' AND ident = 'web.*'")
     event = visitor.frame()
     assert (event["Evt"], event["Ident"]) == ("topic_unlisten", "web.alice")
 

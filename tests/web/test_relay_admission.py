@@ -244,7 +244,7 @@ def test_a_revoked_name_ends_only_the_node(relay: World, site: Site, alice: Visi
 
 
 def test_a_deleted_rule_ends_its_topics_and_a_node_may_return(relay: World, alice: Visitor):
-    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "ROOM")
     assert alice.error("topic_listen", topic="ROOM")[0] in (2, 9)

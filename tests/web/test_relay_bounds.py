@@ -104,7 +104,7 @@ def test_more_topics_than_allowed_are_refused(alice: Visitor, relay: World):
     alice.ok("topic_unlisten", topic="WEB.1")
     alice.ok("topic_listen", topic="WEB.3")
     # A topic that was revoked makes room too.
-    relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
+    relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     alice.event("topic_unlisten")
     alice.ok("topic_listen", topic="WEB.4")
 
@@ -144,8 +144,7 @@ def test_only_a_reader_that_stops_is_closed_with_4408(enter: Enter, tight: Site,
     slow.ok("init", ident="web.slow", events=False)
     for visitor in (slow, reader):
         visitor.ok("topic_listen", topic="ROOM")
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_notify", "ROOM")
+    other = relay.node("user2", "OTHER", notify="ROOM")
     for _ in range(500):
         if "crash web.slow" in other.events():
             break
@@ -190,13 +189,12 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
             "the database is unavailable: try again later",
         )
         # The owner's own connection is not one of those ended.
-        relay.owner.connection.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
+        relay.execute("DELETE FROM messages.auth WHERE dest = 'WEB.*'")
     assert alice.event("reconnected")["Away"] >= 0
     # A right that ended meanwhile is told; the others are registered again.
     event = alice.event("topic_unlisten")
     assert (event["Ident"], event["Topic"]) == ("web.alice", "WEB.1")
-    other = relay.node("user2", "OTHER")
-    other.ok("topic_notify", "ROOM")
+    other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
     assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
@@ -215,7 +213,7 @@ def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: W
         visitor = enter("alice", ident)
         with relay.owner.connection.transaction():
             # The operation waits for this, and so is under way when the peer goes.
-            relay.owner.connection.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
+            relay.execute("LOCK TABLE messages._gate IN EXCLUSIVE MODE")
             visitor.connection.send(json.dumps(request))
             visitor.break_off()
         relay.wait_for(GONE)
@@ -243,8 +241,7 @@ def test_a_peer_that_says_goodbye_but_reads_nothing_ends(enter: Enter, relay: Wo
         assert deaf.open(site, enter("alice").cookie).startswith("HTTP/1.1 101")
         deaf.send(frame(Opcode.TEXT, b'{"op":"init","ident":"web.alice"}'))
         deaf.send(frame(Opcode.TEXT, b'{"op":"topic_listen","topic":"ROOM"}'))
-        other = relay.node("user2", "OTHER")
-        other.ok("topic_notify", "ROOM")
+        other = relay.node("user2", "OTHER", notify="ROOM")
         relay.wait_for(
             "SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')"
         )

@@ -105,11 +105,3 @@ def left(queues: World) -> tuple[int, int]:
     count = "SELECT count(*), count(lease) FROM psqlmessages_element"
     ((elements, leases),) = queues.execute(count).fetchall()
     return elements, leases
-
-
-def end_backend(queues: World) -> None:
-    """End READER's connection, and wait for its end."""
-    queues.watcher.query(
-        "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
-        " WHERE application_name = 'psqlmessages READER'"
-    )

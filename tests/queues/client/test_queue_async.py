@@ -9,15 +9,8 @@ import pytest
 
 from psqlmessages import AsyncNode, Element, Node
 from psqlmessages.exceptions import ModeNotAuthorized
-from tests.queues.client.conftest import (
-    NOW,
-    SOON,
-    NewAsyncReader,
-    end_backend,
-    left,
-    listened,
-    state,
-)
+from tests.client.nodes import end_backend, in_a_loop
+from tests.queues.client.conftest import NOW, SOON, NewAsyncReader, left, listened, state
 from tests.sql.conftest import World
 
 Take = Callable[..., Awaitable[list[Element]]]
@@ -29,7 +22,8 @@ def push_all(writer: Node, bodies: range) -> None:
         writer.push("Q", body)
 
 
-def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
+@in_a_loop
+async def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     order: list[int] = []
@@ -38,56 +32,49 @@ def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
         if await node.pop("Q", timeout=SOON):
             order.append(number)
 
-    async def test() -> None:
-        async with new_async_reader() as node:
-            waiting = {asyncio.ensure_future(read(node, number)) for number in range(200)}
-            # Each has looked, and the first one listens.
-            while len(node._state.queues.of("Q")._waiters) < 200:
-                await node.evaluate()
-            await asyncio.to_thread(listened, queues)
-            before = node.counters.calls
-            for number in range(1, 11):
-                await asyncio.to_thread(writer.push, "Q", number)
-                while len(order) < number:
-                    _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            # Found, committed, looked in vain, asked for the next one.
-            assert node.counters.calls - before <= 80
-            for each in waiting:
-                each.cancel()
-            await asyncio.wait(waiting)
-
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        waiting = {asyncio.ensure_future(read(node, number)) for number in range(200)}
+        # Each has looked, and the first one listens.
+        while len(node._state.queues.of("Q")._waiters) < 200:
+            await node.evaluate()
+        await asyncio.to_thread(listened, queues)
+        before = node.counters.calls
+        for number in range(1, 11):
+            await asyncio.to_thread(writer.push, "Q", number)
+            while len(order) < number:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        # Found, committed, looked in vain, asked for the next one.
+        assert node.counters.calls - before <= 80
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
     assert order == list(range(10))
 
 
 @TAKES
-def test_who_is_cancelled_at_any_moment_swallows_nothing(
+@in_a_loop
+async def test_who_is_cancelled_at_any_moment_swallows_nothing(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
 ) -> None:
     number, taken, cancelled = 60, [], 0
-
-    async def test() -> None:
-        nonlocal cancelled
-        patience = 0.0
-        async with new_async_reader() as node:
-            pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
-            while len(taken) < number:
-                readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
-                # Ever longer, until some come through: so they are cancelled at each stage.
-                await asyncio.wait({readers[0]}, timeout=patience)
-                for reader in readers:
-                    reader.cancel()
-                patience = 1.2 * patience + 0.0002
-                for found in await asyncio.gather(*readers, return_exceptions=True):
-                    if isinstance(found, list):
-                        taken.extend(found)
-                        patience = 0.0
-                    else:
-                        assert isinstance(found, asyncio.CancelledError)
-                        cancelled += 1
-            await pushing
-
-    asyncio.run(test())
+    patience = 0.0
+    async with new_async_reader() as node:
+        pushing = asyncio.create_task(asyncio.to_thread(push_all, writer, range(number)))
+        while len(taken) < number:
+            readers = [asyncio.ensure_future(take(node, "Q", timeout=SOON)) for _ in range(3)]
+            # Ever longer, until some come through: so they are cancelled at each stage.
+            await asyncio.wait({readers[0]}, timeout=patience)
+            for reader in readers:
+                reader.cancel()
+            patience = 1.2 * patience + 0.0002
+            for found in await asyncio.gather(*readers, return_exceptions=True):
+                if isinstance(found, list):
+                    taken.extend(found)
+                    patience = 0.0
+                else:
+                    assert isinstance(found, asyncio.CancelledError)
+                    cancelled += 1
+        await pushing
     assert cancelled > 40
     assert sorted(element.body for element in taken) == list(range(number))
     assert all(element.tries == 0 for element in taken)
@@ -96,126 +83,105 @@ def test_who_is_cancelled_at_any_moment_swallows_nothing(
 
 
 @TAKES
-def test_what_was_taken_for_nobody_is_there_again_at_once(
+@in_a_loop
+async def test_what_was_taken_for_nobody_is_there_again_at_once(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
 ) -> None:
     writer.push_many("Q", range(5))
-
-    async def test() -> None:
-        async with new_async_reader() as node:
-            for _ in range(5):
-                reader = asyncio.ensure_future(take(node, "Q", 5))
-                # One turn of the loop: the call is ordered, and its answer will come.
-                await asyncio.wait({reader}, timeout=0)
-                reader.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await reader
-            found = await node.reserve("Q", 5, timeout=SOON)
-            assert [(element.body, element.tries) for element in found] == [
-                (body, 0) for body in range(5)
-            ]
-
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        for _ in range(5):
+            reader = asyncio.ensure_future(take(node, "Q", 5))
+            # One turn of the loop: the call is ordered, and its answer will come.
+            await asyncio.wait({reader}, timeout=0)
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+        found = await node.reserve("Q", 5, timeout=SOON)
+        assert [(element.body, element.tries) for element in found] == [
+            (body, 0) for body in range(5)
+        ]
 
 
-def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_before_its_end(
+@in_a_loop
+async def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_before_its_end(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
-    async def test() -> None:
-        async with new_async_reader() as node:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await node.pop("Q", timeout=timedelta.max)
-            await asyncio.to_thread(writer.push_many, "Q", range(3))
-            await node.pop("Q")
-            assert (await node.sizes("Q")).total == 2
-            await node.pop("Q", 2)
-
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await node.pop("Q", timeout=timedelta.max)
+        await asyncio.to_thread(writer.push_many, "Q", range(3))
+        await node.pop("Q")
+        assert (await node.sizes("Q")).total == 2
+        await node.pop("Q", 2)
     assert left(queues) == (0, 0)
 
 
-def test_what_is_popped_is_removed_though_the_connection_breaks(
+@in_a_loop
+async def test_what_is_popped_is_removed_though_the_connection_breaks(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     writer.push("Q", "x")
-
-    async def test() -> None:
-        async with new_async_reader() as node:
-            await node.pop("Q")
-            # The node's task has had no turn since: the call that removes is yet to be sent.
-            end_backend(queues)
-            assert left(queues) == (1, 1)
-            await asyncio.to_thread(
-                queues.wait_for, "SELECT NOT EXISTS (SELECT FROM psqlmessages_element)"
-            )
-            assert node.counters.lost_leases == 0
-
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        await node.pop("Q")
+        # The node's task has had no turn since: the call that removes is yet to be sent.
+        end_backend(queues, "READER")
+        assert left(queues) == (1, 1)
+        await asyncio.to_thread(
+            queues.wait_for, "SELECT NOT EXISTS (SELECT FROM psqlmessages_element)"
+        )
+        assert node.counters.lost_leases == 0
 
 
-def test_what_cannot_be_removed_any_more_is_told(
+@in_a_loop
+async def test_what_cannot_be_removed_any_more_is_told(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog: Any
 ) -> None:
     writer.push("Q", "x")
-
-    async def test() -> None:
-        async with new_async_reader() as node:
+    async with new_async_reader() as node:
+        await node.pop("Q")
+        queues.execute("UPDATE messages.auth SET mode = 'W'")
+        with pytest.raises(ModeNotAuthorized):
             await node.pop("Q")
-            queues.execute("UPDATE messages.auth SET mode = 'W'")
-            with pytest.raises(ModeNotAuthorized):
-                await node.pop("Q")
-            assert node.counters.lost_leases == 1
-
-    asyncio.run(test())
+        assert node.counters.lost_leases == 1
     assert "could not commit or give back elements; they return" in caplog.text
 
 
-def test_a_close_amid_taking_leaves_nothing_reserved(
+@in_a_loop
+async def test_a_close_amid_taking_leaves_nothing_reserved(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
     writer.push_many("Q", range(40))
-
-    async def test() -> list[Element]:
-        node = new_async_reader()
-        await node.open()
-        readers = [asyncio.ensure_future(node.pop("Q")) for _ in range(40)]
-        await asyncio.wait({readers[5]})
-        await node.close()
-        return [
-            element
-            for found in await asyncio.gather(*readers, return_exceptions=True)
-            if isinstance(found, list)
-            for element in found
-        ]
-
-    taken = asyncio.run(test())
+    node = new_async_reader()
+    await node.open()
+    readers = [asyncio.ensure_future(node.pop("Q")) for _ in range(40)]
+    await asyncio.wait({readers[5]})
+    await node.close()
+    answers = await asyncio.gather(*readers, return_exceptions=True)
+    taken = [element for found in answers if isinstance(found, list) for element in found]
     assert len(taken) > 5
     assert left(queues) == (40 - len(taken), 0)
 
 
-def test_pushes_that_share_a_round_trip_may_say_when_and_which(
+@in_a_loop
+async def test_pushes_that_share_a_round_trip_may_say_when_and_which(
     queues: World, new_async_reader: NewAsyncReader
 ) -> None:
     later = datetime(2100, 1, 1, 12, 30, tzinfo=UTC)
     hour = timedelta(hours=1)
-
-    async def test() -> None:
-        async with new_async_reader() as node:
-            before = node.counters.calls
-            await asyncio.gather(
-                *(node.push("Q", n, delay=hour, tries=n, headers={"n": n}) for n in range(4)),
-                *(node.push("Q", 4 + n, mature=later, key=f"key {n}") for n in range(4)),
-                *(
-                    node.push_many("Q", [n, n], headers=[{"n": n}, None], keys=[None, f"{n}"])
-                    for n in range(8, 12)
-                ),
-            )
-            assert node.counters.calls - before == 12
-            assert (await node.sizes("Q")).scheduled == 8
-            assert len(await node.pop("Q", 20)) == 8
-
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        before = node.counters.calls
+        await asyncio.gather(
+            *(node.push("Q", n, delay=hour, tries=n, headers={"n": n}) for n in range(4)),
+            *(node.push("Q", 4 + n, mature=later, key=f"key {n}") for n in range(4)),
+            *(
+                node.push_many("Q", [n, n], headers=[{"n": n}, None], keys=[None, f"{n}"])
+                for n in range(8, 12)
+            ),
+        )
+        assert node.counters.calls - before == 12
+        assert (await node.sizes("Q")).scheduled == 8
+        assert len(await node.pop("Q", 20)) == 8
     rows = queues.execute(
         "SELECT tries, headers ->> 'n', mature_at > now() + interval '50 minutes'"
         " FROM psqlmessages_element WHERE mature_at < %s ORDER BY id",
@@ -224,20 +190,18 @@ def test_pushes_that_share_a_round_trip_may_say_when_and_which(
     assert rows == [(n, str(n), True) for n in range(4)]
 
 
-def test_consumers_that_are_left_at_once_give_back_what_they_had(
+@in_a_loop
+async def test_consumers_that_are_left_at_once_give_back_what_they_had(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:
-    async def test() -> None:
-        async with new_async_reader() as node:
-            loops = [node.consume("Q", batch=2) for _ in range(3)]
-            assert [(await anext(loop)).body for loop in loops] == ["0", "2", "4"]
-            assert left(queues) == (6, 6)
-        assert node.counters.lost_leases == 0
-        for loop in loops:
-            await loop.aclose()
-
     writer.push_many("Q", "012345")
-    asyncio.run(test())
+    async with new_async_reader() as node:
+        loops = [node.consume("Q", batch=2) for _ in range(3)]
+        assert [(await anext(loop)).body for loop in loops] == ["0", "2", "4"]
+        assert left(queues) == (6, 6)
+    assert node.counters.lost_leases == 0
+    for loop in loops:
+        await loop.aclose()
     assert state(queues) == [(str(n), 1 - n % 2, False) for n in range(6)]
 
 
@@ -260,7 +224,8 @@ async def _cancel(body: str) -> bool:
 
 
 @pytest.mark.parametrize("leave", [_break, _fail, _cancel])
-def test_a_loop_that_is_left_commits_and_rolls_back(
+@in_a_loop
+async def test_a_loop_that_is_left_commits_and_rolls_back(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, leave: Callable[..., Any]
 ) -> None:
     writer.push_many("Q", ["a", "b", "c"])
@@ -271,12 +236,9 @@ def test_a_loop_that_is_left_commits_and_rolls_back(
                 if await leave(element.body):
                     break
 
-    async def test() -> None:
-        task = asyncio.create_task(work())
-        await asyncio.wait({task})
-        assert task.cancelled() == (leave is _cancel)
-        if leave is _fail:
-            assert isinstance(task.exception(), ZeroDivisionError)
-
-    asyncio.run(test())
+    task = asyncio.create_task(work())
+    await asyncio.wait({task})
+    assert task.cancelled() == (leave is _cancel)
+    if leave is _fail:
+        assert isinstance(task.exception(), ZeroDivisionError)
     assert state(queues) == [("b", 1, False), ("c", 0, False)]

@@ -32,9 +32,7 @@ def test_a_line_each_is_pushed_and_its_id_printed(server: TestedServer, queues: 
     assert [str(row.id) for row in rows] == printed
 
 
-def test_all_that_can_be_said_of_an_element_can_be_said(
-    server: TestedServer, queues: World
-) -> None:
+def test_an_element_can_be_given_all_its_options(server: TestedServer, queues: World) -> None:
     options = ("--headers", '{"a":1}', "--tries", "3", "--key", "k")
     for body in ('{"n":1}', '{"n":2}'):
         assert finished(*PUSH, body, "--json", *options, dsn=server.url("user1")).returncode == 0
@@ -96,9 +94,7 @@ def test_it_waits_for_what_comes(server: TestedServer, queues: World) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_a_wait_promptly(
-    server: TestedServer, queues: World, signal_number: int
-) -> None:
+def test_ctrl_c_ends_a_wait(server: TestedServer, queues: World, signal_number: int) -> None:
     with started(*POP, "--timeout", "1000", dsn=server.url("user2")) as program:
         listened(queues)
         assert program.interrupt(signal_number) < PROMPTLY

@@ -13,9 +13,7 @@ from tests.queues.client.conftest import HOURS, NOW, SOON, listened, state
 from tests.sql.conftest import World
 
 
-def test_each_is_committed_when_the_loop_comes_back(
-    queues: World, writer: Node, either: Any
-) -> None:
+def test_a_turn_of_the_loop_commits_an_element(queues: World, writer: Node, either: Any) -> None:
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
     for element in either.consume("Q", idle=NOW):
@@ -25,9 +23,7 @@ def test_each_is_committed_when_the_loop_comes_back(
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_it_waits_for_what_comes_until_the_node_is_stopped(
-    queues: World, writer: Node, either: Any
-) -> None:
+def test_it_waits_until_the_node_is_stopped(queues: World, writer: Node, either: Any) -> None:
     seen: list[object] = []
 
     def work() -> None:
@@ -45,9 +41,7 @@ def test_it_waits_for_what_comes_until_the_node_is_stopped(
     assert (seen, state(queues)) == (["first", "last"], [("left", 0, False)])
 
 
-def test_an_exception_rolls_back_the_one_at_hand_with_a_growing_delay(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, reader: Node) -> None:
     def fail(batch: int) -> None:
         for element in reader.consume("Q", idle=NOW, batch=batch):
             if element.body == "b":
@@ -70,9 +64,7 @@ def test_an_exception_rolls_back_the_one_at_hand_with_a_growing_delay(
         assert seconds <= queues.owner.query(mature, before) <= seconds + took
 
 
-def test_what_the_loop_settles_itself_now_or_later_is_left_alone(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader: Node) -> None:
     writer.push_many("Q", ["first", "second", "commit", "rollback", "release", "lease"])
     act = {"commit": reader.commit, "rollback": reader.rollback, "release": reader.release}
     seen = []

@@ -15,8 +15,9 @@ from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.node_state import NodeCounters
 from psqlmessages.client.session import NodeSession
 from psqlmessages.exceptions import ConnectionLost
+from tests.client.nodes import end_backend
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, SOON, end_backend, state
+from tests.queues.client.conftest import HOURS, NOW, SOON, state
 from tests.queues.client.test_queue_restart import ROOT
 from tests.sql.conftest import World
 
@@ -90,9 +91,7 @@ def test_what_is_done_is_committed_with_what_was_done_shortly_before(
     assert bodies(queues) == []
 
 
-def test_a_batch_takes_one_commit(
-    queues: World, writer: Node, either: Any, consume: Consume
-) -> None:
+def test_a_batch_is_one_commit(queues: World, writer: Node, either: Any, consume: Consume) -> None:
     calls = []
     for options in (WHOLE_BATCH, {"group": NOW}):
         writer.push_many("Q", range(100))
@@ -102,9 +101,7 @@ def test_a_batch_takes_one_commit(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_each_lease_that_was_lost_is_counted(
-    queues: World, writer: Node, consume: Consume, leaves: bool
-) -> None:
+def test_lost_leases_count(queues: World, writer: Node, consume: Consume, leaves: bool) -> None:
     writer.push_many("Q", ["a", "b", "c", "d"])
 
     def handle(element: Element) -> bool:
@@ -117,14 +114,12 @@ def test_each_lease_that_was_lost_is_counted(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_connection_that_is_lost_meanwhile_brings_nothing_again(
-    queues: World, writer: Node, consume: Consume, leaves: bool
-) -> None:
+def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, leaves: bool) -> None:
     writer.push_many("Q", ["a", "b", "c"])
 
     def handle(element: Element) -> bool:
         if element.body == "c":
-            end_backend(queues)
+            end_backend(queues, "READER")
         return leaves and element.body == "c"
 
     counters = consume(handle, batch=3, **WHOLE_BATCH)
@@ -165,9 +160,7 @@ def test_an_answer_that_was_lost_counts_as_no_lost_lease(
     assert bodies(queues) == []
 
 
-def test_a_crash_brings_again_only_what_was_done_just_before(
-    queues: World, writer: Node, server: TestedServer
-) -> None:
+def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer) -> None:
     writer.push_many("Q", range(1, 151))
     died = subprocess.run(
         [sys.executable, "-c", TWENTY_MS_EACH, server.url("user2")],

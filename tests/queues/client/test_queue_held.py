@@ -13,9 +13,7 @@ from tests.sql.conftest import World
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_what_a_killed_session_had_taken_is_taken_within_a_second(
-    queues: World, writer: Node, either: Any
-) -> None:
+def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, either: Any) -> None:
     writer.push("Q", "x")
     holder = queues.program("user2")
     holder.execute("BEGIN")

@@ -107,9 +107,7 @@ def test_a_consumer_that_is_stopped_while_the_server_is_away_ends_and_tells_what
 
 
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_when_the_server_is_killed_amid_pushing_and_taking(
-    restarted: Server,
-) -> None:
+def test_nothing_is_lost_when_the_server_is_killed_amid_traffic(restarted: Server) -> None:
     middle = threading.Event()
     taken: list[Element] = []
 

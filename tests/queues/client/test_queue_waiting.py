@@ -15,10 +15,11 @@ import pytest
 from psqlmessages import Node
 from psqlmessages.client import wakeups
 from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
+from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, end_backend, listened
+from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, listened
 from tests.sql.conftest import World
 
 
@@ -28,9 +29,7 @@ def bodies(node: Any, count: int = 1) -> list[object]:
 
 @pytest.mark.usefixtures("no_polling")
 @pytest.mark.parametrize("take", ["pop", "reserve"])
-def test_a_push_wakes_at_once_without_any_polling(
-    queues: World, writer: Node, either: Any, take: str
-) -> None:
+def test_a_push_wakes_without_polling(queues: World, writer: Node, either: Any, take: str) -> None:
     with ThreadPoolExecutor() as pool:
         for body in range(3):
             waiting = pool.submit(getattr(either, take), "Q", timeout=SOON)
@@ -52,9 +51,7 @@ def test_a_push_wakes_at_once_without_any_polling(
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_one_transaction_of_many_pushes_wakes_all_it_has_something_for(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_one_transaction_wakes_all_it_can_serve(queues: World, writer: Node, reader: Node) -> None:
     with ThreadPoolExecutor(20) as pool:
         waiting = [pool.submit(bodies, reader) for _ in range(20)]
         listened(queues)
@@ -64,9 +61,7 @@ def test_one_transaction_of_many_pushes_wakes_all_it_has_something_for(
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_an_element_comes_when_it_is_mature_or_its_lease_is_over_without_any_polling(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_mature_elements_come_without_polling(queues: World, writer: Node, reader: Node) -> None:
     began = datetime.now(UTC)
     second = timedelta(seconds=1)
     writer.push("Q", "later", mature=began + second)
@@ -156,9 +151,7 @@ def test_without_a_timeout_nobody_waits_and_with_one_the_wait_ends_then(reader: 
 
 
 @pytest.mark.parametrize(("end", "take"), [("stop", "reserve"), ("close", "pop")])
-def test_stop_and_close_end_all_waits_at_once_and_take_nothing_along(
-    queues: World, writer: Node, either: Any, end: str, take: str
-) -> None:
+def test_stop_ends_all_waits(queues: World, writer: Node, either: Any, end: str, take: str) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(getattr(either, take), "Q", timeout=timedelta.max) for _ in range(5)]
         listened(queues)
@@ -172,9 +165,7 @@ def test_stop_and_close_end_all_waits_at_once_and_take_nothing_along(
     assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "x"
 
 
-def test_a_node_that_is_stopped_takes_what_is_there_and_waits_no_more(
-    writer: Node, reader: Node
-) -> None:
+def test_a_stopped_node_takes_what_is_there_and_waits_no_more(writer: Node, reader: Node) -> None:
     writer.push("Q", "x")
     reader.stop()
     assert reader.pop("Q", timeout=SOON)[0].body == "x"
@@ -183,9 +174,7 @@ def test_a_node_that_is_stopped_takes_what_is_there_and_waits_no_more(
     assert reader.pop("Q") == []
 
 
-def test_ctrl_c_ends_a_wait_and_takes_nothing_along(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_ctrl_c_ends_a_wait_and_takes_nothing(queues: World, writer: Node, reader: Node) -> None:
     def interrupt() -> None:
         listened(queues)
         os.kill(os.getpid(), signal.SIGINT)
@@ -200,9 +189,7 @@ def test_ctrl_c_ends_a_wait_and_takes_nothing_along(
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_whose_right_is_taken_away_is_told_at_once_and_others_go_on(
-    queues: World, writer: Node, reader: Node
-) -> None:
+def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: Node) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(bodies, reader) for _ in range(3)]
         listened(queues)
@@ -225,7 +212,7 @@ def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, rea
             waiting = [pool.submit(bodies, reader) for _ in range(2)]
             listened(queues)
             assert not wait(waiting, timeout=0.1).done
-            end_backend(queues)
+            end_backend(queues, "READER")
             writer.push("Q", body)
             found, left = wait(waiting, SOON.total_seconds(), FIRST_COMPLETED)
             # It is back, and the other one waits: what is pushed now comes by a notification.
@@ -236,9 +223,7 @@ def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, rea
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_nodes_of_several_programs_share_a_queue(
-    queues: World, writer: Node, server: TestedServer
-) -> None:
+def test_several_programs_share_a_queue(queues: World, writer: Node, server: TestedServer) -> None:
     idents = [f"READER.{number}" for number in range(8)]
     nodes = [Node(ident, server.url("user2"), options=QUICK) for ident in idents]
     taken: list[object] = []

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 
-import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
@@ -81,14 +80,3 @@ def new_async_reader(writer: Node, server: TestedServer) -> NewAsyncReader:
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader does not even look again soon after it came."""
     monkeypatch.setattr(subscription, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
-
-
-def end_backend(superuser: psycopg.Connection, ident: str) -> None:
-    """End the backend of a node's connection, the newest of its name, and wait for its end."""
-    ended = superuser.execute(
-        "SELECT pg_terminate_backend(pid, 60000) FROM ("
-        " SELECT pid FROM pg_stat_activity WHERE application_name = %s"
-        " ORDER BY backend_start DESC LIMIT 1) AS newest",
-        (f"psqlmessages {ident}",),
-    ).fetchall()
-    assert ended == [(True,)]

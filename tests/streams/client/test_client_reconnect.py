@@ -15,10 +15,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from project.postgres import Server
 from psqlmessages import AsyncNode, Node, Options, StreamMessage
 from psqlmessages.client.stream_calls import NOTHING
+from tests.client.nodes import end_backend
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
-from tests.streams.client.conftest import NewReader, end_backend
+from tests.streams.client.conftest import NewReader
 
 LONG = timedelta(minutes=3)
 QUICK = Options(
@@ -37,28 +38,24 @@ RULES = """
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_after_a_lost_connection_it_reads_at_once_and_nothing_twice(
-    stream: World, writer: Node, new_reader: NewReader
-) -> None:
+def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader) -> None:
     with new_reader(QUICK) as node, ThreadPoolExecutor() as pool:
         messages = node.subscribe("NEWS", max_rows=4)
         writer.publish_many("NEWS", range(6))
         taken = [message.body for message in islice(messages, 5)]
-        end_backend(stream.watcher.connection, "READER")
+        end_backend(stream, "READER")
         # The reader learns of it when it asks; nothing wakes it but its own return.
         writer.publish("NEWS", 6)
         waiting = pool.submit(lambda: [message.body for message in islice(messages, 2)])
         assert taken + waiting.result(LONG.total_seconds()) == list(range(7))
-        end_backend(stream.watcher.connection, "READER")
+        end_backend(stream, "READER")
         writer.publish("NEWS", 7)
         assert next(messages).body == 7
         assert (node.counters.reconnects, node.counters.gaps) == (2, 0)
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
-def test_what_is_published_after_commits_were_lost_comes_though_its_ids_came_before(
-    stream: World, writer: Node, reader: Node, is_confirmed: bool
-) -> None:
+def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confirmed: bool) -> None:
     messages = reader.subscribe("NEWS", idle=timedelta(0))
     assert list(messages) == []
     before = [writer.publish("NEWS", number).id for number in range(3)]

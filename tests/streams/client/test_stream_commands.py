@@ -35,9 +35,7 @@ def subscribed(stream: World, writer: Node) -> World:
     return stream
 
 
-def test_lines_or_one_body_are_published_and_the_rate_is_shown(
-    server: TestedServer, subscribed: World
-) -> None:
+def test_lines_or_one_body_are_published(server: TestedServer, subscribed: World) -> None:
     url = server.url("user1")
     done = finished(*PUBLISH, "--batch", "3", dsn=url, typed="one\n\nthree\nfour")
     assert (done.returncode, done.stdout) == (0, "")
@@ -47,9 +45,7 @@ def test_lines_or_one_body_are_published_and_the_rate_is_shown(
     assert waiting(subscribed) == ["one", "", "three", "four", "[1]", '{"a":1}']
 
 
-def test_what_waited_is_printed_then_what_comes_and_only_once(
-    server: TestedServer, subscribed: World, writer: Node
-) -> None:
+def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writer: Node) -> None:
     writer.publish_many("NEWS", ["waited\x1b[2J", "too"])
     with started(*SUBSCRIBE, "--count", "3", dsn=server.url("user2")) as program:
         program.until("READER reads NEWS; press Ctrl-C to stop")
@@ -84,9 +80,7 @@ def test_programs_get_json_and_it_ends_when_nothing_comes(
 @pytest.mark.parametrize(
     "signal_number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
 )
-def test_ctrl_c_ends_it_promptly_while_it_waits(
-    server: TestedServer, subscribed: World, signal_number: int
-) -> None:
+def test_ctrl_c_ends_the_wait(server: TestedServer, subscribed: World, signal_number: int) -> None:
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("press Ctrl-C to stop")
         assert program.interrupt(signal_number) < PROMPTLY
@@ -119,9 +113,7 @@ def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
         assert len(printed) - 1 <= left[0] <= len(printed)
 
 
-def test_what_fails_says_why_in_one_line_and_exits_with_1(
-    server: TestedServer, writer: Node, capsys: Captured
-) -> None:
+def test_failures_say_why_in_one_line(server: TestedServer, writer: Node, capsys: Captured) -> None:
     writer.publish("BOTH", "made")
     writer.close()
     wrong = {}
