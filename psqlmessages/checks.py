@@ -16,35 +16,21 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages.client.connect import PoolerKind, probe
+from psqlmessages.client.connect import probe
 from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.conf import errors_in
 from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.schema import installed_digest, unapplied
 from psqlmessages.sql import LEAST_VERSION, digest
 
-_IDS_OF_SETTINGS = {
-    "": "psqlmessages.E001",
-    "NODE": "psqlmessages.E002",
-    "MAX_BODY_BYTES": "psqlmessages.E003",
-    "RELAY_FRAME_BYTES": "psqlmessages.E004",
-    "RELAY_FRAMES_PER_SECOND": "psqlmessages.E005",
-    "RELAY_TOPICS": "psqlmessages.E006",
-    "RELAY_SOCKETS": "psqlmessages.E007",
-    "RELAY_QUEUE_FRAMES": "psqlmessages.E008",
-    "RELAY_QUEUE_BYTES": "psqlmessages.E009",
-    "METRICS": "psqlmessages.E010",
-    "MAX_HOPS": "psqlmessages.E011",
-    "TRAFFIC_DAYS_OF_TEN_SECONDS": "psqlmessages.E012",
-    "TRAFFIC_DAYS_OF_MINUTES": "psqlmessages.E013",
-    "TRAFFIC_DAYS_OF_HOURS": "psqlmessages.E014",
-    "ANSWER_SECONDS": "psqlmessages.E015",
-    "HANDLER_SECONDS": "psqlmessages.E016",
-    "STOP_SECONDS": "psqlmessages.E017",
-    "REQUEST_SECONDS": "psqlmessages.E018",
-    "DATABASE": "psqlmessages.E019",
-    "DIRECT_DATABASE": "psqlmessages.E020",
-}
+# Django's role, whether it is a superuser, and whether every role may create objects in public.
+_RIGHTS = """
+    SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),
+        EXISTS (
+            SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a
+            WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0
+        )
+"""
 
 
 def register() -> None:
@@ -62,7 +48,7 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             problem.text,
             hint="Code that reads this setting would fail. Correct it; docs/settings.md lists the"
             " allowed values.",
-            id=_IDS_OF_SETTINGS[problem.key],
+            id=f"psqlmessages.{problem.check}",
         )
         for problem in errors_in(getattr(settings, "PSQLMESSAGES", {}))
     ]
@@ -103,12 +89,23 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             cursor.execute("SELECT current_setting('server_version_num')")
             version = int(cursor.fetchone()[0]) // 10_000
         if version < LEAST_VERSION:
-            yield _too_old(alias, version)
+            yield checks.Error(
+                f"Database {alias!r} is PostgreSQL {version}; {LEAST_VERSION} or newer is needed.",
+                hint="The SQL functions need features that older servers lack. Upgrade the server"
+                " with pg_upgrade.",
+                id="psqlmessages.E102",
+            )
             return
         yield from _check_digest(alias, connection)
         found = probe(direct_dsn(alias))
         if found.shares:
-            yield _pooled(alias, found)
+            yield checks.Warning(
+                f"The pooler of database {alias!r} shares connections by {found.value}.",
+                hint="send works, but nodes, call and `psqlmessages run` would lose their"
+                " registration. Add a database alias 'direct' that connects to PostgreSQL itself,"
+                " or set pool_mode = session in pgbouncer.ini.",
+                id="psqlmessages.W103",
+            )
     except (DatabaseError, psycopg.Error) as error:
         yield checks.Warning(
             f"Database {alias!r} could not be checked: {str(error).strip()}",
@@ -139,19 +136,13 @@ def _check_bounds(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _too_old(alias: str, version: int) -> CheckMessage:
-    return checks.Error(
-        f"Database {alias!r} is PostgreSQL {version}; {LEAST_VERSION} or newer is needed.",
-        hint="The SQL functions need features that older servers lack. Upgrade the server with"
-        " pg_upgrade.",
-        id="psqlmessages.E102",
-    )
-
-
 def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     found = installed_digest(connection)
-    # Before the first migrate nothing is wrong that it would not fix.
-    if found == digest() or (found is None and not _is_migrated(connection)):
+    if found == digest():
+        return
+    applied = {app for app, _ in MigrationRecorder(connection).applied_migrations()}
+    if found is None and "psqlmessages" not in applied:
+        # Before the first migrate nothing is wrong that it would not fix.
         return
     command = (
         f"migrate psqlmessages --database {alias}"
@@ -167,27 +158,14 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
     )
 
 
-def _is_migrated(connection: BaseDatabaseWrapper) -> bool:
-    applied = MigrationRecorder(connection).applied_migrations()
-    return any(app == "psqlmessages" for app, _ in applied)
-
-
-def _pooled(alias: str, found: PoolerKind) -> CheckMessage:
-    return checks.Warning(
-        f"The pooler of database {alias!r} shares connections by {found.value}.",
-        hint="send works, but nodes, call and `psqlmessages run` would lose their registration. Add"
-        " a database alias 'direct' that connects to PostgreSQL itself, or set pool_mode = session"
-        " in pgbouncer.ini.",
-        id="psqlmessages.W103",
-    )
-
-
 def _check_rights(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
     try:
-        role, is_superuser, is_open = _rights(connection)
+        with connection.cursor() as cursor:
+            cursor.execute(_RIGHTS)
+            role, is_superuser, is_open = cursor.fetchone()
     except DatabaseError:
         # W101 reports the error.
         return
@@ -205,14 +183,3 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
             " of the owner. Run in psql: REVOKE CREATE ON SCHEMA public FROM PUBLIC;",
             id="psqlmessages.W202",
         )
-
-
-def _rights(connection: BaseDatabaseWrapper) -> tuple[str, bool, bool]:
-    """Return Django's role, whether it is a superuser, and whether all may create in public."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),"
-            " EXISTS (SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a"
-            " WHERE n.nspname = 'public' AND a.privilege_type = 'CREATE' AND a.grantee = 0)"
-        )
-        return cursor.fetchone()

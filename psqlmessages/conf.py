@@ -1,7 +1,7 @@
 """The Django setting PSQLMESSAGES: its keys, defaults and checks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,49 +16,34 @@ MIB = 1024 * KIB
 NODE_CHARACTERS = 70
 
 
+def _setting(check: str, default: Any, least: int | None = None, most: int | None = None) -> Any:
+    """Define a setting with its system check, and the range of a number."""
+    return field(default=default, metadata={"check": check, "range": (least, most)})
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of psqlmessages; for their meaning see docs/settings.md."""
 
-    NODE: str = ""
-    DATABASE: str = DEFAULT_DB_ALIAS
-    DIRECT_DATABASE: str = ""
-    MAX_BODY_BYTES: int = 64 * MIB
-    RELAY_FRAME_BYTES: int = 256 * KIB
-    RELAY_FRAMES_PER_SECOND: int = 50
-    RELAY_TOPICS: int = 50
-    RELAY_SOCKETS: int = 20
-    RELAY_QUEUE_FRAMES: int = 1000
-    RELAY_QUEUE_BYTES: int = 4 * MIB
-    METRICS: bool = False
-    ANSWER_SECONDS: int = 10
-    HANDLER_SECONDS: int = 60
-    STOP_SECONDS: int = 8
-    REQUEST_SECONDS: int = 10
-    MAX_HOPS: int = 17
-    TRAFFIC_DAYS_OF_TEN_SECONDS: int = 3
-    TRAFFIC_DAYS_OF_MINUTES: int = 30
-    TRAFFIC_DAYS_OF_HOURS: int = 730
-
-
-# The minimum and maximum of each number.
-_RANGES = {
-    "MAX_BODY_BYTES": (8 * KIB, 512 * MIB),
-    "RELAY_FRAME_BYTES": (KIB, 64 * MIB),
-    "RELAY_FRAMES_PER_SECOND": (1, 10_000),
-    "RELAY_TOPICS": (1, 10_000),
-    "RELAY_SOCKETS": (1, 100_000),
-    "RELAY_QUEUE_FRAMES": (10, 100_000),
-    "RELAY_QUEUE_BYTES": (64 * KIB, 512 * MIB),
-    "ANSWER_SECONDS": (0, 3600),
-    "HANDLER_SECONDS": (1, 24 * 60 * 60),
-    "STOP_SECONDS": (1, 3600),
-    "REQUEST_SECONDS": (1, 3600),
-    "MAX_HOPS": (1, 1000),
-    "TRAFFIC_DAYS_OF_TEN_SECONDS": (1, 36_500),
-    "TRAFFIC_DAYS_OF_MINUTES": (1, 36_500),
-    "TRAFFIC_DAYS_OF_HOURS": (1, 36_500),
-}
+    NODE: str = _setting("E002", "")
+    DATABASE: str = _setting("E019", DEFAULT_DB_ALIAS)
+    DIRECT_DATABASE: str = _setting("E020", "")
+    MAX_BODY_BYTES: int = _setting("E003", 64 * MIB, 8 * KIB, 512 * MIB)
+    RELAY_FRAME_BYTES: int = _setting("E004", 256 * KIB, KIB, 64 * MIB)
+    RELAY_FRAMES_PER_SECOND: int = _setting("E005", 50, 1, 10_000)
+    RELAY_TOPICS: int = _setting("E006", 50, 1, 10_000)
+    RELAY_SOCKETS: int = _setting("E007", 20, 1, 100_000)
+    RELAY_QUEUE_FRAMES: int = _setting("E008", 1000, 10, 100_000)
+    RELAY_QUEUE_BYTES: int = _setting("E009", 4 * MIB, 64 * KIB, 512 * MIB)
+    METRICS: bool = _setting("E010", False)
+    ANSWER_SECONDS: int = _setting("E015", 10, 0, 3600)
+    HANDLER_SECONDS: int = _setting("E016", 60, 1, 24 * 60 * 60)
+    STOP_SECONDS: int = _setting("E017", 8, 1, 3600)
+    REQUEST_SECONDS: int = _setting("E018", 10, 1, 3600)
+    MAX_HOPS: int = _setting("E011", 17, 1, 1000)
+    TRAFFIC_DAYS_OF_TEN_SECONDS: int = _setting("E012", 3, 1, 36_500)
+    TRAFFIC_DAYS_OF_MINUTES: int = _setting("E013", 30, 1, 36_500)
+    TRAFFIC_DAYS_OF_HOURS: int = _setting("E014", 730, 1, 36_500)
 
 
 @cache
@@ -71,64 +56,47 @@ def get_settings() -> Settings:
 
 
 class SettingError(NamedTuple):
-    """One error in PSQLMESSAGES: its key ("" for the whole setting) and a sentence."""
+    """One error in PSQLMESSAGES: the id of its system check, and a sentence."""
 
-    key: str
+    check: str
     text: str
 
 
 def errors_in(given: Any) -> Iterator[SettingError]:
     """Yield the errors in a value of PSQLMESSAGES."""
     if not isinstance(given, Mapping):
-        yield SettingError("", f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary.")
+        text = f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary."
+        yield SettingError("E001", text)
         return
-    known = {field.name for field in fields(Settings)}
-    if unknown := sorted(str(key) for key in set(given) - known):
+    known = {field.name: field for field in fields(Settings)}
+    if unknown := sorted(str(key) for key in set(given) - set(known)):
         yield SettingError(
-            "",
+            "E001",
             f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
             f" The known ones are {', '.join(sorted(known))}.",
         )
-    yield from _node_errors(given.get("NODE", Settings.NODE))
-    for key in ("DATABASE", "DIRECT_DATABASE"):
-        alias = given.get(key, "")
-        if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
-            known_aliases = ", ".join(settings.DATABASES)
-            yield SettingError(
-                key,
-                f"PSQLMESSAGES[{key!r}] is {alias!r:.100}: it must be an alias of DATABASES"
-                f" ({known_aliases}).",
-            )
-    for key, (least, most) in _RANGES.items():
-        yield from _number_errors(key, given.get(key, least), least, most)
-    if not isinstance(metrics := given.get("METRICS", False), bool):
-        yield SettingError(
-            "METRICS", f"PSQLMESSAGES['METRICS'] is {metrics!r:.100}: it must be True or False."
-        )
+    for key, setting in known.items():
+        metadata, value = setting.metadata, given.get(key)
+        if key in given and (problem := _problem(key, value, *metadata["range"])):
+            text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: {problem}."
+            yield SettingError(metadata["check"], text)
 
 
-def _node_errors(node: Any) -> Iterator[SettingError]:
-    if not isinstance(node, str) or len(node) > NODE_CHARACTERS or "\0" in node:
-        yield SettingError(
-            "NODE",
-            f"PSQLMESSAGES['NODE'] is {node!r:.100}: it must be text of at most"
-            f" {NODE_CHARACTERS} characters.",
-        )
-    elif node.endswith("*"):
-        yield SettingError(
-            "NODE",
-            f"PSQLMESSAGES['NODE'] is {node!r}: a name that ends in * is a pattern and"
-            " cannot be a node name.",
-        )
-
-
-def _number_errors(key: str, number: Any, least: int, most: int) -> Iterator[SettingError]:
-    if type(number) is not int or not least <= number <= most:
-        yield SettingError(
-            key,
-            f"PSQLMESSAGES[{key!r}] is {number!r:.100}: it must be a number between {least} and"
-            f" {most}.",
-        )
+def _problem(key: str, value: Any, least: int | None, most: int | None) -> str:
+    if least is not None and most is not None:
+        if type(value) is not int or not least <= value <= most:
+            return f"it must be a number between {least} and {most}"
+    elif key == "METRICS":
+        if not isinstance(value, bool):
+            return "it must be True or False"
+    elif key == "NODE":
+        if not isinstance(value, str) or len(value) > NODE_CHARACTERS or "\0" in value:
+            return f"it must be text of at most {NODE_CHARACTERS} characters"
+        if value.endswith("*"):
+            return "a name that ends in * is a pattern and cannot be a node name"
+    elif not isinstance(value, str) or (value and value not in settings.DATABASES):
+        return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
+    return ""
 
 
 def _forget_settings(*, setting: str, **_: Any) -> None:

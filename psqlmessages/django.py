@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, transaction
 
 from psqlmessages import rpc_client
-from psqlmessages.client import calls, stream_calls
+from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
+from psqlmessages.client.queue_calls import (
+    DEFAULT_DURATION,
+    AckResult,
+    Element,
+    Headers,
+    acknowledge,
+    leases_of,
+)
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.exceptions import NoListeners
@@ -28,7 +36,6 @@ from psqlmessages.orm import (
     raise_messages_error,
     run,
 )
-from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
 from psqlmessages.wire import EncodedBody, encode_many
@@ -93,7 +100,7 @@ def send(
     continue. ``token`` asks the listeners for answers; a node connected under the same ident
     receives them.
     """
-    ident = ident if ident is not None else own_ident()
+    ident = own_ident(ident)
     call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
     try:
         run(call, using)
@@ -103,6 +110,10 @@ def send(
         _log_lost_message(topic, using)
         return _notify_observers(using, ident, topic, [body], is_received=False)
     return _notify_observers(using, ident, topic, [body], is_received=True)
+
+
+# Uses the connection of the asynchronous ORM.
+asend = sync_to_async(send)
 
 
 def send_many(
@@ -118,13 +129,14 @@ def send_many(
     Returns 0 if there is no listener. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list(bodies)
-    ident = ident if ident is not None else own_ident()
+    ident = own_ident(ident)
     texts, enc = encode_many(bodies)
-    call = calls.Call(_SEND_MANY, (*calls.check_names(ident, topic), enc, texts), _first_refusal)
+    names = calls.check_names(ident, topic)
     try:
         # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=alias_of(using)):
-            run(call, using)
+            for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
+                calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:
             raise
@@ -147,10 +159,13 @@ def publish(
     It also reaches the topic's live listeners; the result counts both. See :func:`send` for
     ``ident``. An error does not break the transaction.
     """
-    ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish(ident, topic, EncodedBody.of(body)), using)
-    _notify_observers(using, ident, topic, [body], is_received=_is_received(published))
-    return published
+    ident = own_ident(ident)
+    call = stream_calls.publish(ident, topic, EncodedBody.of(body))
+    return _publish(call, using, ident, topic, [body])
+
+
+# Uses the connection of the asynchronous ORM.
+apublish = sync_to_async(publish)
 
 
 def publish_many(
@@ -161,17 +176,8 @@ def publish_many(
     Bytes cannot be mixed with other values.
     """
     bodies = list(bodies)
-    ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish_many(ident, topic, bodies), using)
-    _notify_observers(using, ident, topic, bodies, is_received=_is_received(published))
-    return published
-
-
-async def apublish(
-    topic: str, body: Any, *, ident: str | None = None, using: str | None = None
-) -> Published:
-    """See :func:`publish`; uses the connection of the asynchronous ORM."""
-    return await sync_to_async(publish)(topic, body, ident=ident, using=using)
+    ident = own_ident(ident)
+    return _publish(stream_calls.publish_many(ident, topic, bodies), using, ident, topic, bodies)
 
 
 def read_stream(
@@ -190,23 +196,141 @@ def read_stream(
     the transaction ends. Raises TransactionManagementError outside of ``atomic``. An error from
     the server breaks the transaction.
     """
-    connection = postgresql(using)
-    if not connection.in_atomic_block:
-        raise transaction.TransactionManagementError(
-            "read_stream acknowledges messages when the transaction commits: call it within"
-            " transaction.atomic(), and handle the messages there."
-        )
+    _require_atomic(using, "read_stream acknowledges", "messages")
     place = stream_calls.SubscriptionKey.of(client, topic, timeout)
     rows = fetch(*stream_calls.subscribe(place, max_rows), using)
     return [message_of(topic, row) for row in rows]
 
 
-def call(
-    node: str,
+# Queues.
+
+
+def push(  # noqa: PLR0913 - one option per property of the element
+    queue: str,
     body: Any,
     *,
-    timeout: timedelta = DEFAULT_CALL_TIMEOUT,
+    headers: Headers | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    key: str | None = None,
+    ident: str | None = None,
     using: str | None = None,
+) -> int:
+    """Add an element to a queue, within the ORM's transaction; return its id.
+
+    It is available at ``mature``, else after ``delay``, else after the commit. A second push with
+    the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
+    PSQLMESSAGES["NODE"]. An error does not break the transaction.
+    """
+    call = queue_calls.push(
+        own_ident(ident),
+        queue,
+        EncodedBody.of(body),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        key=key,
+    )
+    return run(call, using)
+
+
+def push_many(  # noqa: PLR0913
+    queue: str,
+    bodies: Iterable[Any],
+    *,
+    headers: Iterable[Headers | None] | None = None,
+    mature: datetime | None = None,
+    delay: timedelta | None = None,
+    tries: int = 0,
+    keys: Iterable[str | None] | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> list[int]:
+    """Add many elements in one call, in order, all or none; return their ids.
+
+    ``headers`` and ``keys`` have one entry per body; see :func:`push`. Bytes cannot be mixed with
+    other values.
+    """
+    call = queue_calls.push_many(
+        own_ident(ident),
+        queue,
+        list(bodies),
+        headers=headers,
+        mature=mature,
+        delay=delay,
+        tries=tries,
+        keys=keys,
+    )
+    return run(call, using)
+
+
+# Uses the connection of the asynchronous ORM.
+apush = sync_to_async(push)
+
+
+def pop(
+    queue: str, count: int = 1, *, ident: str | None = None, using: str | None = None
+) -> list[Element]:
+    """Take and remove up to ``count`` elements within ``transaction.atomic()``; does not wait.
+
+    The commit removes them together with your other writes, so each element takes effect exactly
+    once. If you roll back, they return with the same number of tries; until then other consumers do
+    not get them. Raises TransactionManagementError outside of ``atomic``. An error from the server
+    breaks the transaction.
+    """
+    _require_atomic(using, "pop removes", "elements")
+    return _taken(queue, queue_calls.pop(own_ident(ident), queue, count), using)
+
+
+def reserve(
+    queue: str,
+    count: int = 1,
+    duration: timedelta = DEFAULT_DURATION,
+    *,
+    ident: str | None = None,
+    using: str | None = None,
+) -> list[Element]:
+    """Lease up to ``count`` elements; they return after ``duration`` unless committed.
+
+    Call it outside of ``atomic``, and :func:`commit` within the transaction of your writes.
+    """
+    return _taken(queue, queue_calls.reserve(own_ident(ident), queue, count, duration), using)
+
+
+def commit(
+    *elements: Element | str, ident: str | None = None, using: str | None = None
+) -> AckResult:
+    """Remove reserved elements permanently, within the ORM's transaction.
+
+    The result is False if a lease expired and another consumer has taken its element: roll back the
+    writes for it. The result has the state of each element.
+    """
+    call = queue_calls.commit(own_ident(ident), leases_of(elements))
+    return acknowledge(elements, run(call, using))
+
+
+def rollback(
+    *elements: Element | str,
+    delay: timedelta | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> AckResult:
+    """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
+    call = queue_calls.rollback(own_ident(ident), leases_of(elements), delay)
+    return acknowledge(elements, run(call, using))
+
+
+def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:
+    return queue_calls.elements(queue, fetch(*statement, using))
+
+
+# Calls.
+
+
+def call(
+    node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT, using: str | None = None
 ) -> Any:
     """Call a node and return the body of its answer; also works within ``atomic``.
 
@@ -222,21 +346,6 @@ def call(
         return future.result()
     finally:
         future.cancel()
-
-
-async def asend(
-    topic: str,
-    body: Any,
-    *,
-    ident: str | None = None,
-    token: str | None = None,
-    require_listener: bool = False,
-    using: str | None = None,
-) -> bool:
-    """See :func:`send`; uses the connection of the asynchronous ORM."""
-    return await sync_to_async(send)(
-        topic, body, ident=ident, token=token, require_listener=require_listener, using=using
-    )
 
 
 async def acall(
@@ -258,13 +367,21 @@ def node(ident: str, *, using: str | None = None, options: Options | None = None
     return Node(ident, direct_dsn(using), options=options)
 
 
-def _is_received(published: Published) -> bool:
-    return bool(published.listeners or published.subscribers)
+def _require_atomic(using: str | None, effect: str, what: str) -> None:
+    if not postgresql(using).in_atomic_block:
+        raise transaction.TransactionManagementError(
+            f"{effect} {what} when the transaction commits: call it within"
+            f" transaction.atomic(), and handle the {what} there."
+        )
 
 
-def _first_refusal(answer: Any) -> None:
-    if answer is not None:
-        calls.raise_for_error(answer)
+def _publish(
+    call: calls.Call[Published], using: str | None, ident: str, topic: str, bodies: list[Any]
+) -> Published:
+    published = run(call, using)
+    is_received = bool(published.listeners or published.subscribers)
+    _notify_observers(using, ident, topic, bodies, is_received=is_received)
+    return published
 
 
 def _log_lost_message(topic: str, using: str | None) -> None:

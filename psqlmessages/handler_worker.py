@@ -232,9 +232,7 @@ class HandlerWorker:
             return
         elif message.event == "topic_unlisten":
             logger.warning(
-                "%s no longer listens to %s: no rule allows it now",
-                self._node.ident,
-                message.topic,
+                "%s no longer listens to %s: no rule allows it now", self._node.ident, message.topic
             )
             self._listening.discard(message.topic)
         elif message.event == "disconnect":

@@ -62,10 +62,11 @@ def address_of(connection: BaseDatabaseWrapper) -> str:
 T = TypeVar("T")
 
 
-def own_ident() -> str:
-    """Return PSQLMESSAGES["NODE"]; raise ImproperlyConfigured if it is not set."""
-    ident = get_settings().NODE
-    if not ident:
+def own_ident(ident: str | None = None) -> str:
+    """Return ``ident``, or PSQLMESSAGES["NODE"]; raise ImproperlyConfigured if it is not set."""
+    if ident is not None:
+        return ident
+    if not (ident := get_settings().NODE):
         raise ImproperlyConfigured(
             'PSQLMESSAGES["NODE"] is not set. Add PSQLMESSAGES = {"NODE": "shop"} to the settings,'
             ' or pass ident="shop" to the call.'

@@ -1,11 +1,10 @@
-"""Retries: backoff, rate-limited logging, budget for lock waits."""
+"""Retries and limits: backoff, rate-limited logging, token bucket, budget for lock waits."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -15,11 +14,7 @@ class Backoff:
     """Exponential delays with jitter, so that many nodes do not return at the same moment."""
 
     def __init__(
-        self,
-        least: timedelta,
-        most: timedelta,
-        *,
-        chance: Callable[[], float] = random.random,
+        self, least: timedelta, most: timedelta, *, chance: Callable[[], float] = random.random
     ) -> None:
         self._least = least.total_seconds()
         self._most = most.total_seconds()
@@ -42,12 +37,6 @@ class Backoff:
         self.next_at = 0.0
 
 
-@dataclass(slots=True)
-class _Said:
-    at: float
-    suppressed: int = 0
-
-
 class RateLimitedLogger:
     """Logs each warning at most once per interval, then with the number of suppressed ones."""
 
@@ -60,20 +49,41 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval.total_seconds()
         self._clock = clock
-        self._said: dict[str, _Said] = {}
+        # By text: when it was last logged, and how often it was suppressed since.
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def warning(self, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
         """Log ``text % values`` as a warning; warnings with the same ``text`` count as the same."""
         now = self._clock()
-        said = self._said.get(text)
-        if said is not None and now - said.at < self._interval:
-            said.suppressed += 1
+        logged_at, suppressed = self._logged.get(text, (-self._interval, 0))
+        if now - logged_at < self._interval:
+            self._logged[text] = logged_at, suppressed + 1
             return
-        self._said[text] = _Said(now)
-        if said is not None and said.suppressed:
+        self._logged[text] = now, 0
+        if suppressed:
             text += " (and %d more times since)"
-            values += (said.suppressed,)
+            values += (suppressed,)
         self._logger.warning(text, *values, exc_info=exc_info)
+
+
+class TokenBucket:
+    """Tokens that return at ``rate`` per second, up to ``burst``, which is what it starts with."""
+
+    def __init__(
+        self, rate: float, burst: float, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._clock = clock
+        self.tokens = burst
+        self._at = clock()
+
+    def refill(self) -> float:
+        """Add the tokens that have returned since the last call; return how many there are."""
+        now = self._clock()
+        self.tokens = min(self._burst, self.tokens + (now - self._at) * self._rate)
+        self._at = now
+        return self.tokens
 
 
 # Lock waits: a session shared by many nodes must not wait long for locks of other sessions.
@@ -105,23 +115,20 @@ class LockWaitBudget:
     ) -> None:
         self._clock = clock
         self._most = most
-        self._burst = self._left = burst
-        self._at = clock()
+        self._bucket = TokenBucket(_SHARE, burst, clock=clock)
         # Locked subjects, each until when, oldest first. Limited, since users choose the names.
         self._held: dict[str, float] = {}
 
     def seconds(self, subjects: Iterable[str] = ()) -> float:
         """Return the lock timeout, in seconds, of an attempt that concerns these subjects."""
-        now = self._clock()
-        self._left = min(self._burst, self._left + (now - self._at) * _SHARE)
-        self._at = now
+        now, left = self._clock(), self._bucket.refill()
         if any(self._held.get(subject, now) > now for subject in subjects):
             return LEAST_SECONDS
-        return max(LEAST_SECONDS, min(self._most, self._left))
+        return max(LEAST_SECONDS, min(self._most, left))
 
     def waited(self, seconds: float, subject: str | None = None) -> None:
         """Record a lock timeout; ``subject`` is the locked one if there was only one."""
-        self._left = max(0.0, self._left - seconds)
+        self._bucket.tokens = max(0.0, self._bucket.tokens - seconds)
         if subject is not None:
             self._held.pop(subject, None)
             self._held[subject] = self._clock() + _REMEMBERED_SECONDS

@@ -66,28 +66,27 @@ class RpcClient:
             self._loop.close()
 
     async def _ask(self, node: str, body: Any, timeout: timedelta) -> Any:  # noqa: ASYNC109
-        own = await self._opened(max(timeout, _LEAST_TIMEOUT).total_seconds())
+        own = await self._connect(max(timeout, _LEAST_TIMEOUT).total_seconds())
         return await own.call(node, body, timeout=timeout)
 
-    async def _opened(self, seconds: float) -> AsyncNode:
+    async def _connect(self, seconds: float) -> AsyncNode:
         try:
             async with asyncio.timeout(seconds), self._opening:
-                return self._node or await self._open()
+                if self._node is not None:
+                    return self._node
+                if self._is_closed:
+                    raise NodeClosed(f"{self.ident} is closed")
+                node = AsyncNode(self.ident, self._dsn, options=OPTIONS)
+                try:
+                    await node.open()
+                except BaseException:
+                    await node.close()
+                    raise
+                self._node = node
+                self._reading = asyncio.create_task(self._read(node))
+                return node
         except TimeoutError:
             raise CallTimeout(f"no session could be opened within {seconds:g} s") from None
-
-    async def _open(self) -> AsyncNode:
-        if self._is_closed:
-            raise NodeClosed(f"{self.ident} is closed")
-        node = AsyncNode(self.ident, self._dsn, options=OPTIONS)
-        try:
-            await node.open()
-        except BaseException:
-            await node.close()
-            raise
-        self._node = node
-        self._reading = asyncio.create_task(self._read(node))
-        return node
 
     @staticmethod
     async def _read(node: AsyncNode) -> None:

@@ -78,18 +78,6 @@ def remove(connection: BaseDatabaseWrapper) -> None:
             cursor.execute(statement)
 
 
-def installation(folder: Path = SCRIPTS) -> list[str]:
-    """List the statements that install the scripts of a folder, for ``sqlmigrate``.
-
-    ``install`` also drops objects of an earlier version, and restores grants on functions.
-    """
-    return [
-        "CREATE SCHEMA IF NOT EXISTS messages;",
-        *(script.read_text() for script in scripts(folder)),
-        f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
-    ]
-
-
 def removal() -> list[str]:
     """List the statements that remove the objects of the scripts."""
     return [
@@ -130,8 +118,7 @@ def write_settings(*, using: str, **_: Any) -> None:
     if connection.vendor == "postgresql" and installed_digest(connection) is not None:
         with connection.cursor() as cursor:
             cursor.execute(
-                "UPDATE messages._settings SET max_body_bytes = %s",
-                [get_settings().MAX_BODY_BYTES],
+                "UPDATE messages._settings SET max_body_bytes = %s", [get_settings().MAX_BODY_BYTES]
             )
 
 
@@ -194,22 +181,14 @@ class InstallSQL(Operation):
         """Leave the models unchanged."""
 
     def database_forwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the scripts of this version."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
             _install(schema_editor, self.folder())
 
     def database_backwards(
-        self,
-        app_label: str,
-        schema_editor: BaseDatabaseSchemaEditor,
-        from_state: ProjectState,
-        to_state: ProjectState,
+        self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
     ) -> None:
         """Install the scripts of the earlier version, or remove everything."""
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
@@ -282,7 +261,12 @@ class ReinstallSQL(InstallSQL):
 
 def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
     """Install the scripts of a folder; for ``sqlmigrate``, only collect them."""
-    if schema_editor.collect_sql:
-        schema_editor.collected_sql += installation(folder)
-    else:
+    if not schema_editor.collect_sql:
         install(schema_editor.connection, folder)
+        return
+    # `install` also drops objects of an earlier version, and restores grants on functions.
+    schema_editor.collected_sql += [
+        "CREATE SCHEMA IF NOT EXISTS messages;",
+        *(script.read_text() for script in scripts(folder)),
+        f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}';",
+    ]

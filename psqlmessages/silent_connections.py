@@ -41,7 +41,7 @@ _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
 # The answer is lost only if the server says so three times in a row: at the first, an answer may be
 # on its way, and a load balancer may send one of the questions to another server.
-_WITNESSES: Final = 3
+_LOST_IN_A_ROW: Final = 3
 # A backend is not working if it waits for its client while we wait for it. If track_activities is
 # off, the state is 'disabled', but wait_event_type is still available.
 _BACKENDS: Final = """
@@ -62,7 +62,7 @@ _END: Final = """
 
 def register() -> None:
     """Check all new connections of Django from now on; called once, when the app is ready."""
-    connection_created.connect(_watch, dispatch_uid="psqlmessages.silent_connections")
+    connection_created.connect(_replace_wait, dispatch_uid="psqlmessages.silent_connections")
 
 
 def closed() -> int:
@@ -70,7 +70,7 @@ def closed() -> int:
     return _counts["closed"]
 
 
-def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
     """Replace ``wait`` of a new connection by one that detects lost answers."""
     own = connection.connection
     # A pool returns the same connection many times.
@@ -101,13 +101,13 @@ def _watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
         assert this is not None  # noqa: S101 - the caller has a reference
         silence = SilentWait(this.pgconn, began, server, seconds)
         # The method of the connection's class, which may override wait().
-        return type(this).wait(this, _watched(generator, silence), *args, **kwargs)
+        return type(this).wait(this, _checked_for_loss(generator, silence), *args, **kwargs)
 
     # psycopg and Django have no other hook: Django chooses the class of the connection.
     vars(own)["wait"] = wait
 
 
-def _watched(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
+def _checked_for_loss(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
     """Run a generator of psycopg's protocol, and check for a lost answer during silence."""
     try:
         wanted = next(generator)
@@ -134,36 +134,35 @@ class SilentWait:
         self._began = monotonic()
         self._ask_at = self._began + seconds
         self._seen: BackendSnapshot | None = None
-        self._witnesses = 0
+        self._lost_in_a_row = 0
 
     def resumed(self, *, is_ready: bool) -> None:
         """Close the connection and raise AnswerTimeout if the answer is known to be lost."""
         now = monotonic()
         if is_ready:
-            self._began, self._witnesses = now, 0
+            self._began, self._lost_in_a_row = now, 0
             self._ask_at = now + self._seconds
-        elif now > self._ask_at and self._expects_answer():
-            snapshot = self._server.snapshot()
-            # A snapshot taken for another thread may be older than this silence.
-            if snapshot.at - self._began > self._seconds and snapshot is not self._seen:
-                self._seen = snapshot
-                self._consider(snapshot)
-
-    def _expects_answer(self) -> bool:
-        # A connection that waits for notifications expects no answer.
-        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
-
-    def _consider(self, snapshot: BackendSnapshot) -> None:
-        pid = self._pgconn.backend_pid
-        if snapshot.is_lost(pid, self._seconds):
-            self._witnesses += 1
-        else:
-            self._witnesses = 0
-            if snapshot.silent_since is None:
-                # A slow query: asking every second would cost the server a connection each time.
-                self._ask_at = monotonic() + self._seconds
-        if self._witnesses < _WITNESSES:
             return
+        # A connection that waits for notifications expects no answer.
+        if now <= self._ask_at or self._pgconn.transaction_status != TransactionStatus.ACTIVE:
+            return
+        snapshot = self._server.snapshot()
+        # A snapshot taken for another thread may be older than this silence.
+        if snapshot.at - self._began <= self._seconds or snapshot is self._seen:
+            return
+        self._seen = snapshot
+        if snapshot.is_lost(self._pgconn.backend_pid, self._seconds):
+            self._lost_in_a_row += 1
+            if self._lost_in_a_row == _LOST_IN_A_ROW:
+                self._close(snapshot)
+            return
+        self._lost_in_a_row = 0
+        if snapshot.silent_since is None:
+            # A slow query: asking every second would cost the server a connection each time.
+            self._ask_at = monotonic() + self._seconds
+
+    def _close(self, snapshot: BackendSnapshot) -> None:
+        pid = self._pgconn.backend_pid
         self._pgconn.finish()
         _counts["closed"] += 1
         self._server.end(pid, snapshot, monotonic() - self._connected_at)

@@ -22,7 +22,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import CallFailed
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
-from psqlmessages.orm import alias_of, postgresql
+from psqlmessages.orm import alias_of, own_ident, postgresql
 from psqlmessages.wire import EncodedBody, decode
 
 __all__ = [
@@ -136,7 +136,6 @@ def allow_topic(
 
     ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` is the one that Django connects as.
     """
-    ident = ident if ident is not None else sending.own_ident()
     return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
 
 
@@ -152,19 +151,15 @@ def allow_queue(
 
     ``ident`` is by default PSQLMESSAGES["NODE"]. Elements pushed in a test can be popped in it.
     """
-    ident = ident if ident is not None else sending.own_ident()
     return _allow(Auth.Type.QUEUE, ident, queue, mode, role, using)
 
 
 def allow_call(
-    node: str,
-    *,
-    ident: str | None = None,
-    role: str | None = None,
-    using: str | None = None,
+    node: str, *, ident: str | None = None, role: str | None = None, using: str | None = None
 ) -> Auth:
     """Add a rule: this project may call a node; ``ident`` is by default that of ``call``."""
-    ident = ident if ident is not None else f"{sending.own_ident()}.*"
+    if ident is None:
+        ident = f"{own_ident()}.*"
     return _allow(Auth.Type.RPC, ident, node, Auth.Mode.WRITE, role, using)
 
 
@@ -214,7 +209,7 @@ def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
 
     def answer(node: str, body: Any) -> Any:
         try:
-            return ask(node, body, sender=sending.own_ident(), handlers=handlers)
+            return ask(node, body, sender=own_ident(), handlers=handlers)
         except CallFailed:
             raise
         except Exception as error:
@@ -232,14 +227,18 @@ def _sender(sender: str | None) -> str:
 
 
 def _allow(
-    type_: str, ident: str, dest: str, mode: str, role: str | None, using: str | None
+    type_: str, ident: str | None, dest: str, mode: str, role: str | None, using: str | None
 ) -> Auth:
     if role is None:
         with postgresql(using).cursor() as cursor:
             cursor.execute("SELECT session_user")
             role = cursor.fetchone()[0]
     rule, _ = Auth.objects.using(alias_of(using)).update_or_create(
-        role=role, ident=ident, type=type_, dest=dest, defaults={"mode": mode, "timeout": 60}
+        role=role,
+        ident=own_ident(ident),
+        type=type_,
+        dest=dest,
+        defaults={"mode": mode, "timeout": 60},
     )
     return rule
 

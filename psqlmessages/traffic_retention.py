@@ -40,21 +40,14 @@ PERCENTILES: Final = """
 _BATCH: Final = 10_000
 
 
-def kept_days() -> dict[Window, int]:
-    """Return the retention of the windows of each length, in days."""
-    settings = get_settings()
-    return {
-        Window.SECONDS_10: settings.TRAFFIC_DAYS_OF_TEN_SECONDS,
-        Window.MINUTE: settings.TRAFFIC_DAYS_OF_MINUTES,
-        Window.HOUR: settings.TRAFFIC_DAYS_OF_HOURS,
-    }
-
-
 def prune(using: str = DEFAULT_DB_ALIAS) -> int:
     """Remove the windows that are past their retention; return their number."""
-    removed = 0
-    for window, days in kept_days().items():
-        traffic = Traffic.objects.using(using)
+    settings, traffic, removed = get_settings(), Traffic.objects.using(using), 0
+    for window, days in (
+        (Window.SECONDS_10, settings.TRAFFIC_DAYS_OF_TEN_SECONDS),
+        (Window.MINUTE, settings.TRAFFIC_DAYS_OF_MINUTES),
+        (Window.HOUR, settings.TRAFFIC_DAYS_OF_HOURS),
+    ):
         former = traffic.filter(window_seconds=window, starts_at__lt=Now() - timedelta(days=days))
         while batch := list(former.order_by("starts_at").values_list("pk", flat=True)[:_BATCH]):
             removed += traffic.filter(pk__in=batch).delete()[0]

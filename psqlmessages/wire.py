@@ -141,22 +141,23 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
     return [_to_json(value) for value in values], JSON
 
 
-def _checked(text: str) -> str:
-    if "\0" in text:
-        position = text.find("\0")
-        raise ValueError(
-            f"the body has a NUL character at position {position}, which PostgreSQL's text"
-            " cannot store: send it as bytes"
-        )
-    if text.isascii():
-        return text
+def unstorable_part(text: str) -> str:
+    """Describe the first character that PostgreSQL's text cannot store; "" if there is none."""
+    if (position := text.find("\0")) >= 0:
+        return f"a NUL character at position {position}"
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
+        return f"a lone surrogate at position {error.start}"
+    return ""
+
+
+def _checked(text: str) -> str:
+    if part := unstorable_part(text):
         raise ValueError(
-            f"the body has a lone surrogate at position {error.start}, which UTF-8 cannot"
-            " encode: send it as bytes"
-        ) from None
+            f"the body has {part}, which PostgreSQL's text cannot store: send it as bytes"
+        )
     return text
 
 

@@ -280,7 +280,7 @@ class Gateway:
         self._state.on_registration_changed = callback
 
     async def run(
-        self, ident: str, function: str, *arguments: str | None, is_patient: bool = True
+        self, ident: str, function: str, *arguments: str | None, can_wait: bool = True
     ) -> Answer:
         """Call a function of the SQL core as a node; return its answer, also if that is an error.
 
@@ -288,13 +288,13 @@ class Gateway:
         the message's header, with the text of the body as ``Body``. Raises ConnectionLost or
         NodeClosed without a connection, ValueError for values that PostgreSQL cannot store, and
         psycopg's errors if the server aborts the call. LockNotAvailable: other sessions hold a lock
-        that a change needs for too long, or, without ``is_patient``, at this moment.
+        that a change needs for too long, or, without ``can_wait``, at this moment.
         """
         try:
             if function in REGISTRATIONS and not arguments:
-                return await self._change(ident, function, ident, is_patient=is_patient)
+                return await self._change(ident, function, ident, can_wait=can_wait)
             if function in CHANGES and len(arguments) == 1 and arguments[0] is not None:
-                return await self._change(ident, function, arguments[0], is_patient=is_patient)
+                return await self._change(ident, function, arguments[0], can_wait=can_wait)
             if function in FUNCTIONS:
                 return await self._session.run(gateway_calls.call_as(ident, function, *arguments))
         except MessagesError as error:
@@ -303,7 +303,7 @@ class Gateway:
             return {"Err": str(error.number), "Errstr": error.text}
         raise TypeError(f"a gateway has no function {function}{arguments!r:.100}")
 
-    async def _change(self, ident: str, function: str, subject: str, *, is_patient: bool) -> Answer:
+    async def _change(self, ident: str, function: str, subject: str, *, can_wait: bool) -> Answer:
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One change at a time: otherwise all would wait for the lock that blocks the first one.
@@ -311,7 +311,7 @@ class Gateway:
             if not self.is_connected and monotonic() >= deadline:
                 # It has waited for the connection already, together with the calls before it.
                 raise ConnectionLost(f"{self.name} is not connected")
-            seconds = lock_budget.seconds((subject,)) if is_patient else LEAST_SECONDS
+            seconds = lock_budget.seconds((subject,)) if can_wait else LEAST_SECONDS
             if function in REGISTRATIONS:
                 call = gateway_calls.registration(function, ident, seconds)
             else:

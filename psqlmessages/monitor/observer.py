@@ -20,7 +20,8 @@ from psqlmessages.monitor.queries import Health, MonitorReader, RuleRow, read_he
 from psqlmessages.monitor.status import MonitorStatus
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.orm import direct_dsn
-from psqlmessages.relay.hub import Hub, HubMessage, get_hub
+from psqlmessages.relay.frames import HubMessage
+from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.retry import RateLimitedLogger
 
 # Observe for this long after the last viewer has left, so that the history survives a page change.

@@ -1,24 +1,26 @@
-"""ASGI application of the WebSockets: routes and authentication."""
+"""ASGI application of the WebSockets: routes, authentication, origin check."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
+from django.conf import settings
+from django.core.exceptions import DisallowedHost
+from django.core.handlers.asgi import ASGIRequest
 from django.db import DatabaseError
-from django.urls import path, re_path
+from django.http.request import is_same_domain
+from django.urls import re_path
 from django.utils.module_loading import import_string
 
 from psqlmessages.conf import get_settings
 from psqlmessages.relay import auth
 from psqlmessages.relay.daphne import SCOPE_KEY, Transport, transport_of
-from psqlmessages.relay.origins import from_own_pages
-from psqlmessages.relay.revalidation import in_thread
+from psqlmessages.relay.revalidation import in_thread, log
 from psqlmessages.relay.socket import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
-from psqlmessages.retry import RateLimitedLogger
 
 CONSUMERS: Final = {
     "ws/node/": "psqlmessages.relay.consumer.NodeConsumer",
@@ -27,15 +29,13 @@ CONSUMERS: Final = {
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
-log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.relay"))
-
 
 def websocket_application() -> Application:
-    """Make the ASGI application of all WebSockets: /ws/node/ and /ws/monitor/.
+    """Make the ASGI application of all WebSockets: ws/node/ and ws/monitor/, below any prefix.
 
     Only a ProtocolTypeRouter may wrap it, since it needs the server's own ``send``.
     """
-    by_session = from_own_pages(AuthMiddlewareStack(_consumers()))
+    by_session = _from_own_pages(AuthMiddlewareStack(_consumers()))
     by_token = _by_token(_consumers("ws/node/"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -46,13 +46,16 @@ def websocket_application() -> Application:
             await chosen(scope, receive, send)
         except DatabaseError as error:
             log.warning("closed a WebSocket because its user could not be loaded: %s", error)
-            await _turn_away(transport, receive)
+            await _close_unavailable(transport, receive)
 
     return application
 
 
 def _consumers(*routes_open: str) -> Application:
-    routes = [path(route, _lazy(CONSUMERS[route])) for route in routes_open or CONSUMERS]
+    # A proxy may forward a part of a site without removing its prefix.
+    routes = [
+        re_path(f"^(?:.*/)?{route}$", _lazy(CONSUMERS[route])) for route in routes_open or CONSUMERS
+    ]
     return URLRouter([*routes, re_path("", _refuse)])  # type: ignore[no-any-return]
 
 
@@ -60,7 +63,7 @@ def _lazy(name: str) -> Application:
     """Import a consumer at its first connection, when the models of its app are loaded."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await import_string(name).as_asgi()(scope, receive, send)
+        await import_string(name)()(scope, receive, send)
 
     return application
 
@@ -70,7 +73,7 @@ async def _refuse(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "websocket.close"})
 
 
-async def _turn_away(transport: Transport, receive: Any) -> None:
+async def _close_unavailable(transport: Transport, receive: Any) -> None:
     if not transport.is_accepted:
         await transport.accept()
     await transport.close(TRY_AGAIN_LATER, "the database is unavailable: try again later")
@@ -103,3 +106,70 @@ def _by_token(application: Application) -> Application:
         await application({**scope, **given}, receive, send)
 
     return admit
+
+
+# The origin check, by the rules of Django's CSRF check.
+
+# Scheme, host and port.
+Origin = tuple[str, str, int]
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+def _from_own_pages(application: Application) -> Application:
+    """Refuse WebSockets from pages of other sites: the browser sends our cookies with them."""
+
+    async def admit(scope: Any, receive: Any, send: Any) -> None:
+        if is_own(scope):
+            await application(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    return admit
+
+
+def is_own(scope: Any) -> bool:
+    """Return whether the header Origin is this site (scheme, host and port) or a trusted origin.
+
+    CSRF_TRUSTED_ORIGINS lists the trusted origins; ``*`` stands for subdomains. Behind a proxy that
+    terminates TLS, SECURE_PROXY_SSL_HEADER determines the scheme.
+    """
+    origins = [value.decode("latin1") for name, value in scope["headers"] if name == b"origin"]
+    origin = _parsed(origins[0]) if len(origins) == 1 else None
+    return origin is not None and (origin == _parsed(_own(scope)) or _is_trusted(origin))
+
+
+def _parsed(origin: str) -> Origin | None:
+    """Parse an origin; None if it is not a valid one, such as "null"."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    is_bare = origin.lower() == f"{parts.scheme}://{parts.netloc}".lower() and not parts.username
+    if port is None or not parts.hostname or not is_bare:
+        return None
+    return parts.scheme, parts.hostname, port
+
+
+def _own(scope: Any) -> str:
+    """Return the origin that this request was sent to; "" if ALLOWED_HOSTS lacks its host."""
+    request = ASGIRequest({**scope, "method": "GET"}, None)
+    try:
+        host = request.get_host()
+    except DisallowedHost:
+        return ""
+    # The scheme of a WebSocket is ws or wss.
+    return f"{'https' if request.scheme in ('https', 'wss') else 'http'}://{host}"
+
+
+def _is_trusted(origin: Origin) -> bool:
+    scheme, host, port = origin
+    for trusted in settings.CSRF_TRUSTED_ORIGINS:
+        known = _parsed(trusted.replace("//*.", "//", 1))
+        if known is None or (scheme, port) != (known[0], known[2]):
+            continue
+        pattern = f".{known[1]}" if "//*." in trusted else known[1]
+        if is_same_domain(host, pattern):
+            return True
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from django.contrib.auth import get_user_model
@@ -44,12 +45,6 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     )
 
 
-def user_of(token: str) -> Any | None:
-    """Return the user of a token, or None as :func:`read` does."""
-    claim = read(token)
-    return claim.user if claim else None
-
-
 def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
     """Read a token; None if it is altered or expired, or the user is inactive or deleted."""
     try:
@@ -70,14 +65,9 @@ def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     """Yield fingerprints of the user's password: by the current secret key, then by older ones."""
-    yield _fingerprint(user.get_session_auth_hash(), purpose)
-    for older in user.get_session_auth_fallback_hash():
-        yield _fingerprint(older, purpose)
-
-
-def _fingerprint(auth_hash: str, purpose: str) -> str:
     # The holder can read the token, so it has a hash of the session hash, not the hash itself.
-    return hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
+    for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
+        yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 
 
 # Identities: the nodes that a web user may act as, from the rows of WebIdentity.
@@ -112,13 +102,10 @@ def matches_any(ident: str, allowed: Iterable[str]) -> bool:
 def _of(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the rows of users, then those of their groups, each with the lookup of the user."""
     yield "user", WebIdentity.objects.filter(user__in=users)
-    if _has_groups():
-        yield "group__user", WebIdentity.objects.filter(group__user__in=users)
-
-
-def _has_groups() -> bool:
-    """Return whether the user model has Django's groups; a custom one may lack them."""
     try:
-        return bool(get_user_model()._meta.get_field("groups").related_query_name() == "user")
+        has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"
     except FieldDoesNotExist:
-        return False
+        # A custom user model may lack Django's groups.
+        has_groups = False
+    if has_groups:
+        yield "group__user", WebIdentity.objects.filter(group__user__in=users)

@@ -20,8 +20,7 @@ from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
 Answer = dict[str, Any]
 
 _DONE_BEFORE: Final = {"Err": "0", "Already": 1}
-# Topic functions that join, and the functions that leave again.
-_BEGINS: Final = ("topic_listen", "topic_notify")
+# Functions that leave a topic, and those that have joined it.
 _ENDS: Final = {"topic_unlisten": "topic_listen", "topic_unnotify": "topic_notify"}
 
 
@@ -29,7 +28,7 @@ class NodeConsumer(Socket):
     """A WebSocket at /ws/node/, with one node at a time."""
 
     def __init__(self) -> None:
-        self._topics: dict[str, set[str]] = {function: set() for function in _BEGINS}
+        self._topics: dict[str, set[str]] = {function: set() for function in _ENDS.values()}
         # The credential monitor ends a node between two operations, never during one.
         self._operating = asyncio.Lock()
         self._was_connected = False
@@ -40,14 +39,11 @@ class NodeConsumer(Socket):
         """Send a message or event of this node; a reader that is too slow is closed."""
         header = frame.header
         if header["Type"] == "Sys" and header.get("Ident") == self.ident:
-            self._on_own_event(header)
+            if header["Evt"] == "disconnect":
+                self._forget_node()
+            else:
+                self._record_end(header["Evt"], header.get("Topic", ""))
         self.put_packet(frame.packet)
-
-    def _on_own_event(self, header: dict[str, Any]) -> None:
-        if header["Evt"] == "disconnect":
-            self._forget_node()
-        elif begins := _ENDS.get(header["Evt"]):
-            self._topics[begins].discard(header["Topic"])
 
     def _forget_node(self) -> None:
         self.ident = None
@@ -76,13 +72,18 @@ class NodeConsumer(Socket):
                 return _DONE_BEFORE
             return hub_answers.refusal(50, "call messages.init first")
         if request.op == "deinit":
-            return await self._deinit(self.ident)
-        topic = arguments.get("topic", "")
-        if request.op in _BEGINS and self._has_enough(request.op, topic):
-            return hub_answers.refusal(58, f"more than {get_settings().RELAY_TOPICS} topics")
+            ident = self.ident
+            self._forget_node()
+            return await get_hub().deinit(ident, self)
+        topic, most = arguments.get("topic", ""), get_settings().RELAY_TOPICS
+        joined = self._topics.get(request.op)
+        if joined is not None and topic not in joined and len(joined) >= most:
+            return hub_answers.refusal(58, f"more than {most} topics")
         content = await get_hub().run(self.ident, self, request.op, *arguments.values())
-        if content["Err"] == "0":
-            self._did(request.op, topic)
+        if content["Err"] == "0" and joined is not None:
+            joined.add(topic)
+        elif content["Err"] == "0":
+            self._record_end(request.op, topic)
         return content
 
     async def _init(self, ident: str, events: bool) -> Answer:
@@ -105,18 +106,8 @@ class NodeConsumer(Socket):
             self._forget_node()
         return content
 
-    async def _deinit(self, ident: str) -> Answer:
-        self._forget_node()
-        return await get_hub().deinit(ident, self)
-
-    def _has_enough(self, function: str, topic: str) -> bool:
-        topics = self._topics[function]
-        return topic not in topics and len(topics) >= get_settings().RELAY_TOPICS
-
-    def _did(self, function: str, topic: str) -> None:
-        if function in _BEGINS:
-            self._topics[function].add(topic)
-        elif begins := _ENDS.get(function):
+    def _record_end(self, function: str, topic: str) -> None:
+        if begins := _ENDS.get(function):
             self._topics[begins].discard(topic)
 
     # End
@@ -143,8 +134,6 @@ class NodeConsumer(Socket):
                 return
             self._forget_node()
             await get_hub().leave(self, crashed=False)
-        self.put(_event("disconnect", ident))
-
-
-def _event(event: str, ident: str) -> str:
-    return HubMessage({"Type": "Sys", "Evt": event, "Ident": ident}, None, 0).json
+        self.put_packet(
+            HubMessage({"Type": "Sys", "Evt": "disconnect", "Ident": ident}, None, 0).packet
+        )

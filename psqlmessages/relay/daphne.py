@@ -9,27 +9,27 @@ import asyncio
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from time import monotonic, thread_time
 from typing import Any, ClassVar, Final
 
 from psqlmessages.relay.frames import EncodedFrame
+from psqlmessages.retry import TokenBucket
 
 # Direct writes to a plain TCP connection of Twisted, without waiting for its reactor.
 #
 # For the reasons see docs/adr/0013-one-write-per-socket-and-turn.md.
 
-# Twisted's buffers of data not yet passed to the operating system.
-_BUFFERS: Final = ("dataBuffer", "_tempDataLen")
-
 
 def connection_of(transport: Any) -> Any:
     """Return the connection below a WebSocket; None if it cannot be written to directly.
 
-    That is so with TLS, and with a Twisted that lacks these buffers.
+    That is so with TLS, and with a Twisted that lacks these buffers of unsent data.
     """
     tcp: Any = sys.modules.get("twisted.internet.tcp")
     is_plain = tcp is not None and isinstance(transport, tcp.Connection) and not transport.TLS
-    return transport if is_plain and all(hasattr(transport, name) for name in _BUFFERS) else None
+    has_buffers = hasattr(transport, "dataBuffer") and hasattr(transport, "_tempDataLen")
+    return transport if is_plain and has_buffers else None
 
 
 def write(connection: Any, data: bytes) -> None:
@@ -72,25 +72,21 @@ class CpuShare:
     _resting: ClassVar[int] = 0
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._left = BURST_SECONDS
-        self._at = clock()
+        self._bucket = TokenBucket(LEAST, BURST_SECONDS, clock=clock)
         self.is_resting = False
 
     def delay_after(self, seconds: float) -> float:
         """Charge CPU time; return the seconds to rest: more if many other peers rest."""
-        now = self._clock()
-        earned = (now - self._at) * LEAST
-        self._left, self._at = min(BURST_SECONDS, self._left + earned) - seconds, now
-        if self._left >= 0:
-            return 0.0
-        return -self._left / SHARE * (1 + CpuShare._resting)
+        self._bucket.tokens = left = self._bucket.refill() - seconds
+        return 0.0 if left >= 0 else -left / SHARE * (1 + CpuShare._resting)
 
     def rest(self, *, is_resting: bool) -> None:
         """Start or end a rest, which pays the debt and earns nothing beyond that."""
         CpuShare._resting += is_resting - self.is_resting
         if self.is_resting and not is_resting:
-            self._left, self._at = max(0.0, self._left), self._clock()
+            tokens = max(0.0, self._bucket.tokens)
+            self._bucket.refill()
+            self._bucket.tokens = tokens
         self.is_resting = is_resting
 
 
@@ -104,40 +100,35 @@ class ReadThrottle:
         self._protocol = protocol
         self._limit = limit
         self._on_resting = on_resting
-        self._taken_in: Callable[[bytes], None] = protocol.dataReceived
+        self._process: Callable[[bytes], None] = protocol.dataReceived
         self._waiting = b""
-        self._cpu_share = CpuShare()
-        protocol.dataReceived = self._came
+        self.cpu_share = CpuShare()
+        protocol.dataReceived = self._on_data
 
-    @property
-    def is_resting(self) -> bool:
-        """Whether the peer must not be read now."""
-        return self._cpu_share.is_resting
-
-    def _came(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> None:
         self._waiting += data
-        if not self.is_resting:
-            self._take_in()
+        if not self.cpu_share.is_resting:
+            self._process_waiting()
 
-    def _take_in(self) -> None:
+    def _process_waiting(self) -> None:
         taken = 0.0
         while self._waiting and taken < TURN_SECONDS:
             piece, self._waiting = self._waiting[:PIECE_BYTES], self._waiting[PIECE_BYTES:]
             # CPU time of this thread: on a busy machine, wall time includes other processes.
             began = thread_time()
-            self._taken_in(piece)
+            self._process(piece)
             taken += thread_time() - began
             self._bound_parts()
-        seconds = self._cpu_share.delay_after(taken)
+        seconds = self.cpu_share.delay_after(taken)
         if seconds or self._waiting:
-            self._cpu_share.rest(is_resting=True)
+            self.cpu_share.rest(is_resting=True)
             self._on_resting()
-            asyncio.get_running_loop().call_later(seconds, self._rested)
+            asyncio.get_running_loop().call_later(seconds, self._on_rest_ended)
 
-    def _rested(self) -> None:
-        self._cpu_share.rest(is_resting=False)
-        self._take_in()
-        if not self.is_resting:
+    def _on_rest_ended(self) -> None:
+        self.cpu_share.rest(is_resting=False)
+        self._process_waiting()
+        if not self.cpu_share.is_resting:
             self._on_resting()
 
     def _bound_parts(self) -> None:
@@ -160,14 +151,12 @@ REASON_BYTES: Final = 123
 class Transport:
     """A WebSocket of a server whose ``send`` waits while the reader is slow."""
 
+    # The scheme of the request if the server leaves it out of the scope.
+    scheme = ""
+
     def __init__(self, send: Send) -> None:
         self._send = send
         self.is_accepted = False
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of the request if the server leaves it out of the scope, else ""."""
-        return ""
 
     async def accept(self) -> None:
         """Answer the handshake."""
@@ -179,13 +168,12 @@ class Transport:
         await self._unless_closed({"type": "websocket.send", "text": packet.text})
 
     @property
-    def takes_now(self) -> bool:
-        """Whether :meth:`give` can be used now, instead of awaiting :meth:`send` for each frame."""
+    def is_writable(self) -> bool:
+        """Whether :meth:`write_frames` can be used now; else await :meth:`send` for each frame."""
         return False
 
-    def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
+    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
-        raise TypeError("this transport cannot send without waiting: use send")
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket from this side; no effect if it is closed."""
@@ -194,7 +182,7 @@ class Transport:
     async def writable(self) -> None:
         """Wait until the server can take more."""
 
-    def hold_reading(self, *, is_held: bool) -> None:
+    def pause_reading(self, *, is_paused: bool) -> None:
         """Stop reading frames from the peer, or continue."""
 
     @property
@@ -206,11 +194,9 @@ class Transport:
         """Close the connection immediately and drop buffered data."""
 
     async def _unless_closed(self, message: dict[str, Any]) -> None:
-        try:
+        # ASGI: send raises a subclass of OSError after the peer has disconnected.
+        with suppress(OSError):
             await self._send(message)
-        except OSError:
-            # ASGI: send raises a subclass of OSError after the peer has disconnected.
-            return
 
 
 class DaphneTransport(Transport):
@@ -221,84 +207,80 @@ class DaphneTransport(Transport):
         self._protocol = protocol
         self._can_write = asyncio.Event()
         self._can_write.set()
-        self._is_held = False
+        self._is_paused = False
         self._limit = protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = limit
         self._has_extensions = False
         self._connection: Any = None
         # By default a frame that is too long drops the connection, without close code 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
-        self._reading = ReadThrottle(protocol, limit, self._read_or_not)
+        self._reading = ReadThrottle(protocol, limit, self._pause_or_resume_reading)
+        interfaces: Any = sys.modules["twisted.internet.interfaces"]
+        # With --proxy-headers, the proxy determines the scheme.
+        is_tls = interfaces.ISSLTransport.providedBy(protocol.transport) or (
+            getattr(protocol, "client_scheme", "") == "https"
+        )
+        self.scheme = "wss" if is_tls else "ws"
         # Daphne would pass a request body of any length to the WebSocket as frames.
         protocol.data = b""
         # Before the handshake is answered, data would be buffered without limit.
-        self._read_or_not()
-
-    @property
-    def scheme(self) -> str:
-        """The scheme of the request, which Daphne leaves out of the scope."""
-        interfaces: Any = sys.modules["twisted.internet.interfaces"]
-        if interfaces.ISSLTransport.providedBy(self._protocol.transport):
-            return "wss"
-        # The proxy determines it, with --proxy-headers.
-        return "wss" if getattr(self._protocol, "client_scheme", "") == "https" else "ws"
+        self._pause_or_resume_reading()
 
     async def accept(self) -> None:
         """Answer the handshake, and register for changes of the buffer's state."""
         await super().accept()
-        self._read_or_not()
+        self._pause_or_resume_reading()
         if self._is_open:
             # The HTTP connection is still registered as the producer.
             self._protocol.unregisterProducer()
-            self._protocol.registerProducer(_Producer(self), True)
+            self._protocol.registerProducer(self, True)
             self._has_extensions = bool(self._protocol.websocket_extensions_in_use)
             self._connection = connection_of(self._protocol.transport)
 
     async def send(self, packet: EncodedFrame) -> None:
         """Send one frame; no effect if the WebSocket is closed."""
-        self.give(packet.framed, (packet,))
+        self.write_frames(packet.framed, (packet,))
 
     @property
-    def takes_now(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether Twisted's buffer has room: the reader is not too slow."""
         return self._can_write.is_set()
 
-    def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
+    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
         protocol = self._protocol
         if protocol.state != protocol.STATE_OPEN:
             return
         if self._has_extensions or protocol.send_queue:
-            for packet in packets:
-                self._send_by_autobahn(packet.text)
+            # autobahn applies the limit for incoming messages to outgoing ones too.
+            protocol.maxMessagePayloadSize = 0
+            try:
+                for packet in packets:
+                    protocol.sendMessage(packet.text.encode(), False)
+            finally:
+                protocol.maxMessagePayloadSize = self._limit
         elif self._connection is not None:
             write(self._connection, framed)
         else:
             protocol.transport.write(framed)
 
-    def _send_by_autobahn(self, text: str) -> None:
-        # autobahn applies the limit for incoming messages to outgoing ones too.
-        self._protocol.maxMessagePayloadSize = 0
-        try:
-            self._protocol.sendMessage(text.encode(), False)
-        finally:
-            self._protocol.maxMessagePayloadSize = self._limit
-
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket, with the reason, which Daphne itself omits."""
         if self._is_open:
-            self._protocol.sendCloseFrame(code=code, reasonUtf8=_cut(reason))
+            # A close frame has little room: cut the reason, at a character boundary.
+            shown = reason.encode()[:REASON_BYTES].decode(errors="ignore")
+            self._protocol.sendCloseFrame(code=code, reasonUtf8=shown.encode())
         # The peer's close frame must be read, even if the peer floods us.
-        self.hold_reading(is_held=False)
+        self.pause_reading(is_paused=False)
 
     async def writable(self) -> None:
         """Wait until Twisted's buffer has room."""
         await self._can_write.wait()
 
-    def hold_reading(self, *, is_held: bool) -> None:
+    def pause_reading(self, *, is_paused: bool) -> None:
         """Stop reading frames from the peer, or continue."""
-        self._is_held = is_held
-        self._read_or_not()
+        self._is_paused = is_paused
+        self._pause_or_resume_reading()
 
     @property
     def is_ending(self) -> bool:
@@ -309,42 +291,32 @@ class DaphneTransport(Transport):
         """Close the connection immediately and drop buffered data."""
         self._protocol.transport.abortConnection()
 
-    def is_full(self, is_full: bool) -> None:
-        """Record whether Twisted's buffer is full."""
-        if is_full:
-            self._can_write.clear()
-        else:
-            self._can_write.set()
-        self._read_or_not()
+    # Twisted calls these methods of a push producer.
+
+    def pauseProducing(self) -> None:  # noqa: N802
+        """Stop sending: Twisted's buffer is full."""
+        self._can_write.clear()
+        self._pause_or_resume_reading()
+
+    def resumeProducing(self) -> None:  # noqa: N802
+        """Continue sending: Twisted's buffer is empty, or the connection has ended."""
+        self._can_write.set()
+        self._pause_or_resume_reading()
+
+    stopProducing = resumeProducing  # noqa: N815
 
     @property
     def _is_open(self) -> bool:
         return bool(self._protocol.state == self._protocol.STATE_OPEN)
 
-    def _read_or_not(self) -> None:
+    def _pause_or_resume_reading(self) -> None:
         # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
-        may_read = self.is_accepted and not self._reading.is_resting
+        may_read = self.is_accepted and not self._reading.cpu_share.is_resting
         if self._is_open:
-            may_read = may_read and self._can_write.is_set() and not self._is_held
+            may_read = may_read and self._can_write.is_set() and not self._is_paused
         if not self.is_ending:
             transport = self._protocol.transport
             (transport.resumeProducing if may_read else transport.pauseProducing)()
-
-
-class _Producer:
-    """A Twisted push producer that reports when a connection's buffer is full or empty."""
-
-    def __init__(self, transport: DaphneTransport) -> None:
-        self._transport = transport
-
-    def pauseProducing(self) -> None:  # noqa: N802
-        self._transport.is_full(True)
-
-    def resumeProducing(self) -> None:  # noqa: N802
-        self._transport.is_full(False)
-
-    def stopProducing(self) -> None:  # noqa: N802
-        self._transport.is_full(False)
 
 
 def transport_of(send: Send, limit: int) -> Transport:
@@ -361,8 +333,3 @@ def transport_of(send: Send, limit: int) -> Transport:
     ):
         return DaphneTransport(send, send.args[0], limit)
     return Transport(send)
-
-
-def _cut(reason: str) -> bytes:
-    """Truncate a reason to the size of a close frame, at a character boundary."""
-    return reason.encode()[:REASON_BYTES].decode(errors="ignore").encode()

@@ -21,12 +21,10 @@ def register() -> None:
     """Set the limits when the server starts; called once, when the app is ready."""
     # Daphne opens its ports before the reactor starts.
     _reactor.addSystemEventTrigger("after", "startup", _limit_requests)
-    _reactor.addSystemEventTrigger("before", "shutdown", _limit_end)
-
-
-def _limit_end() -> None:
-    """End the process in bounded time even if a thread hangs: Python waits for all threads."""
-    end_within(get_settings().STOP_SECONDS)
+    # The process must end even if a thread hangs: Python waits for all threads.
+    _reactor.addSystemEventTrigger(
+        "before", "shutdown", lambda: end_within(get_settings().STOP_SECONDS)
+    )
 
 
 def _limit_requests() -> None:

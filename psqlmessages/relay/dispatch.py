@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from time import monotonic
 from typing import Any, Final
@@ -29,7 +30,7 @@ _CACHED_TOPICS: Final = 1000
 
 @dataclass(slots=True, eq=False)
 class NodeEntry:
-    """A node and its receiver.
+    """A node, its receiver, and the topic functions that it has called, with their topics.
 
     ``since`` counts the earlier notifications, which are for an earlier node of this name.
     """
@@ -40,6 +41,7 @@ class NodeEntry:
     wants_events: bool
     wants_bodies: bool = True
     is_registered: bool = False
+    joined: set[tuple[str, str]] = field(default_factory=set)
 
 
 class NodeRegistry:
@@ -47,11 +49,10 @@ class NodeRegistry:
 
     def __init__(self) -> None:
         self._owners: dict[str, NodeEntry] = {}
-        self._curious: set[str] = set()
+        self._event_nodes: set[str] = set()
         # By id(receiver): receivers may not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
-        self._joined: dict[str, set[tuple[str, str]]] = {}
-        self._members: dict[tuple[str, str], dict[str, None]] = {}
+        self._members: dict[tuple[str, str], dict[str, NodeEntry]] = {}
         self._patterns: list[str] = []
         self._receivers: dict[str, tuple[Receiver, ...]] = {}
 
@@ -83,9 +84,9 @@ class NodeRegistry:
         return (owner.ident for owner in self._owners.values() if owner.is_registered)
 
     @property
-    def is_anyone_curious(self) -> bool:
+    def wants_events(self) -> bool:
         """Whether any node wants events about others."""
-        return bool(self._curious)
+        return bool(self._event_nodes)
 
     def claim(self, ident: str, receiver: Receiver, since: int, *, wants_events: bool) -> NodeEntry:
         """Give a node to a receiver, unless another one has it; return the entry."""
@@ -94,36 +95,33 @@ class NodeRegistry:
             self._idents.setdefault(id(receiver), {})[ident] = None
         if owner.receiver is receiver:
             owner.wants_events = wants_events
-            (self._curious.add if wants_events else self._curious.discard)(ident)
+            (self._event_nodes.add if wants_events else self._event_nodes.discard)(ident)
         return owner
 
-    def release(self, ident: str) -> NodeEntry | None:
+    def release(self, ident: str) -> None:
         """Remove a node and its topics."""
         if (owner := self._owners.pop(ident, None)) is None:
-            return None
-        self._curious.discard(ident)
+            return
+        self._event_nodes.discard(ident)
         own = self._idents[id(owner.receiver)]
         del own[ident]
         if not own:
             del self._idents[id(owner.receiver)]
-        for function, topic in tuple(self._joined.get(ident, ())):
-            self._leave(ident, function, topic)
-        return owner
+        for function, topic in tuple(owner.joined):
+            self._leave(owner, function, topic)
 
     # Topics
 
     def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
         """Record a successful topic function, called by the node or by an administrator."""
-        if ident not in self._owners:
+        if (owner := self._owners.get(ident)) is None:
             return
         if function in MAKERS:
-            self._join(ident, function, topic)
+            owner.joined.add((function, topic))
+            self._members.setdefault((function, topic), {})[ident] = owner
+            self._changed(function, topic)
         elif function in ENDS:
-            self._leave(ident, ENDS[function], topic)
-
-    def does(self, ident: str, function: str, topic: str) -> bool:
-        """Return whether a node has called a topic function with exactly this topic or pattern."""
-        return (function, topic) in self._joined.get(ident, ())
+            self._leave(owner, ENDS[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages."""
@@ -131,7 +129,7 @@ class NodeRegistry:
         members += (
             self._members[OBSERVE, pattern] for pattern in self._patterns if matches(pattern, topic)
         )
-        return [self._owners[ident] for own in members for ident in own]
+        return [owner for owners in members for owner in owners.values()]
 
     def receivers_for(self, topic: str) -> tuple[Receiver, ...]:
         """Return the receivers of a topic's messages, each once."""
@@ -142,22 +140,14 @@ class NodeRegistry:
             found = self._receivers[topic] = tuple(_distinct(self.nodes_for(topic)))
         return found
 
-    def _join(self, ident: str, function: str, topic: str) -> None:
-        self._joined.setdefault(ident, set()).add((function, topic))
-        self._members.setdefault((function, topic), {})[ident] = None
-        self._changed(function, topic)
-
-    def _leave(self, ident: str, function: str, topic: str) -> None:
-        members = self._members.get((function, topic), {})
-        if ident not in members:
+    def _leave(self, owner: NodeEntry, function: str, topic: str) -> None:
+        if (function, topic) not in owner.joined:
             return
-        del members[ident]
+        owner.joined.remove((function, topic))
+        members = self._members[function, topic]
+        del members[owner.ident]
         if not members:
             del self._members[function, topic]
-        joined = self._joined[ident]
-        joined.remove((function, topic))
-        if not joined:
-            del self._joined[ident]
         self._changed(function, topic)
 
     def _changed(self, function: str, topic: str) -> None:
@@ -172,60 +162,9 @@ def _distinct(owners: Iterable[NodeEntry]) -> list[Receiver]:
     return list({id(owner.receiver): owner.receiver for owner in owners}.values())
 
 
-# Audience: the nodes of a hub that get an event without ``Nodes``.
-
-Audience = frozenset[str]
-
-_NOBODY: Final[Audience] = frozenset()
-# How many nodes to try as the caller: one may have just been disconnected.
+# How many nodes to try as the caller for an audience: one may have just been disconnected.
 _ASKERS: Final = 3
 _NOT_HERE: Final = ("50", "53")
-
-
-class Audiences:
-    """The audiences of one batch's events, looked up once per topic or node."""
-
-    def __init__(self, gateway: Gateway, routes: NodeRegistry) -> None:
-        self._gateway = gateway
-        self._routes = routes
-        self._found: dict[tuple[str, str], Audience] = {}
-
-    async def ask(self, batch: Iterable[Notification]) -> None:
-        """Look up the audiences of the events in a batch that do not name their nodes."""
-        self._found = {}
-        if not self._routes.is_anyone_curious:
-            return
-        subjects = dict.fromkeys(
-            _subject(notification.header)
-            for notification in batch
-            if "Nodes" not in notification.header and _is_event(notification.header)
-        )
-        nodes = await asyncio.gather(*(self._ask(*subject) for subject in subjects))
-        self._found = dict(zip(subjects, nodes, strict=True))
-
-    def of(self, header: dict[str, Any]) -> Audience:
-        """Return the audience of one of the events, without the node that the event is about."""
-        return self._found.get(_subject(header), _NOBODY) - {header.get("Ident")}
-
-    async def _ask(self, field: str, name: str) -> Audience:
-        event = wire.serialize({"Type": "Sys", "Evt": "audience", field: name})
-        for ident in tuple(islice(self._routes.registered(), _ASKERS)):
-            answer = await call_as_answer(self._gateway, ident, "audience", event)
-            if answer["Err"] not in _NOT_HERE:
-                return frozenset(answer.get("Nodes", ()))
-        return _NOBODY
-
-
-def _is_event(header: dict[str, Any]) -> bool:
-    return header["Type"] == "Sys" and ("Topic" in header or "Ident" in header)
-
-
-def _subject(header: dict[str, Any]) -> tuple[str, str]:
-    # For events with a topic, leave out the node: one answer serves all events about the topic.
-    field = "Topic" if "Topic" in header else "Ident"
-    return field, header.get(field, "")
-
-
 # Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
 _FETCH_SECONDS: Final = 10
@@ -236,7 +175,7 @@ _EXPIRED: Final = "12"
 
 @dataclass(slots=True)
 class HubCounters:
-    """Counters of a hub since it was created."""
+    """Counters of a hub since it was created, and the numbers of its receivers and nodes now."""
 
     received: int = 0
     delivered: int = 0
@@ -245,12 +184,14 @@ class HubCounters:
     failures: int = 0
     lost_connections: int = 0
     reconnects: int = 0
+    receivers: int = 0
+    nodes: int = 0
 
 
 class Dispatcher:
     """Delivers one gateway's notifications to receivers.
 
-    ``let_go`` is called for each node that an administrator has disconnected.
+    ``on_disconnected`` is called for each node that an administrator has disconnected.
     """
 
     def __init__(
@@ -258,20 +199,21 @@ class Dispatcher:
         gateway: Gateway,
         routes: NodeRegistry,
         counters: HubCounters,
-        let_go: Callable[[str], None],
+        on_disconnected: Callable[[str], None],
     ) -> None:
         self._gateway = gateway
         self._routes = routes
         self._counters = counters
-        self._let_go = let_go
-        self._audiences = Audiences(gateway, routes)
+        self._on_disconnected = on_disconnected
+        # The nodes that get the events of this batch without ``Nodes``, by topic or node.
+        self._audiences: dict[tuple[str, str], frozenset[str]] = {}
         self._seen = 0
 
     async def run(self) -> None:
         """Deliver until the gateway is closed."""
-        rested_at = monotonic()
+        yielded_at = monotonic()
         async for batch in self._gateway.batches():
-            await self._audiences.ask(batch)
+            await self._look_up_audiences(batch)
             for notification in batch:
                 self._seen += 1
                 self._counters.received += 1
@@ -280,9 +222,9 @@ class Dispatcher:
                 except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
                     self._counters.failures += 1
                     logger.exception("%s: a notification was not delivered", self._gateway.name)
-                if monotonic() - rested_at > _SLICE_SECONDS:
+                if monotonic() - yielded_at > _SLICE_SECONDS:
                     await asyncio.sleep(0)
-                    rested_at = monotonic()
+                    yielded_at = monotonic()
 
     async def _dispatch(self, notification: Notification) -> None:
         at, header = time.time(), notification.header
@@ -337,14 +279,12 @@ class Dispatcher:
 
     async def _fetch(self, payload: str, idents: tuple[str, ...]) -> Answer:
         answer = hub_answers.away()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_FETCH_SECONDS):
                 for ident in idents:
                     answer = await self._fetch_as(ident, payload)
                     if answer["Err"] in ("0", _EXPIRED):
                         break
-        except TimeoutError:
-            pass
         return answer
 
     async def _fetch_as(self, ident: str, payload: str) -> Answer:
@@ -355,17 +295,40 @@ class Dispatcher:
 
     # Events
 
+    async def _look_up_audiences(self, batch: Iterable[Notification]) -> None:
+        """Look up once per topic or node who gets the events that do not name their nodes."""
+        self._audiences = {}
+        if not self._routes.wants_events:
+            return
+        headers = [notification.header for notification in batch]
+        subjects = dict.fromkeys(
+            _subject(header)
+            for header in headers
+            if header["Type"] == SYS and "Nodes" not in header and _subject(header)[1]
+        )
+        nodes = await asyncio.gather(*(self._audience(*subject) for subject in subjects))
+        self._audiences = dict(zip(subjects, nodes, strict=True))
+
+    async def _audience(self, field: str, name: str) -> frozenset[str]:
+        event = wire.serialize({"Type": SYS, "Evt": "audience", field: name})
+        for ident in tuple(islice(self._routes.registered(), _ASKERS)):
+            answer = await call_as_answer(self._gateway, ident, "audience", event)
+            if answer["Err"] not in _NOT_HERE:
+                return frozenset(answer.get("Nodes", ()))
+        return frozenset()
+
     async def _deliver_event(self, notification: Notification, at: float) -> None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
             self._deliver_local(notification, at)
             return
         owner = self._owner(header.get("Ident", ""))
-        named = header.get("Nodes")
-        idents = set(named if isinstance(named, list) else self._audiences.of(header))
-        concerned = [self._owner(ident) for ident in sorted(idents)]
+        idents = header.get("Nodes")
+        if not isinstance(idents, list):
+            idents = self._audiences.get(_subject(header), frozenset()) - {header.get("Ident")}
+        concerned = [self._owner(ident) for ident in sorted(set(idents))]
         if owner is not None and await self._was_done_to(owner, header):
-            self._follow(owner, header)
+            self._end_membership(owner.ident, header)
             concerned.append(owner)
         # A receiver with several nodes gets the event once.
         receivers = {
@@ -387,9 +350,7 @@ class Dispatcher:
     async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
         """Return whether an event reports that an administrator ended what one of our nodes did."""
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (
-            event in ENDS and self._routes.does(owner.ident, ENDS[event], topic)
-        ):
+        if event != "disconnect" and not (event in ENDS and (ENDS[event], topic) in owner.joined):
             return False
         if "Nodes" in header:
             # Nodes includes the node itself only if another one made the change.
@@ -414,10 +375,16 @@ class Dispatcher:
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))
 
-    def _follow(self, owner: NodeEntry, header: dict[str, Any]) -> None:
+    def _end_membership(self, ident: str, header: dict[str, Any]) -> None:
         event, topic = header["Evt"], header.get("Topic", "")
         if event == "disconnect":
-            self._let_go(owner.ident)
+            self._on_disconnected(ident)
             return
-        self._routes.on_call_succeeded(owner.ident, event, topic)
-        self._gateway.forget(owner.ident, ENDS[event], topic)
+        self._routes.on_call_succeeded(ident, event, topic)
+        self._gateway.forget(ident, ENDS[event], topic)
+
+
+def _subject(header: dict[str, Any]) -> tuple[str, str]:
+    # For events with a topic, leave out the node: one answer serves all events about the topic.
+    field = "Topic" if "Topic" in header else "Ident"
+    return field, header.get(field, "")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 # EncodedFrame: a text for WebSockets, framed once for all receivers.
 
 # A complete text message, unmasked, as servers send it (RFC 6455, 5.2).
 _TEXT: Final = 0x81
-_SHORT: Final = 125
-_TWO_BYTES, _EIGHT_BYTES = 126, 127
 
 
 class EncodedFrame:
@@ -27,11 +26,12 @@ class EncodedFrame:
 
 
 def _head(size: int) -> bytes:
-    if size <= _SHORT:
+    # Above 125 bytes, 126 or 127 stands for a size in two or eight bytes.
+    if size <= 125:
         return struct.pack("!BB", _TEXT, size)
     if size <= 0xFFFF:
-        return struct.pack("!BBH", _TEXT, _TWO_BYTES, size)
-    return struct.pack("!BBQ", _TEXT, _EIGHT_BYTES, size)
+        return struct.pack("!BBH", _TEXT, 126, size)
+    return struct.pack("!BBQ", _TEXT, 127, size)
 
 
 _INSIDE = ("Dkey", "Nodes")
@@ -45,32 +45,24 @@ class HubMessage:
     ``at`` is the ``time.time()`` at which the hub received it.
     """
 
-    __slots__ = ("_json", "_packet", "at", "body", "header")
-
     def __init__(self, header: dict[str, Any], body: str | None, at: float) -> None:
         self.header = {name: header[name] for name in header if name not in _INSIDE}
         self.body = body
         self.at = at
-        self._json: str | None = None
-        self._packet: EncodedFrame | None = None
 
-    @property
+    @cached_property
     def json(self) -> str:
         """The text of the WebSocket frame: the header's fields, and ``Body`` if there is one."""
-        if self._json is None:
-            whole = self.header if self.body is None else {**self.header, "Body": self.body}
-            self._json = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
-        return self._json
+        whole = self.header if self.body is None else {**self.header, "Body": self.body}
+        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
 
-    @property
+    @cached_property
     def packet(self) -> EncodedFrame:
         """The JSON text, encoded and framed for WebSockets."""
-        if self._packet is None:
-            self._packet = EncodedFrame(self.json)
-        return self._packet
+        return EncodedFrame(self.json)
 
     def __repr__(self) -> str:
-        return f"Frame({self.header!r}, {self.body!r:.100})"
+        return f"HubMessage({self.header!r}, {self.body!r:.100})"
 
 
 class Receiver(Protocol):

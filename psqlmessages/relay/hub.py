@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import os
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -19,18 +19,19 @@ from psqlmessages.client.options import Options
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.orm import direct_dsn
-from psqlmessages.relay import hub_answers
 from psqlmessages.relay.dispatch import Dispatcher, HubCounters, NodeRegistry
-from psqlmessages.relay.frames import HubMessage, Receiver
+from psqlmessages.relay.frames import Receiver
 from psqlmessages.relay.hub_answers import (
+    ABORTED,
     AWAY,
     CALL_ERRORS,
+    away,
     call_as_answer,
+    failed,
     log,
     logger,
+    refusal,
 )
-
-__all__ = ["Hub", "HubMessage", "HubStatistics", "Receiver", "close_hubs", "get_hub"]
 
 IDLE: Final = timedelta(seconds=60)
 OPTIONS: Final = Options(
@@ -44,24 +45,9 @@ _REFUSING_SECONDS: Final = 1.0
 _ATTEMPTS: Final = 3
 # The notification queue may stay full or a topic locked. Until ending the node succeeds, the node
 # looks alive to others, so it is retried at this interval.
-_LINGERING_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 1.0
 # Failures after which a round of retries stops: long-held locks must not keep the session busy.
-_LINGERING_FAILURES: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class HubStatistics:
-    """Counters of a hub since it was created, and the numbers of its receivers and nodes now."""
-
-    received: int
-    delivered: int
-    fetched: int
-    lost_bodies: int
-    failures: int
-    lost_connections: int
-    reconnects: int
-    receivers: int
-    nodes: int
+_RETRY_FAILURES: Final = 10
 
 
 class Hub:
@@ -88,9 +74,9 @@ class Hub:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ending: dict[str, asyncio.Task[Answer]] = {}
         # Nodes that could not be ended, each with the function that ends it.
-        self._lingering: dict[str, str] = {}
-        self._resting: asyncio.TimerHandle | None = None
-        self._retrying: asyncio.TimerHandle | None = None
+        self._not_ended: dict[str, str] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
 
     # Status
 
@@ -105,20 +91,10 @@ class Hub:
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property
-    def counters(self) -> HubStatistics:
+    def counters(self) -> HubCounters:
         """The statistics since the hub was created."""
-        counters, routes = self._counters, self._routes
-        return HubStatistics(
-            counters.received,
-            counters.delivered,
-            counters.fetched,
-            counters.lost_bodies,
-            counters.failures,
-            counters.lost_connections,
-            counters.reconnects,
-            len(routes.receivers),
-            len(routes),
-        )
+        routes = self._routes
+        return replace(self._counters, receivers=len(routes.receivers), nodes=len(routes))
 
     # Calls of receivers
 
@@ -134,37 +110,37 @@ class Hub:
         while (ending := self._ending.get(ident)) is not None:
             # An earlier node of this name is still being ended, which must not end the new one.
             await asyncio.wait({ending})
-        if (function := self._lingering.pop(ident, None)) is not None:
+        if (function := self._not_ended.pop(ident, None)) is not None:
             ended = await asyncio.shield(self._end(ident, function))
-            if ended["Err"] in hub_answers.ABORTED:
+            if ended["Err"] in ABORTED:
                 return ended
         try:
-            gateway = await self._opened()
+            gateway = await self._connect()
         except AWAY as error:
             log.warning("%s: cannot connect: %s", self._name, error)
-            return hub_answers.away()
+            return away()
         except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
-            return hub_answers.failed()
+            return failed()
         owner = self._routes.claim(ident, receiver, gateway.arrived, wants_events=events)
         if owner.receiver is not receiver:
-            return hub_answers.ident_taken(ident, gateway.pid)
+            # As SQL answers for another session.
+            return refusal(8, f"Client {ident} already exists with pid {gateway.pid}")
         owner.wants_bodies = bodies
         # If the call is cancelled, the receiver keeps its claim, and leave() ends the node.
         answer = await call_as_answer(gateway, ident, "init")
         is_ours = self._routes.owner(ident) is owner
         if answer["Err"] != "0" and is_ours and not owner.is_registered:
             self._routes.release(ident)
-            self._rest()
-        # Anyone who knows the channel can send notifications to it.
-        return {field: value for field, value in answer.items() if field != "Channel"}
+            self._disconnect_when_idle()
+        return answer
 
     async def run(
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None
     ) -> Answer:
         """Call an SQL function as a node; error 53 if the node does not belong to this receiver."""
         if self._gateway is None or not self._routes.has(ident, receiver):
-            return hub_answers.not_of_this_session(ident)
+            return refusal(53, f"{ident} is not a node of this session")
         return await call_as_answer(self._gateway, ident, function, *arguments)
 
     async def deinit(self, ident: str, receiver: Receiver) -> Answer:
@@ -185,46 +161,42 @@ class Hub:
 
     async def close(self) -> None:
         """End all nodes and disconnect. The next ``init`` connects again."""
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
-        async with self._opening:
-            await self._disconnect()
-        if self._retrying is not None:
-            self._retrying.cancel()
-            self._retrying = None
+        await self._disconnect()
+        for timer in (self._idle_timer, self._retry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._retry_timer = None
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     # The connection
 
-    async def _opened(self) -> Gateway:
+    async def _connect(self) -> Gateway:
+        """Return the connected gateway; connect if there is none."""
         async with self._opening:
-            if self._gateway is None:
-                if monotonic() < self._refused_until:
-                    raise ServerUnreachable("the last attempt failed a moment ago")
-                self._gateway = await self._open()
-            return self._gateway
-
-    async def _open(self) -> Gateway:
-        gateway = Gateway(self._name, self._dsn, options=self._options)
-        gateway.on_registration_changed(self._on_call_succeeded)
-        try:
-            await gateway.open()
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self._refused_until = monotonic() + _REFUSING_SECONDS
-            await gateway.close()
-            raise
-        self._begin(self._read(gateway))
-        return gateway
+            if self._gateway is not None:
+                return self._gateway
+            if monotonic() < self._refused_until:
+                raise ServerUnreachable("the last attempt failed a moment ago")
+            gateway = Gateway(self._name, self._dsn, options=self._options)
+            gateway.on_registration_changed(self._on_call_succeeded)
+            try:
+                await gateway.open()
+            except BaseException as error:
+                if isinstance(error, Exception):
+                    self._refused_until = monotonic() + _REFUSING_SECONDS
+                await gateway.close()
+                raise
+            self._gateway = gateway
+            self._spawn(self._read(gateway))
+            return gateway
 
     async def _read(self, gateway: Gateway) -> None:
-        delivery = Dispatcher(gateway, self._routes, self._counters, self._disconnected)
+        dispatcher = Dispatcher(gateway, self._routes, self._counters, self._on_disconnected)
         try:
             while not gateway.is_closed:
                 try:
-                    await delivery.run()
+                    await dispatcher.run()
                 except Exception:  # noqa: BLE001 - logged and counted; delivery goes on
                     self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
@@ -232,29 +204,28 @@ class Hub:
             # Also when the event loop ends, which cancels every task.
             await gateway.close()
 
-    def _rest(self) -> None:
-        """Disconnect after ``idle`` if there are no nodes then."""
-        if not self._routes and self._gateway is not None and self._resting is None:
-            loop = asyncio.get_running_loop()
-            self._resting = loop.call_later(self._idle.total_seconds(), self._rested)
+    def _disconnect_when_idle(self) -> None:
+        """If there are no nodes, disconnect after ``idle``, unless one has arrived by then."""
+        if self._routes or self._gateway is None:
+            return
+        if self._idle_timer is not None:
+            # Of an earlier time without nodes.
+            self._idle_timer.cancel()
+        self._idle_timer = asyncio.get_running_loop().call_later(
+            self._idle.total_seconds(), lambda: self._spawn(self._disconnect(if_idle=True))
+        )
 
-    def _rested(self) -> None:
-        self._resting = None
-        self._begin(self._disconnect_if_idle())
-
-    async def _disconnect_if_idle(self) -> None:
+    async def _disconnect(self, *, if_idle: bool = False) -> None:
         async with self._opening:
-            if not self._routes:
-                await self._disconnect()
+            if if_idle and self._routes:
+                return
+            gateway, self._gateway = self._gateway, None
+            self._routes = NodeRegistry()
+            self._not_ended.clear()
+            if gateway is not None:
+                await gateway.close()
 
-    async def _disconnect(self) -> None:
-        gateway, self._gateway = self._gateway, None
-        self._routes = NodeRegistry()
-        self._lingering.clear()
-        if gateway is not None:
-            await gateway.close()
-
-    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=self._name)
         # The event loop itself only has weak references to its tasks.
         self._tasks.add(task)
@@ -263,58 +234,53 @@ class Hub:
 
     # Nodes
 
-    def _end(self, ident: str, function: str, *, is_patient: bool = True) -> asyncio.Task[Answer]:
+    def _end(self, ident: str, function: str, *, can_wait: bool = True) -> asyncio.Task[Answer]:
         """Take a node from its receiver immediately, and start to deregister it."""
         self._routes.release(ident)
         if self._gateway is not None:
             # Otherwise a reconnect would register it again.
             self._gateway.forget(ident)
-        ending = self._ending[ident] = self._begin(
-            self._deregister(ident, function, is_patient=is_patient)
-        )
-        self._rest()
+        ending = self._ending[ident] = self._spawn(self._deregister(ident, function, can_wait))
+        self._disconnect_when_idle()
         return ending
 
-    async def _deregister(self, ident: str, function: str, *, is_patient: bool) -> Answer:
-        answer = hub_answers.away()
+    async def _deregister(self, ident: str, function: str, can_wait: bool) -> Answer:
+        answer = away()
         try:
-            for _ in range(_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
                 if (gateway := self._gateway) is None:
                     break
-                answer = await call_as_answer(gateway, ident, function, is_patient=is_patient)
-                if answer["Err"] not in hub_answers.ABORTED:
+                answer = await call_as_answer(
+                    gateway, ident, function, can_wait=can_wait and not attempt
+                )
+                if answer["Err"] not in ABORTED:
                     break
-                is_patient = False
             else:
-                self._linger(ident, function)
+                self._not_ended[ident] = function
+                self._retry_later()
         finally:
             del self._ending[ident]
         return answer
 
-    def _linger(self, ident: str, function: str) -> None:
-        """Retry an aborted deregistration later, unless the session ends, which ends the node."""
-        self._lingering[ident] = function
-        if self._retrying is None:
-            self._retry_later()
-
     def _retry_later(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._retrying = loop.call_later(
-            _LINGERING_SECONDS, lambda: self._begin(self._end_lingering())
-        )
+        """Retry aborted deregistrations in a second; the end of the session ends the nodes too."""
+        if self._retry_timer is None:
+            self._retry_timer = asyncio.get_running_loop().call_later(
+                _RETRY_SECONDS, lambda: self._spawn(self._retry_ends())
+            )
 
-    async def _end_lingering(self) -> None:
+    async def _retry_ends(self) -> None:
         """Retry deregistrations, the oldest first, until ten fail."""
         failures = 0
-        for ident, function in tuple(self._lingering.items()):
-            if failures == _LINGERING_FAILURES:
+        for ident, function in tuple(self._not_ended.items()):
+            if failures == _RETRY_FAILURES:
                 break
             # It is missing if an init of the same name has ended the node in the meantime.
-            if self._lingering.pop(ident, None) is not None:
-                answer = await self._end(ident, function, is_patient=False)
-                failures += answer["Err"] in hub_answers.ABORTED
-        self._retrying = None
-        if self._lingering:
+            if self._not_ended.pop(ident, None) is not None:
+                answer = await self._end(ident, function, can_wait=False)
+                failures += answer["Err"] in ABORTED
+        self._retry_timer = None
+        if self._not_ended:
             self._retry_later()
 
     def _on_call_succeeded(self, ident: str, function: str, subject: str) -> None:
@@ -328,7 +294,7 @@ class Hub:
             # Its receiver left in the meantime: the call that ends the node is on its way.
             self._gateway.forget(ident)
 
-    def _disconnected(self, ident: str) -> None:
+    def _on_disconnected(self, ident: str) -> None:
         """Remove a node that an administrator has disconnected."""
         # The deinit has no effect, unless the node was registered again at the same moment.
         self._end(ident, "deinit")

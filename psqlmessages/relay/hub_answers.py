@@ -18,8 +18,6 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.retry import RateLimitedLogger
 
-# Answers that the hub gives without PostgreSQL, in the form of SQL's answers.
-
 # Error numbers. ABORTED: PostgreSQL aborted the call, which had no effect. UNANSWERED: also 59,
 # if there was no connection.
 ABORTED: Final = ("56", "58")
@@ -31,29 +29,9 @@ def refusal(number: int, text: str) -> Answer:
     return {"Err": str(number), "Errstr": text}
 
 
-def ident_taken(ident: str, pid: int) -> Answer:
-    """Answer that another receiver of this hub has the name, as SQL does for another session."""
-    return refusal(8, f"Client {ident} already exists with pid {pid}")
-
-
-def not_of_this_session(ident: str) -> Answer:
-    """Answer that the ident is not a node of the caller."""
-    return refusal(53, f"{ident} is not a node of this session")
-
-
 def failed() -> Answer:
     """Answer that PostgreSQL aborted the call; only the log has the reason."""
     return refusal(56, "the request failed")
-
-
-def queue_full() -> Answer:
-    """Answer that the call had no effect because PostgreSQL's notification queue is full."""
-    return refusal(58, "more than PostgreSQL's notification queue holds")
-
-
-def malformed(reason: object) -> Answer:
-    """Answer that PostgreSQL cannot store a value."""
-    return refusal(57, f"malformed frame: {reason}")
 
 
 def away() -> Answer:
@@ -69,16 +47,18 @@ CALL_ERRORS = (MessagesError, psycopg.Error)
 
 
 async def call_as_answer(
-    gateway: Gateway, ident: str, function: str, *arguments: str | None, is_patient: bool = True
+    gateway: Gateway, ident: str, function: str, *arguments: str | None, can_wait: bool = True
 ) -> Answer:
     """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59."""
     try:
-        return await gateway.run(ident, function, *arguments, is_patient=is_patient)
+        return await gateway.run(ident, function, *arguments, can_wait=can_wait)
     except AWAY:
         return away()
     except CALL_ERRORS as error:
         log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
-        is_full = isinstance(error, NotificationQueueFull)
-        return queue_full() if is_full else failed()
+        if isinstance(error, NotificationQueueFull):
+            return refusal(58, "more than PostgreSQL's notification queue holds")
+        return failed()
     except ValueError as error:
-        return malformed(error)
+        # PostgreSQL cannot store a value.
+        return refusal(57, f"malformed frame: {error}")

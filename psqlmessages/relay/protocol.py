@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psqlmessages.exceptions import MalformedFrame
-from psqlmessages.wire import MalformedText, strict_json
+from psqlmessages.wire import MalformedText, strict_json, unstorable_part
 
 Ref = str | int | float | None
 Argument = str | bool | None
@@ -70,7 +70,12 @@ class UnreadableFrame(MalformedFrame):
 
 def parse_frame(text: str) -> Request:
     """Parse a frame; raise UnreadableFrame, with the reason and the offending value."""
-    fields = _object(text)
+    try:
+        fields = strict_json(text)
+    except MalformedText as error:
+        raise UnreadableFrame(str(error)) from None
+    if not isinstance(fields, dict):
+        raise UnreadableFrame(f"{_shown(fields)} is not a JSON object")
     ref = _ref(fields)
     op = fields.pop("op", None)
     known = OPERATIONS.get(op) if isinstance(op, str) else None
@@ -92,16 +97,6 @@ def answer(ref: Ref, content: dict[str, Any]) -> str:
     return json.dumps({"ref": ref, **shown} if ref is not None else shown, separators=(",", ":"))
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = strict_json(text)
-    except MalformedText as error:
-        raise UnreadableFrame(str(error)) from None
-    if not isinstance(found, dict):
-        raise UnreadableFrame(f"{_shown(found)} is not a JSON object")
-    return found
-
-
 def _ref(fields: dict[str, Any]) -> Ref:
     if "ref" not in fields:
         return None
@@ -120,13 +115,11 @@ def _ref(fields: dict[str, Any]) -> Ref:
 
 
 def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
-    if name not in fields:
-        if field.is_required:
-            raise UnreadableFrame(f"the field {name} is missing")
-        return field.default
-    value = fields[name]
+    value: Any = fields.get(name)
     if value is None and not field.is_required:
         return field.default
+    if name not in fields:
+        raise UnreadableFrame(f"the field {name} is missing")
     if type(value) is not field.type:
         expected = "text" if field.type is str else "true or false"
         raise UnreadableFrame(f"{name} is {_shown(value)}, not {expected}")
@@ -136,13 +129,8 @@ def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse a string that PostgreSQL's text type cannot store."""
-    if (position := text.find("\0")) >= 0:
-        raise UnreadableFrame(f"{name} has a NUL character at position {position}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UnreadableFrame(f"{name} has a lone surrogate at position {error.start}") from None
+    if part := unstorable_part(text):
+        raise UnreadableFrame(f"{name} has {part}")
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from django.conf import settings
@@ -46,17 +46,18 @@ class Credentials:
     expires_at: datetime | None = None
 
 
-class MonitoredSocket(Protocol):
-    """An open WebSocket. :meth:`permits` runs in a thread, since it may query the database."""
+class MonitoredSocket:
+    """A WebSocket, or a similar connection, whose user is checked while it is open."""
 
     credentials: Credentials
-    ident: str | None
+    ident: str | None = None
 
     def permits(self, user: Any) -> bool:
-        """Return whether the user, freshly loaded, may still use this WebSocket."""
+        """Return whether the user, freshly loaded, may still use it; called in a thread."""
+        return True
 
     def revoked(self, reason: str) -> None:
-        """Close the WebSocket: the user has lost access."""
+        """Close it: the user has lost access."""
 
     def ident_revoked(self, ident: str) -> None:
         """End a node that the user may no longer act as."""
@@ -77,72 +78,69 @@ class CredentialMonitor:
     def __init__(self) -> None:
         self.failures = 0
         # The time at which each WebSocket was last known to be allowed.
-        self._watched: dict[MonitoredSocket, float] = {}
+        self._sockets: dict[MonitoredSocket, float] = {}
         self._task: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
 
-    def add(self, watched: MonitoredSocket) -> None:
+    def add(self, socket: MonitoredSocket) -> None:
         """Start to check a WebSocket."""
-        self._watched[watched] = monotonic()
+        self._sockets[socket] = monotonic()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="psqlmessages watch")
+            self._task = asyncio.create_task(self._run(), name="psqlmessages credentials")
 
-    def discard(self, watched: MonitoredSocket) -> None:
+    def discard(self, socket: MonitoredSocket) -> None:
         """Stop checking a WebSocket."""
-        self._watched.pop(watched, None)
+        self._sockets.pop(socket, None)
 
     def end(self) -> None:
         """Stop all checks immediately."""
-        for task in (self._task, self._looking):
+        for task in (self._task, self._check):
             if task is not None:
                 task.cancel()
 
     async def _run(self) -> None:
         try:
-            while self._watched:
+            while self._sockets:
                 await asyncio.sleep(INTERVAL_SECONDS)
-                await self._look_for_a_while()
-                self._give_up_on_the_unchecked()
+                await self._wait_for_check()
+                trusted_since = monotonic() - TRUSTED_SECONDS
+                for socket, allowed_at in list(self._sockets.items()):
+                    if allowed_at < trusted_since:
+                        socket.unchecked()
         finally:
             self._task = None
         await in_thread(connections.close_all)
 
-    async def _look_for_a_while(self) -> None:
+    async def _wait_for_check(self) -> None:
         """Wait for a check, for TRUSTED_SECONDS; a slower one goes on until the next call."""
-        if self._looking is None:
-            self._looking = asyncio.create_task(self.check_now(), name="psqlmessages look")
-        await asyncio.wait({self._looking}, timeout=TRUSTED_SECONDS)
-        if self._looking.done():
-            looked, self._looking = self._looking, None
-            if error := looked.exception():
+        if self._check is None:
+            self._check = asyncio.create_task(self.check_now(), name="psqlmessages check")
+        await asyncio.wait({self._check}, timeout=TRUSTED_SECONDS)
+        if self._check.done():
+            ended, self._check = self._check, None
+            if error := ended.exception():
                 self.failures += 1
                 log.warning("could not re-check the permissions of open WebSockets: %r", error)
 
-    def _give_up_on_the_unchecked(self) -> None:
-        trusted_since = monotonic() - TRUSTED_SECONDS
-        for watched, allowed_at in list(self._watched.items()):
-            if allowed_at < trusted_since:
-                watched.unchecked()
-
     async def check_now(self) -> None:
         """Check once, and end access that is no longer allowed."""
-        open_now, began_at = list(self._watched), monotonic()
-        for watched in open_now:
-            watched.reap()
-        subjects = [(watched, watched.credentials, watched.ident) for watched in open_now]
-        for (watched, _, ident), problem in zip(
-            subjects, await in_thread(revocations, subjects), strict=True
-        ):
+        began_at = monotonic()
+        subjects = []
+        for socket in list(self._sockets):
+            socket.reap()
+            subjects.append((socket, socket.credentials, socket.ident))
+        problems = await in_thread(revocations, subjects)
+        for (socket, _, ident), problem in zip(subjects, problems, strict=True):
             if isinstance(problem, Exception):
                 self.failures += 1
                 log.warning("could not re-check the permissions of a WebSocket: %r", problem)
                 continue
-            if watched in self._watched:
-                self._watched[watched] = began_at
+            if socket in self._sockets:
+                self._sockets[socket] = began_at
             if problem:
-                watched.revoked(problem)
+                socket.revoked(problem)
             elif problem is None and ident:
-                watched.ident_revoked(ident)
+                socket.ident_revoked(ident)
 
 
 def revocations(
@@ -157,33 +155,31 @@ def revocations(
     # Read before the users: if a user is deleted in between, the WebSocket must close with that
     # reason, instead of only losing its node.
     allowed = idents_of({credentials.user for _, credentials, ident in subjects if ident})
-    found = get_user_model()._default_manager.filter(
-        pk__in={credentials.user for _, credentials, _ in subjects}
-    )
-    users = {user.pk: user for user in found}
-    sessions = _open_sessions([credentials for _, credentials, _ in subjects])
+    all_credentials = [credentials for _, credentials, _ in subjects]
+    users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
+    sessions = _open_sessions(all_credentials)
 
     def problem(
-        watched: MonitoredSocket, credentials: Credentials, ident: str | None
+        socket: MonitoredSocket, credentials: Credentials, ident: str | None
     ) -> str | Exception | None:
         if credentials.session is not None and credentials.session not in sessions:
             return "the user has logged out"
         if credentials.expires_at is not None and credentials.expires_at <= now:
             return "the token has expired"
-        if reason := _user_error(users.get(credentials.user), watched, credentials):
+        if reason := _user_error(users.get(credentials.user), socket, credentials):
             return reason
         return None if ident and not matches_any(ident, allowed[credentials.user]) else ""
 
     return [problem(*subject) for subject in subjects]
 
 
-def _user_error(user: Any, watched: MonitoredSocket, credentials: Credentials) -> str | Exception:
+def _user_error(user: Any, socket: MonitoredSocket, credentials: Credentials) -> str | Exception:
     if user is None or not user.is_active:
         return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:
         return "the password was changed"
     try:
-        return "" if watched.permits(user) else "the user no longer has permission"
+        return "" if socket.permits(user) else "the user no longer has permission"
     except DatabaseError:
         raise
     except Exception as error:  # noqa: BLE001 - logged; the others are still checked
@@ -201,27 +197,27 @@ def _open_sessions(credentials: list[Credentials]) -> set[str]:
     return {key for key, user in users.items() if store(key).load().get(SESSION_KEY) == user}
 
 
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = WeakKeyDictionary()
+_monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = WeakKeyDictionary()
 
 
-def get_watch() -> CredentialMonitor:
+def get_credential_monitor() -> CredentialMonitor:
     """Return the credential monitor of the running event loop."""
     # Not registered at import, so that it runs before close_hubs: atexit runs the last function
     # first. close_hubs runs the event loop after Python has stopped the thread of the checks.
-    _end_watches_with_the_process()
-    return _watches.setdefault(asyncio.get_running_loop(), CredentialMonitor())
+    _end_monitors_at_exit()
+    return _monitors.setdefault(asyncio.get_running_loop(), CredentialMonitor())
 
 
 @cache
-def _end_watches_with_the_process() -> None:
-    atexit.register(_end_watches)
+def _end_monitors_at_exit() -> None:
+    atexit.register(_end_monitors)
 
 
-def _end_watches() -> None:
-    for loop, watch in list(_watches.items()):
+def _end_monitors() -> None:
+    for loop, monitor in list(_monitors.items()):
         # Do not run the event loop here: its pending work would report the nodes as crashed.
         if not (loop.is_closed() or loop.is_running()):
-            watch.end()
+            monitor.end()
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -229,18 +225,14 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     Channels would use a thread that all WebSockets of the process share with views.
     """
-    future = _thread().submit(_run_and_keep, function, *arguments)
+    future = _thread().submit(_run_on_open_connection, function, *arguments)
     _unfinished[future] = monotonic()
-    future.add_done_callback(_finished)
+    future.add_done_callback(lambda ended: _unfinished.pop(ended, None))
     return await asyncio.wrap_future(future)
 
 
 # The time at which each call was submitted, the oldest first.
 _unfinished: dict[Future[Any], float] = {}
-
-
-def _finished(future: Future[Any]) -> None:
-    _unfinished.pop(future, None)
 
 
 def _is_hanging() -> bool:
@@ -251,25 +243,20 @@ def _is_hanging() -> bool:
 health.register("users", _is_hanging)
 
 
-def _run_and_keep(function: Callable[..., T], *arguments: Any) -> T:
-    _close_ended()
+def _run_on_open_connection(function: Callable[..., T], *arguments: Any) -> T:
+    for connection in connections.all(initialized_only=True):
+        own = connection.connection
+        if own is None or connection.vendor != "postgresql":
+            continue
+        # Readable without a query: the server has closed it, as at a restart. A query would fail.
+        if own.closed or is_readable(own.fileno()):
+            connection.close()
     try:
         return function(*arguments)
     except DatabaseError:
         # The connection may be broken: the next call opens a new one.
         connections.close_all()
         raise
-
-
-def _close_ended() -> None:
-    """Close connections that the server has ended, as by a restart: a query would fail."""
-    for connection in connections.all(initialized_only=True):
-        own = connection.connection
-        # Readable without a query: the server has closed it.
-        if own is None or connection.vendor != "postgresql":
-            continue
-        if own.closed or is_readable(own.fileno()):
-            connection.close()
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from time import monotonic
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakKeyDictionary
 
 from psqlmessages.relay.daphne import Transport
@@ -17,13 +17,6 @@ from psqlmessages.relay.frames import EncodedFrame
 _SLICE_SECONDS: Final = 0.01
 
 
-class Departing(Protocol):
-    """A send queue."""
-
-    def depart(self) -> None:
-        """Send waiting frames as far as possible without waiting; raises nothing."""
-
-
 class FlushScheduler:
     """The send queues of one event loop that have frames to send.
 
@@ -31,30 +24,24 @@ class FlushScheduler:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Departing] = deque()
+        self._waiting: deque[SendQueue] = deque()
 
-    def add(self, send_queue: Departing) -> None:
+    def add(self, send_queue: SendQueue) -> None:
         """Flush a send queue after everything else that is ready in the event loop."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._depart)
+            asyncio.get_running_loop().call_soon(self._flush)
         self._waiting.append(send_queue)
 
-    def _depart(self) -> None:
+    def _flush(self) -> None:
         begun = monotonic()
         while self._waiting:
             if monotonic() - begun > _SLICE_SECONDS:
-                asyncio.get_running_loop().call_soon(self._depart)
+                asyncio.get_running_loop().call_soon(self._flush)
                 return
-            self._waiting.popleft().depart()
+            self._waiting.popleft().flush()
 
 
-_departures: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = WeakKeyDictionary()
-
-
-def get_departures() -> FlushScheduler:
-    """Return the flush scheduler of the running event loop."""
-    return _departures.setdefault(asyncio.get_running_loop(), FlushScheduler())
-
+_schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = WeakKeyDictionary()
 
 # Size of one write; these bytes wait in the server and do not count towards the queue's limits.
 _WRITE_BYTES: Final = 64 * 1024
@@ -74,9 +61,9 @@ class SendQueue:
         self._most_bytes = size
         self._waiting: deque[EncodedFrame] = deque()
         self._bytes = 0
-        self._departures = get_departures()
+        self._scheduler = _schedulers.setdefault(asyncio.get_running_loop(), FlushScheduler())
         # Whether the flush scheduler or the task is going to send the waiting frames.
-        self._is_leaving = False
+        self._is_scheduled = False
         self._is_slow = asyncio.Event()
         self._error: Exception | None = None
 
@@ -85,14 +72,14 @@ class SendQueue:
         size = packet.size
         if self._waiting and not self._has_room(size):
             # A fast reader may get more frames together than the queue holds, so flush first.
-            self.depart()
+            self.flush()
             if self._waiting and not self._has_room(size):
                 return False
         self._waiting.append(packet)
         self._bytes += size
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._departures.add(self)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._scheduler.add(self)
         return True
 
     def clear(self) -> None:
@@ -100,14 +87,14 @@ class SendQueue:
         self._waiting.clear()
         self._bytes = 0
 
-    def depart(self) -> None:
+    def flush(self) -> None:
         """Send what the transport takes without waiting; the task sends the rest."""
         try:
-            is_done = self._leave()
+            is_done = self._write()
         except Exception as problem:  # noqa: BLE001 - the task raises it, which ends the WebSocket
             self._error, is_done = problem, False
         if is_done:
-            self._is_leaving = False
+            self._is_scheduled = False
         else:
             self._is_slow.set()
 
@@ -120,26 +107,26 @@ class SendQueue:
                 raise self._error
             while self._waiting:
                 await self._transport.writable()
-                if not self._leave():
+                if not self._write():
                     await self._transport.send(self._next())
-            self._is_leaving = False
+            self._is_scheduled = False
 
     def _has_room(self, size: int) -> bool:
         return len(self._waiting) < self._most_frames and self._bytes + size <= self._most_bytes
 
-    def _leave(self) -> bool:
+    def _write(self) -> bool:
         while self._waiting:
-            if not self._transport.takes_now:
+            if not self._transport.is_writable:
                 return False
             first = self._next()
             if not self._waiting:
-                self._transport.give(first.framed, (first,))
+                self._transport.write_frames(first.framed, (first,))
                 return True
             packets, size = [first], first.size
             while self._waiting and size < _WRITE_BYTES:
                 packets.append(self._next())
                 size += packets[-1].size
-            self._transport.give(b"".join([packet.framed for packet in packets]), packets)
+            self._transport.write_frames(b"".join([packet.framed for packet in packets]), packets)
         return True
 
     def _next(self) -> EncodedFrame:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
-from time import monotonic
 from typing import Any, ClassVar, Final
 
 from psqlmessages.conf import get_settings
 from psqlmessages.relay.daphne import SCOPE_KEY, Transport
 from psqlmessages.relay.frames import EncodedFrame
-from psqlmessages.relay.revalidation import Credentials, get_watch
+from psqlmessages.relay.revalidation import Credentials, MonitoredSocket, get_credential_monitor
 from psqlmessages.relay.send_queue import SendQueue
+from psqlmessages.retry import TokenBucket
 
 # Receive queue: frames of one WebSocket that are not yet executed, limited in rate and size.
 
@@ -23,29 +23,6 @@ BURST_SECONDS: Final = 4
 MOST_WAITING: Final = 64
 # The same limit in bytes, as a number of frames of maximum length.
 MOST_LONG_FRAMES: Final = 4
-
-
-class TokenBucket:
-    """A token bucket: ``rate`` per second on average, up to ``burst`` together."""
-
-    def __init__(
-        self, rate: float, burst: float, *, clock: Callable[[], float] = monotonic
-    ) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._clock = clock
-        self._tokens = burst
-        self._at = clock()
-
-    def take(self) -> bool:
-        """Take a token; False if there is none."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class ReceiveQueue:
@@ -58,18 +35,18 @@ class ReceiveQueue:
         self._waiting: deque[str] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
-        self._is_held = False
+        self._is_paused = False
         self._is_ended = False
 
     def put(self, text: str) -> bool:
         """Append a frame; False if the peer sends more frames per second than allowed."""
-        if not self._bucket.take():
+        if self._bucket.refill() < 1:
             return False
+        self._bucket.tokens -= 1
         self._waiting.append(text)
         self._bytes += len(text)
         self._arrived.set()
-        if not self._is_held and self._is_full:
-            self._pause_reading(is_held=True)
+        self._pause_or_resume_reading()
         return True
 
     async def get(self) -> str | None:
@@ -81,8 +58,7 @@ class ReceiveQueue:
             await self._arrived.wait()
         text = self._waiting.popleft()
         self._bytes -= len(text)
-        if self._is_held and not self._is_full:
-            self._pause_reading(is_held=False)
+        self._pause_or_resume_reading()
         return text
 
     def end(self) -> None:
@@ -92,13 +68,11 @@ class ReceiveQueue:
         self._is_ended = True
         self._arrived.set()
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= MOST_WAITING or self._bytes > self._most_bytes
-
-    def _pause_reading(self, *, is_held: bool) -> None:
-        self._is_held = is_held
-        self._transport.hold_reading(is_held=is_held)
+    def _pause_or_resume_reading(self) -> None:
+        is_full = len(self._waiting) >= MOST_WAITING or self._bytes > self._most_bytes
+        if is_full != self._is_paused:
+            self._is_paused = is_full
+            self._transport.pause_reading(is_paused=is_full)
 
 
 logger = logging.getLogger("psqlmessages.relay")
@@ -124,25 +98,14 @@ REFUSED_KEY: Final = "psqlmessages.refused"
 _background: Final[set[asyncio.Task[Any]]] = set()
 
 
-class Socket:
+class Socket(MonitoredSocket):
     """One WebSocket. Subclasses implement :meth:`received` and :meth:`left`."""
 
     _open: ClassVar[Counter[Any]] = Counter()
 
     scope: dict[str, Any]
     user: Any
-    credentials: Credentials
-    ident: str | None = None
     _was_ending = False
-
-    @classmethod
-    def as_asgi(cls) -> Callable[..., Awaitable[None]]:
-        """Return the ASGI application that creates a socket for each connection."""
-
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            await cls()(scope, receive, send)
-
-        return application
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """Accept before refusing: browsers pass close codes to the page, but no HTTP status."""
@@ -161,11 +124,11 @@ class Socket:
             return
         user = self.credentials.user
         self._open[user] += 1
-        get_watch().add(self)
+        get_credential_monitor().add(self)
         try:
             await self._serve(receive)
         finally:
-            get_watch().discard(self)
+            get_credential_monitor().discard(self)
             self._open[user] -= 1
             if not self._open[user]:
                 del self._open[user]
@@ -185,10 +148,6 @@ class Socket:
 
     async def left(self, *, crashed: bool) -> None:
         """Clean up; ``crashed``: the peer did not close normally."""
-
-    def permits(self, user: Any) -> bool:
-        """Return whether the user, freshly loaded, still has access; called in a thread."""
-        return True
 
     def put(self, text: str) -> None:
         """Queue a frame to be sent; a reader that is too slow is closed with 4408."""
@@ -217,12 +176,6 @@ class Socket:
     def revoked(self, reason: str) -> None:
         """Close the WebSocket: the user has lost access."""
         self.close(NOT_ALLOWED, reason)
-
-    def ident_revoked(self, ident: str) -> None:
-        """End a node; this base class has none."""
-
-    def unchecked(self) -> None:
-        """Close, or send nothing: the user could not be checked for too long."""
 
     def reap(self) -> None:
         """Drop a connection that has ended while its peer does not read the buffered data."""
@@ -258,41 +211,31 @@ class Socket:
             per_second=limits.RELAY_FRAMES_PER_SECOND,
             frame_bytes=limits.RELAY_FRAME_BYTES,
         )
-        receiving = asyncio.create_task(self._receive(receive))
-        working = asyncio.create_task(self._work())
-        sending = asyncio.create_task(self._send_queue.run())
+        receiving, working, sending = tasks = [
+            asyncio.create_task(each)
+            for each in (self._receive(receive), self._work(), self._send_queue.run())
+        ]
         try:
             self.entered()
-            await asyncio.wait(
-                {receiving, working, sending, self._closing}, return_when=asyncio.FIRST_COMPLETED
-            )
-            await self._end(receiving, working, sending)
+            await asyncio.wait({*tasks, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+            self._is_over = True
+            self._receive_queue.end()
+            self._send_queue.clear()
+            sending.cancel()
+            for task in (working, sending):
+                if task.done() and not task.cancelled() and (problem := task.exception()):
+                    logger.error("closing a WebSocket after an unexpected error", exc_info=problem)
+                    self.close(INTERNAL_ERROR, "internal server error")
+            is_goodbye = receiving.done() and receiving.result() in GOODBYES
+            if self._closing.done():
+                await self._transport.close(*self._closing.result())
+            leaving = self.spawn(self._leave(working, crashed=not is_goodbye))
+            await asyncio.wait({leaving}, timeout=2 * _END_SECONDS)
             await receiving
         finally:
             self._is_over = True
-            for task in (receiving, working, sending):
+            for task in tasks:
                 task.cancel()
-
-    async def _end(
-        self,
-        receiving: asyncio.Task[int | None],
-        working: asyncio.Task[None],
-        sending: asyncio.Task[None],
-    ) -> None:
-        """Stop receiving and sending, close, and clean up."""
-        self._is_over = True
-        self._receive_queue.end()
-        self._send_queue.clear()
-        sending.cancel()
-        for task in (working, sending):
-            if task.done() and not task.cancelled() and (problem := task.exception()):
-                logger.error("closing a WebSocket after an unexpected error", exc_info=problem)
-                self.close(INTERNAL_ERROR, "internal server error")
-        is_goodbye = receiving.done() and receiving.result() in GOODBYES
-        if self._closing.done():
-            await self._transport.close(*self._closing.result())
-        leaving = self.spawn(self._leave(working, crashed=not is_goodbye))
-        await asyncio.wait({leaving}, timeout=2 * _END_SECONDS)
 
     async def _leave(self, working: asyncio.Task[None], *, crashed: bool) -> None:
         # The last request is executed or refused before the socket leaves.
@@ -306,15 +249,13 @@ class Socket:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return message.get("code", 1005)  # type: ignore[no-any-return]
-            if message["type"] == "websocket.receive" and not self._is_over:
-                self._came(message.get("text"))
-
-    def _came(self, text: str | None) -> None:
-        if text is None:
-            self.close(UNSUPPORTED, "binary frames are not supported: send text")
-        elif not self._receive_queue.put(text):
-            most = get_settings().RELAY_FRAMES_PER_SECOND
-            self.close(TOO_MANY, f"more than {most} frames a second")
+            if message["type"] != "websocket.receive" or self._is_over:
+                continue
+            if (text := message.get("text")) is None:
+                self.close(UNSUPPORTED, "binary frames are not supported: send text")
+            elif not self._receive_queue.put(text):
+                most = get_settings().RELAY_FRAMES_PER_SECOND
+                self.close(TOO_MANY, f"more than {most} frames a second")
 
     async def _work(self) -> None:
         while (text := await self._receive_queue.get()) is not None:

@@ -15,7 +15,7 @@ from psqlmessages import health
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
 from psqlmessages.orm import direct_dsn, dsn
-from psqlmessages.relay.revalidation import get_watch
+from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import Pool, TakenRow
@@ -59,7 +59,7 @@ class RestDatabase:
         if not reader.is_hasty:
             seconds = (reader.until - reader.since).total_seconds()
             timer = asyncio.get_running_loop().call_later(seconds, reader.time_out)
-            get_watch().add(reader)
+            get_credential_monitor().add(reader)
         waiting = self._waiting.get(reader.queue)
         if waiting is None:
             waiting = self._waiting[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
@@ -72,7 +72,7 @@ class RestDatabase:
         finally:
             if timer is not None:
                 timer.cancel()
-                get_watch().discard(reader)
+                get_credential_monitor().discard(reader)
             waiting.leave(reader)
             self._forget(reader)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -194,12 +195,14 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
     assert "crash" not in {event.split()[0] for event in out.events()}
 
 
+DISCONNECTED = (
+    "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
+    " AND application_name LIKE '%%hub')"
+)
+
+
 @in_loop
 async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn: str):
-    gone = (
-        "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'user1'"
-        " AND application_name LIKE '%%hub')"
-    )
     async with opened(dsn, idle=timedelta(milliseconds=200)) as hub:
         for turn in range(2):
             await hub.leave(await joined(hub, "A1", "T"))
@@ -209,9 +212,22 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
                 await asyncio.sleep(0.4)
                 assert hub.is_connected
                 await hub.leave(box)
-            await asyncio.to_thread(world.wait_for, gone)
+            await asyncio.to_thread(world.wait_for, DISCONNECTED)
             assert not hub.is_connected
         assert hub.counters.receivers == hub.counters.nodes == 0
+
+
+@in_loop
+async def test_a_hub_waits_the_whole_idle_time_after_its_last_node_has_left(world: World, dsn: str):
+    idle = timedelta(seconds=1)
+    async with opened(dsn, idle=idle) as hub:
+        await hub.leave(await joined(hub, "A1"))
+        box = await joined(hub, "A1")
+        await asyncio.sleep(0.5)
+        left_at = monotonic()
+        await hub.leave(box)
+        await asyncio.to_thread(world.wait_for, DISCONNECTED)
+        assert monotonic() - left_at >= idle.total_seconds()
 
 
 @pytest.fixture

@@ -111,6 +111,16 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World):
     assert bob.evaluate("node.state") == "open"
 
 
+def test_the_url_may_be_relative_to_the_page(begin: Begin, site: Site):
+    page = begin("alice", url="app/ws/node/")
+    assert page.evaluate("node._socket.url") == f"{site.ws_url}/app/ws/node/"
+    # A page below a prefix, which the proxy in front of the server leaves in place.
+    page.evaluate("history.replaceState(null, '', '/sub/page/')")
+    for number, url in enumerate(("../ws/node/", f"{site.url}/sub/ws/node/")):
+        page.evaluate(BEGIN, [f"web.alice.{number}", {"url": url}])
+        assert page.evaluate("node._socket.url") == f"{site.ws_url}/sub/ws/node/"
+
+
 def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World):
     page, other = begin("alice"), relay.node("user2", "OTHER")
     # The answer is held back until the message has come.

@@ -18,8 +18,8 @@ from websockets.exceptions import InvalidStatus
 
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import revalidation
-from psqlmessages.relay.auth import token_for, user_of
-from psqlmessages.relay.origins import is_own
+from psqlmessages.relay.asgi import is_own
+from psqlmessages.relay.auth import read, token_for
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -69,66 +69,59 @@ def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: K
     assert site.faults() == []
 
 
+def test_websockets_are_served_below_any_prefix(site: Site, knock: Knock):
+    cookie, token = site.login("alice"), token_for(User.objects.get(), HOUR)
+    for prefix in ("/app", "/a/b/c"):
+        for given in ({"cookie": cookie}, {"token": token}):
+            visitor = knock(**given, path=f"{prefix}/ws/node/")
+            assert visitor.error("topic_status", topic="T")[0] == 50, (prefix, given)
+        assert knock(path=f"{prefix}/ws/monitor/").closed() == LOG_IN
+    for path in ("/app/ws/nothing/", "/app/ws/node/more/", "/appws/node/", "/app/ws/node"):
+        assert status(knock, cookie=cookie, path=path) == 403, path
+
+
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
 TRUSTING = {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]}
 FORWARDED = {"headers": [(b"x-forwarded-proto", b"https")]}
 TLS = {"scheme": "wss"}
-ADMITTED = (
-    ("http://site.example", "site.example", {}),
-    ("http://site.example:80", "site.example", {}),
-    ("http://SITE.example", "site.example:80", {}),
-    ("http://site.example:8000", "site.example:8000", {}),
-    ("http://evil.example", "evil.example", {"ALLOWED_HOSTS": ["*"]}),
-    # TLS that ends in the server, and in a proxy.
-    ("https://site.example", "site.example", TLS),
-    ("https://site.example", "site.example:443", TLS),
-    ("https://site.example", "site.example", {**TLS_PROXY, **FORWARDED}),
-    ("https://app.example", "site.example", TRUSTING),
-    ("https://app.example:443", "site.example", TRUSTING),
-    ("http://a.b.example.net:8000", "site.example", TRUSTING),
+ANY_HOST = {"ALLOWED_HOSTS": ["*"]}
+STRANGERS = (
+    "http://site.example:8000 https://site.example ws://site.example http://other.site.example"
+    " http://site.example.evil.example http://site.example@evil.example http://user@site.example"
+    " http://site.example/ http://site.example:x http://[::1 null"
 )
-REFUSED = (
-    ("http://site.example:8000", "site.example", {}),
-    ("http://site.example", "site.example:8000", {}),
-    ("https://site.example", "site.example", {}),
-    ("ws://site.example", "site.example", {}),
-    ("http://other.site.example", "site.example", {}),
-    ("http://site.example.evil.example", "site.example", {}),
-    ("http://site.example@evil.example", "site.example", {}),
-    ("http://user@site.example", "site.example", {}),
-    ("http://site.example/", "site.example", {}),
-    ("http://site.example:x", "site.example", {}),
-    ("http://[::1", "site.example", {}),
-    ("null", "site.example", {}),
-    ("", "site.example", {}),
+# The host, settings and parts of the scope, the origins that are admitted, and those that are not.
+ORIGINS = (
+    ("site.example", {}, "http://site.example http://site.example:80",
+     STRANGERS),
+    ("site.example:80", {}, "http://SITE.example", ""),
+    ("site.example:8000", {}, "http://site.example:8000", "http://site.example"),
     # A host that is none of ours, as of a name that somebody leads to our address.
-    ("http://evil.example", "evil.example", {}),
-    ("http://evil.example", "site.example", {"ALLOWED_HOSTS": ["*"]}),
-    ("http://site.example", "site.example", TLS),
-    ("http://site.example", "site.example", {**TLS_PROXY, **FORWARDED}),
-    ("https://site.example", "site.example", FORWARDED),
-    ("http://app.example", "site.example", TRUSTING),
-    ("https://sub.app.example", "site.example", TRUSTING),
-    ("http://a.example.net", "site.example", TRUSTING),
-    ("http://aexample.net:8000", "site.example", TRUSTING),
-)
+    ("evil.example", {}, "", "http://evil.example"),
+    ("evil.example", ANY_HOST, "http://evil.example", ""),
+    ("site.example", ANY_HOST, "", "http://evil.example"),
+    # TLS that ends in the server, and in a proxy.
+    ("site.example", TLS, "https://site.example", "http://site.example"),
+    ("site.example:443", TLS, "https://site.example", ""),
+    ("site.example", {**TLS_PROXY, **FORWARDED}, "https://site.example", "http://site.example"),
+    ("site.example", FORWARDED, "", "https://site.example"),
+    ("site.example", TRUSTING,
+     "https://app.example https://app.example:443 http://a.b.example.net:8000",
+     "http://app.example https://sub.app.example http://a.example.net http://aexample.net:8000"),
+)  # fmt: skip
 
 
 def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
-    usual = {
-        "ALLOWED_HOSTS": ["site.example"],
-        "CSRF_TRUSTED_ORIGINS": [],
-        "SECURE_PROXY_SSL_HEADER": None,
-    }
+    usual = {"CSRF_TRUSTED_ORIGINS": [], "SECURE_PROXY_SSL_HEADER": None}
     wrong = []
-    for cases, is_admitted in ((ADMITTED, True), (REFUSED, False)):
-        for origin, host, given in cases:
-            for name, value in (usual | given).items():
-                setattr(settings, name, value)
+    for host, given, admitted, refused in ORIGINS:
+        for name, value in ({"ALLOWED_HOSTS": ["site.example"]} | usual | given).items():
+            setattr(settings, name, value)
+        for origin in ("", *admitted.split(), *refused.split()):
             headers = [(b"host", host.encode()), (b"origin", origin.encode())]
             headers += given.get("headers", [])
             scope = {"type": "websocket", "path": "/", "scheme": given.get("scheme", "ws")}
-            if is_own({**scope, "headers": headers}) is not is_admitted:
+            if is_own({**scope, "headers": headers}) is not (origin in admitted.split()):
                 wrong.append((origin, host, given))
             # Several origins are none.
             assert not is_own({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
@@ -153,31 +146,31 @@ def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Knock)
 def test_what_ends_a_token(site: Site, settings: Settings):
     robot = site.user("robot")
     token = token_for(robot, HOUR)
-    assert user_of(token) == robot
+    assert read(token).user == robot
     said = signing.loads(token, salt="psqlmessages.token")
     # It holds nothing by which sessions are checked.
     assert robot.get_session_auth_hash() not in str(said)
     assert robot.password not in str(said)
     # Something that was signed for another purpose is no token.
-    assert user_of(signing.dumps(said, salt="psqlmessages.token", compress=True)) == robot
-    assert user_of(signing.dumps(said)) is None
+    assert read(signing.dumps(said, salt="psqlmessages.token", compress=True)).user == robot
+    assert read(signing.dumps(said)) is None
     # A rotation of the secret key does not end it; a key that is forgotten does.
     key = settings.SECRET_KEY
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new key", [key]
-    assert user_of(token) == robot
+    assert read(token).user == robot
     settings.SECRET_KEY_FALLBACKS = []
-    assert user_of(token) is None
+    assert read(token) is None
     settings.SECRET_KEY = key
     robot.is_active = False
     robot.save()
-    assert user_of(token) is None
+    assert read(token) is None
     robot.is_active = True
     robot.set_password(PASSWORD)
     robot.save()
-    assert user_of(token) is None
+    assert read(token) is None
     token = token_for(robot, HOUR)
     robot.delete()
-    assert user_of(token) is None
+    assert read(token) is None
 
 
 Enter = Callable[..., Visitor]
@@ -277,13 +270,13 @@ def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path
 def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
     frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
 ):
-    with closing(Visitor(frail_site, cookie=frail_site.login("bob"))) as visitor:
-        (tmp_path / "down-once").touch()
-        (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
-        assert visitor.closed() == (4401, "the user has logged out")
-        assert "the session store is down" in frail_site.log()
-    with closing(enter("alice", "web.alice", at=frail_site)) as visitor:
-        (tmp_path / "down").touch()
-        began = monotonic()
-        assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
-        assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1
+    visitor = enter("bob", at=frail_site)
+    (tmp_path / "down-once").touch()
+    (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
+    assert visitor.closed() == (4401, "the user has logged out")
+    assert "the session store is down" in frail_site.log()
+    visitor = enter("alice", "web.alice", at=frail_site)
+    (tmp_path / "down").touch()
+    began = monotonic()
+    assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
+    assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1

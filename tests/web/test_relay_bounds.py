@@ -266,22 +266,22 @@ class Peer(Transport):
     def __init__(self, room: int = 2**30) -> None:
         self.room = room
         self.writes: list[str] = []
-        self.is_held = False
+        self.is_paused = False
 
-    def give(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
+    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
         assert framed == b"".join(packet.framed for packet in packets)
         self.writes.append(" ".join(packet.text for packet in packets))
         self.room -= len(framed)
 
     async def send(self, packet: EncodedFrame) -> None:
-        self.give(packet.framed, [packet])
+        self.write_frames(packet.framed, [packet])
 
     @property
-    def takes_now(self) -> bool:
+    def is_writable(self) -> bool:
         return self.room > 0
 
-    def hold_reading(self, *, is_held: bool) -> None:
-        self.is_held = is_held
+    def pause_reading(self, *, is_paused: bool) -> None:
+        self.is_paused = is_paused
 
     async def accept(self) -> None:
         self.writes.append("accepted")
@@ -335,11 +335,11 @@ async def test_a_peer_is_not_read_while_too_much_waits():
         peer = Peer()
         intake = ReceiveQueue(peer, per_second=1000, frame_bytes=100)
         for number in range(most):
-            assert not peer.is_held, number
+            assert not peer.is_paused, number
             assert intake.put(text)
-        assert peer.is_held
+        assert peer.is_paused
         await intake.get()
-        assert not peer.is_held
+        assert not peer.is_paused
 
 
 @in_loop

@@ -12,7 +12,7 @@
  * @property {(body: any) => Promise<object>} reply
  * @property {object} header - the whole frame
  * @typedef {object} Options
- * @property {string=} url - by default /ws/node/ of this page's server
+ * @property {string=} url - an address, or a path relative to this page; by default /ws/node/
  * @property {boolean=} events - false: receive only events about this node
  * @property {(state: State, reason: string) => void=} onstate
  * @property {(event: object) => void=} onevent - a system event, with Evt, Ident, Topic
@@ -64,7 +64,9 @@ export class Node {
   constructor(ident, options) {
     this.ident = ident;
     this._options = options;
-    this._url = options.url ?? new URL("/ws/node/", location.href.replace(/^http/, "ws")).href;
+    const url = new URL(options.url ?? "/ws/node/", location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    this._url = url.href;
     this._connect();
   }
 
