@@ -51,6 +51,7 @@ def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, re
     writer.push_many("Q", ["a", "b", "c", "d"])
     for tries, seconds in ((1, 1), (2, 2), (3, 4), (10, 300)):
         if tries > 1:
+            queues.execute("DELETE FROM messages._scan_start")
             queues.execute(
                 "UPDATE psqlmessages_element SET tries = %s, mature_at = 'epoch',"
                 " available_at = 'epoch' WHERE body = 'b'", (tries - 1,),
