@@ -15,8 +15,6 @@ from psqlmessages.client.queue_calls import (
     AckResult,
     Element,
     Headers,
-    acknowledge,
-    leases_of,
 )
 from psqlmessages.orm import fetch, own_ident, postgresql, run
 from psqlmessages.wire import EncodedBody
@@ -150,8 +148,7 @@ def commit(
     The result is False if a lease expired and another consumer has taken its element: roll back the
     writes for it. The result has the state of each element.
     """
-    call = queue_calls.commit(_own(ident), leases_of(elements))
-    return acknowledge(elements, run(call, using))
+    return run(queue_calls.commit(_own(ident), elements), using)
 
 
 def rollback(
@@ -161,8 +158,7 @@ def rollback(
     using: str | None = None,
 ) -> AckResult:
     """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
-    call = queue_calls.rollback(_own(ident), leases_of(elements), delay)
-    return acknowledge(elements, run(call, using))
+    return run(queue_calls.rollback(_own(ident), elements, delay), using)
 
 
 def _own(ident: str | None) -> str:

@@ -21,8 +21,6 @@ from psqlmessages.client.queue_calls import (
     Element,
     Headers,
     QueueSizes,
-    acknowledge,
-    leases_of,
 )
 from psqlmessages.client.queue_consumer import (
     AGAIN_SECONDS,
@@ -334,18 +332,15 @@ class AsyncQueueMethods:
 
     async def commit(self, *elements: Element | str) -> AckResult:
         """See :meth:`Node.commit`."""
-        call = queue_calls.commit(self._acting, leases_of(elements))
-        return acknowledge(elements, await self._session.run(call))
+        return await self._session.run(queue_calls.commit(self._acting, elements))
 
     async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
         """See :meth:`Node.rollback`."""
-        call = queue_calls.rollback(self._acting, leases_of(elements), delay)
-        return acknowledge(elements, await self._session.run(call))
+        return await self._session.run(queue_calls.rollback(self._acting, elements, delay))
 
     async def release(self, *elements: Element | str) -> AckResult:
         """See :meth:`Node.release`."""
-        call = queue_calls.release(self._acting, leases_of(elements))
-        return acknowledge(elements, await self._session.run(call))
+        return await self._session.run(queue_calls.release(self._acting, elements))
 
     async def remove(self, queue: str, id_: int) -> bool:
         """See :meth:`Node.remove`."""

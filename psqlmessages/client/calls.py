@@ -144,11 +144,13 @@ def _nothing(answer: Any) -> None:
     raise_for_error(answer)
 
 
-def _is_new(answer: Any) -> bool:
+def is_new(answer: Any) -> bool:
+    """Return whether a call changed something; raise the error of its answer."""
     return not raise_for_error(answer).get("Already")
 
 
-def _channel(answer: Any) -> str:
+def channel_of(answer: Any) -> str:
+    """Return the channel that ``init`` or ``connect_stream`` answered."""
     return str(raise_for_error(answer)["Channel"])
 
 
@@ -157,7 +159,8 @@ def _topic_nodes(answer: Any) -> TopicNodes:
     return TopicNodes(tuple(answer["Notifiers"]), tuple(answer["Listeners"]))
 
 
-def _payload(text: Any) -> Payload:
+def payload_of(text: Any) -> Payload:
+    """Parse an answer of ``get_data``."""
     try:
         payload = parse(str(text))
     except MalformedPayload as error:
@@ -188,7 +191,7 @@ def _opened(row: Any) -> BackendInfo:
 
 def _opened_as(row: Any) -> tuple[BackendInfo, str]:
     pid, clock, answer = str(row).split("|", 2)
-    return BackendInfo(int(pid), clock), _channel(json.loads(answer))
+    return BackendInfo(int(pid), clock), channel_of(json.loads(answer))
 
 
 def _setting(synchronous_commit: bool) -> str:
@@ -214,16 +217,16 @@ def probe(channel: str, payload: str) -> Call[None]:
 
 def init(ident: str) -> Call[str]:
     """Register a node; the result is the session's channel."""
-    return Call("SELECT messages.init(%s)", check_names(ident), _channel, ("init", ident))
+    return Call("SELECT messages.init(%s)", check_names(ident), channel_of, ("init", ident))
 
 
 def deinit(ident: str) -> Call[bool]:
-    return Call("SELECT messages.deinit(%s)", check_names(ident), _is_new, ("deinit", ident))
+    return Call("SELECT messages.deinit(%s)", check_names(ident), is_new, ("deinit", ident))
 
 
 def crash(ident: str) -> Call[bool]:
     """Deregister a node whose program is gone; other nodes receive a crash event."""
-    return Call("SELECT messages.crash(%s)", check_names(ident), _is_new, ("deinit", ident))
+    return Call("SELECT messages.crash(%s)", check_names(ident), is_new, ("deinit", ident))
 
 
 def use(ident: str) -> Call[None]:
@@ -239,51 +242,42 @@ def topic_status(topic: str) -> Call[TopicNodes]:
 
 
 def topic_notify(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_notify(%s)", check_names(topic), _is_new, ("topic_notify", topic)
-    )
+    return _membership("topic_notify", topic)
 
 
 def topic_unnotify(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unnotify(%s)", check_names(topic), _is_new, ("topic_unnotify", topic)
-    )
+    return _membership("topic_unnotify", topic)
 
 
 def topic_listen(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_listen(%s)", check_names(topic), _is_new, ("topic_listen", topic)
-    )
+    return _membership("topic_listen", topic)
 
 
 def topic_unlisten(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unlisten(%s)", check_names(topic), _is_new, ("topic_unlisten", topic)
-    )
+    return _membership("topic_unlisten", topic)
 
 
 def topic_observe(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_observe(%s)", check_names(topic), _is_new, ("topic_observe", topic)
-    )
+    return _membership("topic_observe", topic)
 
 
 def topic_unobserve(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unobserve(%s)",
-        check_names(topic),
-        _is_new,
-        ("topic_unobserve", topic),
-    )
+    return _membership("topic_unobserve", topic)
+
+
+def _membership(function: str, topic: str) -> Call[bool]:
+    sql = f"SELECT messages.{function}(%s)"
+    return Call(sql, check_names(topic), is_new, (function, topic))
+
+
+def _send(sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _nothing) -> Call[Any]:
+    return Call(sql, params, read, is_send=True, is_hot=True)
 
 
 def topic_send(topic: str, body: EncodedBody, token: str = "") -> Call[None]:
-    return Call(
+    return _send(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
         (*check_names(topic), body.text, _token(token), body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 
@@ -291,29 +285,24 @@ def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[
     """Send many values in one call; the result is their number."""
     texts, enc = encode_many(list(bodies))
     # Binary arrays: psycopg's text arrays are ten times slower (measured).
-    return Call(
+    return _send(
         "SELECT messages.topic_send_many(%s, %b, %s, %s)",
         (*check_names(topic), texts, _token(token), enc),
         lambda answer: int(raise_for_error(answer)["Count"]),
-        is_send=True,
-        is_hot=True,
     )
 
 
 def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") -> Call[None]:
     """Send as a node that needs no session; works on any connection."""
-    return Call(
+    return _send(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
         (*check_names(ident, topic), body.text, _token(token), body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a large body; ``message`` is the payload as received."""
-    return Call("SELECT messages.get_data(%s)", check_names(message), _payload, is_hot=True)
+    return Call("SELECT messages.get_data(%s)", check_names(message), payload_of, is_hot=True)
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
@@ -336,41 +325,32 @@ def _texts(answers: Any) -> list[str | None]:
         begin = answers.index("\n", place) + 1
         place = begin + int(answers[place : begin - 1])
         try:
-            texts.append(_payload(answers[begin:place]).text)
+            texts.append(payload_of(answers[begin:place]).text)
         except MessagesError:
             texts.append(None)
     return texts
 
 
 def rpc(node: str, token: str, body: EncodedBody) -> Call[None]:
-    return Call(
+    return _send(
         "SELECT messages.rpc(%s, %s, %s, %s)",
         (*check_names(node, token), body.text, body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 
 def return_(node: str, token: str, body: EncodedBody) -> Call[None]:
     """Answer ``node``; ``token`` is the one received."""
-    return Call(
+    return _send(
         "SELECT messages.return(%s, %s, %s, %s)",
         (*check_names(node, token), body.text, body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 
 def return_error(node: str, token: str, reason: str) -> Call[None]:
     """Answer ``node`` that its request failed."""
-    return Call(
+    return _send(
         "SELECT messages.return_error(%s, %s, %s)",
         (*check_names(node, token), EncodedBody.of(reason).text),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 

@@ -18,8 +18,6 @@ from psqlmessages.client.queue_calls import (
     Element,
     Headers,
     QueueSizes,
-    acknowledge,
-    leases_of,
 )
 from psqlmessages.client.queue_consumer import (
     AGAIN_SECONDS,
@@ -124,18 +122,15 @@ class QueueMethods:
         The result has a bool for each and is true if all were removed. False: the lease had run out
         and another consumer has taken the element.
         """
-        call = queue_calls.commit(self._acting, leases_of(elements))
-        return acknowledge(elements, self._session.run(call))
+        return self._session.run(queue_calls.commit(self._acting, elements))
 
     def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
         """Give back elements with one more try, behind the waiting ones or after ``delay``."""
-        call = queue_calls.rollback(self._acting, leases_of(elements), delay)
-        return acknowledge(elements, self._session.run(call))
+        return self._session.run(queue_calls.rollback(self._acting, elements, delay))
 
     def release(self, *elements: Element | str) -> AckResult:
         """Give back unread elements; they keep their place and number of tries."""
-        call = queue_calls.release(self._acting, leases_of(elements))
-        return acknowledge(elements, self._session.run(call))
+        return self._session.run(queue_calls.release(self._acting, elements))
 
     def remove(self, queue: str, id_: int) -> bool:
         """Remove an element; return False if it is unknown, reserved or locked."""

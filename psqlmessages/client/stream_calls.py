@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.calls import Call, channel_of, check_names, is_new, raise_for_error
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
@@ -157,11 +157,7 @@ def publish_many(ident: str, topic: str, bodies: Sequence[Any]) -> Call[Publishe
 
 def unsubscribe(ident: str, topic: str) -> Call[bool]:
     """End a subscription; the result is whether there was one."""
-    return Call(
-        "SELECT messages.unsubscribe(%s, %s)",
-        check_names(ident, topic),
-        lambda answer: not raise_for_error(answer).get("Already"),
-    )
+    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), is_new)
 
 
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
@@ -171,12 +167,8 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 
 def connect_stream(ident: str) -> Call[str]:
     """Register a node; its living subscriptions count as recovered from now on."""
-    return Call(
-        "SELECT messages.connect_stream(%s)",
-        check_names(ident),
-        lambda answer: str(raise_for_error(answer)["Channel"]),
-        ("init", ident),
-    )
+    sql = "SELECT messages.connect_stream(%s)"
+    return Call(sql, check_names(ident), channel_of, ("init", ident))
 
 
 def subscribe(place: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
