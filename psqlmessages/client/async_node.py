@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import timedelta
-from math import inf
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -17,11 +15,10 @@ from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.async_node_queues import AsyncQueueConsumer, AsyncQueueMethods
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.handlers import TopicHandlers, wants_reply
-from psqlmessages.client.messages import RPC, Message
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
+from psqlmessages.client.handlers import TopicHandlers
+from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.pending_calls import PendingCall
 from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
@@ -31,7 +28,7 @@ from psqlmessages.client.subscription import (
     SubscriptionReader,
 )
 from psqlmessages.client.transactions import drive_async
-from psqlmessages.exceptions import CallTimeout, InvalidArgument, MessagesError
+from psqlmessages.exceptions import CallTimeout, InvalidArgument
 from psqlmessages.wire import EncodedBody
 
 
@@ -48,7 +45,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         self.ident = ident
         self._state = NodeState(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
-        self._taker = AsyncQueueConsumer(self._session, self._state)
+        self._consumer = AsyncQueueConsumer(self._session, self._state)
         self._stream_poll_interval = options.stream_poll_interval
         self._least_timeout = options.probe_timeout
 
@@ -58,12 +55,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def open(self) -> None:
@@ -74,7 +66,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """Deregister, disconnect and end all waits immediately."""
         try:
             self._session.stop()
-            await self._taker.finish()
+            await self._consumer.finish()
         finally:
             await self._session.close()
 
@@ -248,7 +240,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         came = asyncio.Event()
         with self._state.asking(node, came.set) as pending:
             await self._put(self.rpc(node, pending.token, body), timeout)
-            pending.was_put()
+            pending.was_sent()
             answer = await self._next_answer(pending, came, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
@@ -266,7 +258,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         came = asyncio.Event()
         with self._state.asking("", came.set) as pending:
             await self._put(self.topic_send(topic, body, pending.token), timeout)
-            pending.was_put()
+            pending.was_sent()
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
 
@@ -289,10 +281,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
                     await came.wait()
             except TimeoutError:
                 return None
-        notification = pending.answers.popleft()
-        if isinstance(notification, MessagesError):
-            raise notification
-        return self._state.answer(notification, await self._text(notification), self)
+        return await self._session.drive(self._state.next_answer(pending, self))
 
     # Receiving
 
@@ -301,19 +290,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         timeout: timedelta | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
-        deadline = inf
-        while not self._session.is_stopped:
-            if not self._state.inbox:
-                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                await self._session.wait(lambda: self._state.inbox, deadline)
-            if self._session.is_stopped or not (notification := self._state.take()):
-                if monotonic() >= deadline:
-                    return
-                continue
-            self._session.on_taken()
-            message = await self._complete(notification)
-            if message is not None:
-                yield message
+        session, state = self._session, self._state
+        while (message := await session.drive(state.next_message(timeout, self))) is not None:
+            yield message
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
@@ -323,56 +302,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
         async for message in self.messages():
-            await self._handle(message)
-
-    async def _handle(self, message: Message) -> None:
-        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
-        for handler in self.matching(message):
-            failure = ""
-            try:
-                answer = handler(message)
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            except (Exception, asyncio.CancelledError) as error:
-                if _is_ending(error):
-                    raise
-                failure = self._state.handler_failed(message, error)
-                continue
-            if wants_reply(message, answer):
-                await self._answer(message, answer)
-        if failure and message.wants_answer and not message.is_answered:
-            await self._answer_failure(message, failure)
-
-    async def _answer(self, message: Message, answer: Any) -> None:
-        try:
-            await message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-            await self._answer_failure(message, "the answer could not be sent")
-        except MessagesError as error:
-            self._state.reply_failed(message, error)
-
-    async def _answer_failure(self, message: Message, reason: str) -> None:
-        try:
-            await message.reply_error(reason)
-        except (MessagesError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-
-    async def _complete(self, notification: Notification) -> Message | None:
-        try:
-            text = await self._text(notification)
-        except (MessagesError, psycopg.Error) as error:
-            return self._state.without_body(notification, error, self)
-        return self._state.message(notification, text, self)
-
-    async def _text(self, notification: Notification) -> str | None:
-        if not notification.is_kept:
-            return notification.text
-        return await drive_async(text_of(notification, self._state), self._session.run)
+            await drive_async(self.handling(message, self._state), _run_action)
 
 
-def _is_ending(error: BaseException) -> bool:
-    """Return whether an error cancels the running task, and not only what a handler awaited."""
-    task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError)
-    return is_cancelled and (task is None or task.cancelling() > 0)
+async def _run_action(action: Callable[[], Any]) -> Any:
+    result = action()
+    return await result if inspect.isawaitable(result) else result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timedelta
-from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -23,11 +23,11 @@ from psqlmessages.client.queue_calls import (
     QueueSizes,
 )
 from psqlmessages.client.queue_consumer import (
-    AGAIN_SECONDS,
     DEFAULT_GROUP,
-    FOR_EVER,
-    BlockingTake,
+    FOREVER,
+    RETRY_SECONDS,
     LeasedBatch,
+    QueuePoller,
 )
 from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_async, transaction
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
@@ -37,20 +37,6 @@ from psqlmessages.wire import EncodedBody
 
 _CLOSING_SECONDS = 5.0
 _LONGEST_WAIT = 24 * 60 * 60.0
-
-
-class _Take:
-    """A call that reserves elements, and whether it has started."""
-
-    def __init__(self, queue: str, statement: SqlStatement) -> None:
-        self._queue = queue
-        self._statement = statement
-        self.is_begun = False
-        self.call = transaction(self._script)
-
-    def _script(self) -> Script[list[Element]]:
-        self.is_begun = True
-        return (yield from queue_calls.taking(self._queue, self._statement).script())
 
 
 class AsyncQueueConsumer:
@@ -64,7 +50,7 @@ class AsyncQueueConsumer:
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
         self._session = session
         self._state = state
-        self._under_way: set[asyncio.Future[Any]] = set()
+        self._in_progress: set[asyncio.Future[Any]] = set()
         self._leased_batches: set[LeasedBatch] = set()
 
     async def take(
@@ -77,33 +63,31 @@ class AsyncQueueConsumer:
         """Reserve elements; with a timeout, wait for them."""
         # Make ``finish`` wait until the commit or release of the elements is queued.
         busy = asyncio.get_running_loop().create_future()
-        self._under_way.add(busy)
-        take = _Take(queue, statement)
-        call = take.call
+        self._in_progress.add(busy)
         try:
             if not timeout:
-                return await self._reserve(ident, take)
+                return await self._reserve(ident, queue, statement)
             woken = asyncio.Event()
-            taking = BlockingTake(self._state, ident, queue, call, timeout, woken.set)
+            call = queue_calls.take(queue, statement)
+            poller = QueuePoller(self._state, ident, queue, call, timeout, woken.set)
 
-            async def do(step: Call[Any] | Wait) -> Any:
+            async def run_step(step: Call[Any] | Wait) -> Any:
                 if isinstance(step, Wait):
                     return await self._sleep(step, woken)
                 if step is call:
-                    return await self._reserve(ident, take)
+                    return await self._reserve(ident, queue, statement)
                 return await self._session.run(step)
 
-            return await drive_async(taking.steps(lambda: self._session.is_stopped), do)
+            return await drive_async(poller.steps(), run_step)
         finally:
-            self._under_way.discard(busy)
+            self._in_progress.discard(busy)
             busy.set_result(None)
 
     def remove(self, ident: str, elements: list[Element]) -> None:
         """Queue the commit of popped elements, without waiting for it."""
         if elements:
             until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
-            call = queue_calls.commit(ident, [element.lease for element in elements])
-            self._commit(ident, call, until)
+            self._submit(ident, queue_calls.commit(ident, elements), until)
 
     def new_batch(
         self, ident: str, queue: str, duration: timedelta, group: timedelta
@@ -116,48 +100,50 @@ class AsyncQueueConsumer:
     def put_back(self, leased: LeasedBatch) -> None:
         """Queue the calls that commit or give back the rest of a batch, without waiting."""
         self._leased_batches.discard(leased)
-        if (done := leased.last_commit()) is not None:
-            try:
-                self._commit("", done, leased.expires_at, leased)
-            except NodeClosed as closed:
-                self._came_again("", closed)
+        if (call := leased.last_commit()) is not None:
+            self._submit_or_log("", call, leased.expires_at, leased)
         for call in leased.leftover():
-            self._post(call)
+            self._submit_or_log("", call)
 
     async def finish(self) -> None:
         """Wait for calls in progress, up to 5 seconds; the node is already stopped."""
         deadline = monotonic() + _CLOSING_SECONDS
         for leased in list(self._leased_batches):
             self.put_back(leased)
-        while self._under_way and self._state.heartbeat.is_connected:
+        while self._in_progress and self._state.heartbeat.is_connected:
             seconds = deadline - monotonic()
             if seconds <= 0:
                 return
-            await asyncio.wait(self._under_way, timeout=seconds)
+            await asyncio.wait(self._in_progress, timeout=seconds)
 
     # Internals
 
-    async def _reserve(self, ident: str, take: _Take) -> list[Element]:
-        take.is_begun = False
-        future = self._order(take.call)
+    async def _reserve(self, ident: str, queue: str, statement: SqlStatement) -> list[Element]:
+        is_begun = False
+
+        def script() -> Script[list[Element]]:
+            nonlocal is_begun
+            is_begun = True
+            return (yield from queue_calls.take(queue, statement).script())
+
+        def release(future: asyncio.Future[list[Element]]) -> None:
+            if not future.cancelled() and future.exception() is None and future.result():
+                self._submit_or_log(ident, queue_calls.release(ident, future.result()))
+
+        future = self._session.order(transaction(script))
+        self._wait_for(future)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if take.is_begun:
-                future.add_done_callback(partial(self._give_back, ident))
+            if is_begun:
+                future.add_done_callback(release)
             else:
                 future.cancel()
             raise
 
-    def _give_back(self, ident: str, future: asyncio.Future[list[Element]]) -> None:
-        if future.cancelled() or future.exception() is not None:
-            return
-        if leases := [element.lease for element in future.result()]:
-            self._post(queue_calls.release(ident, leases))
-
     async def _sleep(self, step: Wait, woken: asyncio.Event) -> None:
         woken.clear()
-        if step.is_ready() or self._session.is_stopped:
+        if step.is_ready() or self._state.is_stopped:
             return
         seconds = min(max(0.0, step.deadline - monotonic()), _LONGEST_WAIT)
         timer = asyncio.get_running_loop().call_later(seconds, woken.set)
@@ -166,72 +152,58 @@ class AsyncQueueConsumer:
         finally:
             timer.cancel()
 
-    def _commit(
-        self, ident: str, call: Call[AckResult], until: float, leased: LeasedBatch | None = None
-    ) -> None:
-        future = self._order(call)
-        future.add_done_callback(partial(self._committed, ident, call, until, leased))
-
-    def _committed(
+    def _submit(
         self,
         ident: str,
         call: Call[AckResult],
+        until: float = -inf,
+        leased: LeasedBatch | None = None,
+    ) -> None:
+        """Queue a call, and retry it in the background until the time ``until``."""
+        future = self._session.order(call)
+        self._wait_for(asyncio.create_task(self._complete(ident, call, future, until, leased)))
+
+    def _submit_or_log(self, ident: str, call: Call[AckResult], *more: Any) -> None:
+        try:
+            self._submit(ident, call, *more)
+        except NodeClosed as closed:
+            self._could_not_put_back(ident, closed)
+
+    async def _complete(
+        self,
+        ident: str,
+        call: Call[AckResult],
+        future: asyncio.Future[AckResult],
         until: float,
         leased: LeasedBatch | None,
-        future: asyncio.Future[AckResult],
-    ) -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
-        # A late commit works too, unless another consumer has taken the element.
-        may_again = monotonic() < until and not self._session.is_closed
-        if may_again and isinstance(error, ConnectionLost):
-            self._commit_again(ident, call, until)
-        elif may_again and error is not None and is_transient(error):
-            # The pause counts as a call in progress, so ``finish`` waits for it.
-            loop = asyncio.get_running_loop()
-            self._under_way.add(busy := loop.create_future())
-            busy.add_done_callback(self._under_way.discard)
-            loop.call_later(AGAIN_SECONDS, self._commit_again, ident, call, until, busy)
-        elif error is not None:
-            self._came_again(ident, error)
-        elif leased is not None:
-            leased.committed(future.result())
-
-    def _commit_again(
-        self,
-        ident: str,
-        call: Call[AckResult],
-        until: float,
-        busy: asyncio.Future[None] | None = None,
     ) -> None:
         try:
-            self._commit(ident, call, until)
-        except NodeClosed as closed:
-            self._came_again(ident, closed)
-        finally:
-            if busy is not None:
-                busy.set_result(None)
+            while True:
+                try:
+                    answer = await future
+                    break
+                except (ConnectionLost, psycopg.Error) as error:
+                    # A late commit works too, unless another consumer has taken the element.
+                    if monotonic() >= until or self._session.is_closed:
+                        raise
+                    if isinstance(error, psycopg.Error):
+                        if not is_transient(error):
+                            raise
+                        await asyncio.sleep(RETRY_SECONDS)
+                # After a retry a False does not mean a lost lease.
+                leased = None
+                future = self._session.order(call)
+        except Exception as error:  # noqa: BLE001 - logged and counted
+            self._could_not_put_back(ident, error)
+        else:
+            if leased is not None:
+                leased.on_committed(answer)
 
-    def _post(self, call: Call[AckResult]) -> None:
-        try:
-            future = self._order(call)
-        except NodeClosed as closed:
-            self._came_again("", closed)
-            return
-        future.add_done_callback(self._posted)
+    def _wait_for(self, future: asyncio.Future[Any]) -> None:
+        self._in_progress.add(future)
+        future.add_done_callback(self._in_progress.discard)
 
-    def _posted(self, future: asyncio.Future[AckResult]) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._came_again("", error)
-
-    def _order(self, call: Call[Any]) -> asyncio.Future[Any]:
-        future = self._session.order(call)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
-
-    def _came_again(self, ident: str, error: BaseException) -> None:
+    def _could_not_put_back(self, ident: str, error: Exception) -> None:
         self._state.counters.lost_leases += 1
         self._state.log.warning(
             "%s: could not commit or give back elements; they return when their leases run out: %s",
@@ -245,7 +217,7 @@ class AsyncQueueMethods:
 
     _session: AsyncNodeSession
     _state: NodeState
-    _taker: AsyncQueueConsumer
+    _consumer: AsyncQueueConsumer
 
     async def push(
         self,
@@ -311,8 +283,8 @@ class AsyncQueueMethods:
         """
         ident = self._acting
         statement = queue_calls.reserve(ident, queue, count)
-        elements = await self._taker.take(ident, queue, statement, timeout)
-        self._taker.remove(ident, elements)
+        elements = await self._consumer.take(ident, queue, statement, timeout)
+        self._consumer.remove(ident, elements)
         for element in elements:
             element.lease = ""
         return elements
@@ -328,7 +300,7 @@ class AsyncQueueMethods:
         """See :meth:`Node.reserve`; a cancelled call releases its elements."""
         ident = self._acting
         statement = queue_calls.reserve(ident, queue, count, duration)
-        return await self._taker.take(ident, queue, statement, timeout)
+        return await self._consumer.take(ident, queue, statement, timeout)
 
     async def commit(self, *elements: Element | str) -> AckResult:
         """See :meth:`Node.commit`."""
@@ -372,36 +344,20 @@ class AsyncQueueMethods:
         group: timedelta = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
         """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
-        leased = self._taker.new_batch(self._acting, queue, duration, group)
-        timeout = FOR_EVER if idle is None else idle
+        leased = self._consumer.new_batch(self._acting, queue, duration, group)
+        timeout = FOREVER if idle is None else idle
         try:
-            while not self._session.is_stopped:
-                leased.take(await self.reserve(queue, batch, duration, timeout=timeout))
+            while not self._state.is_stopped:
+                leased.add(await self.reserve(queue, batch, duration, timeout=timeout))
                 if leased.is_empty:
                     return
-                while not self._session.is_stopped and (element := leased.next()) is not None:
+                while (element := await self._session.drive(leased.next())) is not None:
                     yield element
-                    if leased.done():
-                        await self._commit(leased)
-                await self._commit(leased)
         except NodeClosed:
-            if not self._session.is_stopped:
+            if not self._state.is_stopped:
                 raise
         finally:
-            self._taker.put_back(leased)
-
-    async def _commit(self, leased: LeasedBatch) -> None:
-        while (call := leased.commit()) is not None:
-            try:
-                leased.committed(await self._session.run(call))
-            except ConnectionLost:
-                if not leased.may_try_again():
-                    raise
-            except psycopg.Error as error:
-                if not (is_transient(error) and leased.may_try_again()) or self._session.is_stopped:
-                    raise
-                leased.must_wait(error)
-                await self._session.wait(lambda: False, monotonic() + AGAIN_SECONDS)
+            self._consumer.put_back(leased)
 
     @property
     def _acting(self) -> str:

@@ -15,8 +15,8 @@ from psqlmessages.client import calls, gateway_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import BackendInfo, Call
 from psqlmessages.client.gateway_calls import CHANGES, FUNCTIONS, REGISTRATIONS, Answer
-from psqlmessages.client.messages import CONNECTION_LOST, SYS
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification
+from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
+from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.registration import Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
@@ -244,7 +244,7 @@ class Gateway:
     @property
     def is_closed(self) -> bool:
         """Whether the gateway is closed or closing; it does not reconnect then."""
-        return self._session.is_stopped
+        return self._state.is_stopped
 
     @property
     def echo_seconds(self) -> float | None:
@@ -339,7 +339,7 @@ class Gateway:
         each registration that could not be restored.
         """
         inbox: Any = self._state.inbox
-        while not self._session.is_stopped:
+        while not self._state.is_stopped:
             await self._session.wait(lambda: inbox, inf)
             batch = [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
             self._taken += len(batch)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from math import inf
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.handlers import TopicHandlers, wants_reply
-from psqlmessages.client.messages import RPC, Message
+from psqlmessages.client.handlers import TopicHandlers
+from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.node_queues import QueueMethods
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
+from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.pending_calls import PendingCall
 from psqlmessages.client.session import NodeSession
 from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
 from psqlmessages.client.subscription import (
@@ -32,8 +29,6 @@ from psqlmessages.client.transactions import drive
 from psqlmessages.exceptions import (
     CallTimeout,
     InvalidArgument,
-    MessagesError,
-    NodeClosed,
 )
 from psqlmessages.wire import EncodedBody
 
@@ -59,12 +54,7 @@ class Node(QueueMethods, TopicHandlers):
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:
@@ -237,9 +227,9 @@ class Node(QueueMethods, TopicHandlers):
     def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._state.asking(node, _nobody_to_tell) as pending:
+        with self._state.asking(node) as pending:
             self._session.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
-            pending.was_put()
+            pending.was_sent()
             answer = self._next_answer(pending, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
@@ -250,40 +240,28 @@ class Node(QueueMethods, TopicHandlers):
     ) -> Iterator[Message]:
         """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._state.asking("", _nobody_to_tell) as pending:
+        with self._state.asking("") as pending:
             question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
             self._session.run_within(timeout, question)
-            pending.was_put()
+            pending.was_sent()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 
     def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
         self._session.wait(lambda: pending.answers, deadline, is_asking=True)
-        if not pending.answers:
-            if self._session.is_stopped:
-                raise NodeClosed(f"node {self.ident} was stopped while it waited for an answer")
-            return None
-        notification = pending.answers.popleft()
-        if isinstance(notification, MessagesError):
-            raise notification
-        return self._state.answer(notification, self._text(notification), self)
+        if pending.answers:
+            return self._session.drive(self._state.next_answer(pending, self))
+        if self._state.is_stopped:
+            raise self._state.stopped_error("while it waited for an answer")
+        return None
 
     # Receiving
 
     def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
         """Yield messages as they come; end if none comes within ``timeout``, or at ``stop``."""
-        deadline = inf
-        while not self._session.is_stopped:
-            if not self._state.inbox:
-                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                self._session.wait(lambda: self._state.inbox, deadline)
-            if self._session.is_stopped or not (notification := self._state.take()):
-                if monotonic() >= deadline:
-                    return
-                continue
-            message = self._complete(notification)
-            if message is not None:
-                yield message
+        session, state = self._session, self._state
+        while (message := session.drive(state.next_message(timeout, self))) is not None:
+            yield message
 
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
@@ -293,49 +271,4 @@ class Node(QueueMethods, TopicHandlers):
         for topic in self.topics_to_listen():
             self.topic_listen(topic)
         for message in self.messages():
-            self._handle(message)
-
-    def _handle(self, message: Message) -> None:
-        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
-        for handler in self.matching(message):
-            failure = ""
-            try:
-                answer = handler(message)
-            except Exception as error:  # noqa: BLE001 - logged and counted
-                failure = self._state.handler_failed(message, error)
-                continue
-            if wants_reply(message, answer):
-                self._answer(message, answer)
-        if failure and message.wants_answer and not message.is_answered:
-            self._answer_failure(message, failure)
-
-    def _answer(self, message: Message, answer: Any) -> None:
-        try:
-            message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-            self._answer_failure(message, "the answer could not be sent")
-        except MessagesError as error:
-            self._state.reply_failed(message, error)
-
-    def _answer_failure(self, message: Message, reason: str) -> None:
-        try:
-            message.reply_error(reason)
-        except (MessagesError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-
-    def _complete(self, notification: Notification) -> Message | None:
-        try:
-            text = self._text(notification)
-        except (MessagesError, psycopg.Error) as error:
-            return self._state.without_body(notification, error, self)
-        return self._state.message(notification, text, self)
-
-    def _text(self, notification: Notification) -> str | None:
-        if not notification.is_kept:
-            return notification.text
-        return drive(text_of(notification, self._state), self._session.run)
-
-
-def _nobody_to_tell() -> None:
-    """Do nothing: the waiting thread checks for answers."""
+            drive(self.handling(message, self._state), lambda action: action())

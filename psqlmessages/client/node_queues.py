@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import Any
 
-import psycopg
-
 from psqlmessages.client import queue_calls
-from psqlmessages.client.calls import is_transient
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
@@ -20,15 +16,14 @@ from psqlmessages.client.queue_calls import (
     QueueSizes,
 )
 from psqlmessages.client.queue_consumer import (
-    AGAIN_SECONDS,
     DEFAULT_GROUP,
-    FOR_EVER,
-    BlockingTake,
+    FOREVER,
     LeasedBatch,
+    QueuePoller,
 )
 from psqlmessages.client.session import NodeSession
-from psqlmessages.client.transactions import SqlStatement, Wait, drive
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
+from psqlmessages.client.transactions import SqlStatement
+from psqlmessages.exceptions import NodeClosed
 from psqlmessages.wire import EncodedBody
 
 
@@ -170,72 +165,37 @@ class QueueMethods:
         up to 5 minutes, and the unread elements of the batch are released. No lease is extended.
         """
         leased = LeasedBatch(self._state, self._acting, queue, duration, group)
-        timeout = FOR_EVER if idle is None else idle
+        timeout = FOREVER if idle is None else idle
         try:
-            while not self._session.is_stopped:
-                leased.take(self.reserve(queue, batch, duration, timeout=timeout))
+            while not self._state.is_stopped:
+                leased.add(self.reserve(queue, batch, duration, timeout=timeout))
                 if leased.is_empty:
                     return
-                yield from self._deliver(leased)
+                while (element := self._session.drive(leased.next())) is not None:
+                    yield element
         except NodeClosed:
             # Without a server, finished elements are not committed: they return, as is logged.
-            if not self._session.is_stopped:
+            if not self._state.is_stopped:
                 raise
         finally:
-            self._put_back(leased)
-
-    def _deliver(self, leased: LeasedBatch) -> Iterator[Element]:
-        while not self._session.is_stopped and (element := leased.next()) is not None:
-            yield element
-            if leased.done():
-                self._commit(leased)
-        self._commit(leased)
-
-    def _commit(self, leased: LeasedBatch) -> None:
-        while (call := leased.commit()) is not None:
-            try:
-                leased.committed(self._session.run(call))
-            except ConnectionLost:
-                if not leased.may_try_again():
-                    raise
-            except psycopg.Error as error:
-                if not (is_transient(error) and leased.may_try_again()) or self._session.is_stopped:
-                    raise
-                leased.must_wait(error)
-                self._session.wait(lambda: False, monotonic() + AGAIN_SECONDS)
-
-    def _put_back(self, leased: LeasedBatch) -> None:
-        try:
-            self._commit(leased)
-        except (MessagesError, psycopg.Error) as error:
-            leased.could_not(error)
-        for call in leased.leftover():
-            try:
-                self._session.run(call)
-            except (MessagesError, psycopg.Error) as error:
-                leased.could_not(error)
+            self._session.drive(leased.put_back())
 
     def _take(
         self, queue: str, statement: SqlStatement, timeout: timedelta | None
     ) -> list[Element]:
         if not timeout:
-            return self._session.run(queue_calls.taking(queue, statement))
-        held: list[Element] = []
-        take = queue_calls.holding(queue, statement, held)
-        taking = BlockingTake(self._state, self._acting, queue, take, timeout, self._session.tell)
+            return self._session.run(queue_calls.take(queue, statement))
+        taken: list[Element] = []
+        call = queue_calls.take_recorded(queue, statement, taken)
+        poller = QueuePoller(self._state, self._acting, queue, call, timeout, self._session.wake)
         try:
-            return drive(taking.steps(lambda: self._session.is_stopped), self._do)
+            return self._session.drive(poller.steps())
         except BaseException:
             # Ctrl-C came after the commit. Popped elements have no lease and are lost.
             leased = LeasedBatch(self._state, self._acting, queue)
-            leased.take([element for element in held if element.lease])
-            self._put_back(leased)
+            leased.add([element for element in taken if element.lease])
+            self._session.drive(leased.put_back())
             raise
-
-    def _do(self, step: Any) -> Any:
-        if isinstance(step, Wait):
-            return self._session.wait(step.is_ready, step.deadline)
-        return self._session.run(step)
 
     @property
     def _acting(self) -> str:

@@ -212,7 +212,7 @@ def elements(queue: str, rows: Rows) -> list[Element]:
     return [element_of(queue, row) for row in rows]
 
 
-def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
+def take(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
     """Create a call of :func:`pop` or :func:`reserve` that is committed with its answer."""
 
     def script() -> Script[list[Element]]:
@@ -222,21 +222,21 @@ def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]
     return transaction(script)
 
 
-def holding(
-    queue: str, statement: SqlStatement, held: list[Element]
+def take_recorded(
+    queue: str, statement: SqlStatement, taken: list[Element]
 ) -> TransactionCall[list[Element]]:
     """Create a call that takes nothing if it is interrupted before its commit.
 
-    ``held`` receives the elements just before the commit, so that the caller can give them back.
+    ``taken`` receives the elements just before the commit, so that the caller can give them back.
     """
 
     def script() -> Script[list[Element]]:
-        held.clear()
+        taken.clear()
         yield _BEGIN
         rows = yield statement
-        held.extend(elements(queue, rows))
+        taken.extend(elements(queue, rows))
         yield _COMMIT
-        return list(held)
+        return list(taken)
 
     return transaction(script)
 

@@ -6,7 +6,7 @@ Requesting the next message acknowledges the previous ones: see docs/adr/0006.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import timedelta
 from math import inf
 from time import monotonic
@@ -30,8 +30,6 @@ from psqlmessages.client.transactions import (
     Script,
     Steps,
     Wait,
-    drive,
-    drive_async,
     transaction,
 )
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, NotSubscribed
@@ -117,12 +115,12 @@ class SubscriptionReader:
         yield from self._read()
         self._is_begun = True
 
-    def next(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+    def next(self) -> Steps[StreamMessage | None]:
         """Return the next message; None at the end, or if none comes within ``idle``."""
         asked_at = monotonic()
         until = asked_at + self._idle_seconds
-        while not (is_stopped() or self.is_ended):
-            message = yield from self._attempt(is_stopped)
+        while not (self._state.is_stopped or self.is_ended):
+            message = yield from self._attempt()
             if message is not None:
                 return message
             now = monotonic()
@@ -151,14 +149,14 @@ class SubscriptionReader:
 
     # Internals
 
-    def _attempt(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+    def _attempt(self) -> Steps[StreamMessage | None]:
         try:
             return (yield from self._poll())
         except ConnectionLost:
             # The node reconnects, which wakes this reader.
             self._due_at = monotonic() + self._poll_seconds
         except NodeClosed:
-            if not is_stopped():
+            if not self._state.is_stopped:
                 raise
         except psycopg.Error as error:
             if not is_transient(error):
@@ -287,7 +285,7 @@ class Subscription(Iterator[StreamMessage]):
     def __init__(self, session: NodeSession, reading: SubscriptionReader) -> None:
         self._session = session
         self._reading = reading
-        self._take(reading.begin())
+        self._session.drive(reading.begin())
 
     @property
     def topic(self) -> str:
@@ -295,22 +293,14 @@ class Subscription(Iterator[StreamMessage]):
         return self._reading.topic
 
     def __next__(self) -> StreamMessage:
-        message = self._take(self._reading.next(lambda: self._session.is_stopped))
+        message = self._session.drive(self._reading.next())
         if message is None:
             raise StopIteration
         return message
 
     def confirm(self, message: StreamMessage | None = None) -> None:
         """Acknowledge all messages so far, or up to this one, now; they are not delivered again."""
-        self._take(self._reading.confirm(message.id if message is not None else None))
-
-    def _take(self, steps: Steps[T]) -> T:
-        return drive(steps, self._do)
-
-    def _do(self, step: Any) -> Any:
-        if isinstance(step, Wait):
-            return self._session.wait(step.is_ready, step.deadline)
-        return self._session.run(step)
+        self._session.drive(self._reading.confirm(message.id if message is not None else None))
 
 
 class AsyncSubscription(AsyncIterator[StreamMessage]):
@@ -332,23 +322,17 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
         return self._begin().__await__()
 
     async def __anext__(self) -> StreamMessage:
-        message = await self._take(self._reading.next(lambda: self._session.is_stopped))
+        message = await self._session.drive(self._reading.next())
         if message is None:
             raise StopAsyncIteration
         return message
 
     async def _begin(self) -> Self:
-        await self._take(self._reading.begin())
+        await self._session.drive(self._reading.begin())
         return self
 
     async def confirm(self, message: StreamMessage | None = None) -> None:
         """See :meth:`Subscription.confirm`."""
-        await self._take(self._reading.confirm(message.id if message is not None else None))
-
-    async def _take(self, steps: Steps[T]) -> T:
-        return await drive_async(steps, self._do)
-
-    async def _do(self, step: Any) -> Any:
-        if isinstance(step, Wait):
-            return await self._session.wait(step.is_ready, step.deadline)
-        return await self._session.run(step)
+        await self._session.drive(
+            self._reading.confirm(message.id if message is not None else None)
+        )
