@@ -5,20 +5,31 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any, Self
 
 import psycopg
 
-from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.async_node_queues import AsyncQueueConsumer, AsyncQueueMethods
+from psqlmessages.client import calls, queue_calls, stream_calls
+from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.queue_calls import (
+    DEFAULT_DURATION,
+    AckResult,
+    Element,
+    Headers,
+    QueueSizes,
+)
+from psqlmessages.client.queue_consumer import (
+    DEFAULT_GROUP,
+    FOREVER,
+)
 from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
@@ -28,11 +39,11 @@ from psqlmessages.client.subscription import (
     SubscriptionReader,
 )
 from psqlmessages.client.transactions import drive_async
-from psqlmessages.exceptions import CallTimeout, InvalidArgument
+from psqlmessages.exceptions import CallTimeout, InvalidArgument, NodeClosed
 from psqlmessages.wire import EncodedBody
 
 
-class AsyncNode(AsyncQueueMethods, TopicHandlers):
+class AsyncNode(TopicHandlers):
     """A named sender and receiver of messages; ``async with`` registers and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
@@ -214,27 +225,140 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :meth:`Node.subscription`."""
         return await self._session.run(stream_calls.subscription(self._acting, topic))
 
-    async def wait_published(
-        self,
-        topic: str,
-        timeout: timedelta = DEFAULT_WAIT,  # noqa: ASYNC109
-    ) -> bool:
+    async def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
         wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
         wakes.are_wanted = True
         await self._session.wait(lambda: wakes.is_new(topic), deadline)
         return wakes.take(topic)
 
-    # RPC
+    # Queues
 
-    # The signatures equal those of Node, so the timeout is a parameter.
-    async def call(
+    async def push(
         self,
-        node: str,
+        queue: str,
         body: Any,
         *,
-        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
-    ) -> Any:
+        headers: Headers | None = None,
+        mature: datetime | None = None,
+        delay: timedelta | None = None,
+        tries: int = 0,
+        key: str | None = None,
+    ) -> int:
+        """See :meth:`Node.push`."""
+        return await self._session.run(
+            queue_calls.push(
+                self._acting, queue, EncodedBody.of(body), headers, mature, delay, tries, key
+            )
+        )
+
+    async def push_many(
+        self,
+        queue: str,
+        bodies: Iterable[Any],
+        *,
+        headers: Iterable[Headers | None] | None = None,
+        mature: datetime | None = None,
+        delay: timedelta | None = None,
+        tries: int = 0,
+        keys: Iterable[str | None] | None = None,
+    ) -> list[int]:
+        """See :meth:`Node.push_many`."""
+        return await self._session.run(
+            queue_calls.push_many(
+                self._acting, queue, list(bodies), headers, mature, delay, tries, keys
+            )
+        )
+
+    async def pop(
+        self, queue: str, count: int = 1, *, timeout: timedelta | None = None
+    ) -> list[Element]:
+        """See :meth:`Node.pop`; a cancelled call takes nothing.
+
+        It reserves the elements and commits them in the background. If the program dies in between,
+        they are delivered again after two minutes.
+        """
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count)
+        elements = await self._consumer.take(ident, queue, statement, timeout)
+        self._consumer.remove(ident, elements)
+        for element in elements:
+            element.lease = ""
+        return elements
+
+    async def reserve(
+        self,
+        queue: str,
+        count: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        *,
+        timeout: timedelta | None = None,
+    ) -> list[Element]:
+        """See :meth:`Node.reserve`; a cancelled call releases its elements."""
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count, duration)
+        return await self._consumer.take(ident, queue, statement, timeout)
+
+    async def commit(self, *elements: Element | str) -> AckResult:
+        """See :meth:`Node.commit`."""
+        return await self._session.run(queue_calls.commit(self._acting, elements))
+
+    async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
+        """See :meth:`Node.rollback`."""
+        return await self._session.run(queue_calls.rollback(self._acting, elements, delay))
+
+    async def release(self, *elements: Element | str) -> AckResult:
+        """See :meth:`Node.release`."""
+        return await self._session.run(queue_calls.release(self._acting, elements))
+
+    async def remove(self, queue: str, id_: int) -> bool:
+        """See :meth:`Node.remove`."""
+        return await self._session.run(queue_calls.remove(self._acting, queue, id_))
+
+    async def pause(self, queue: str) -> bool:
+        """See :meth:`Node.pause`."""
+        return await self._session.run(queue_calls.pause(self._acting, queue))
+
+    async def resume(self, queue: str) -> bool:
+        """See :meth:`Node.resume`."""
+        return await self._session.run(queue_calls.resume(self._acting, queue))
+
+    async def drain(self, queue: str) -> int:
+        """See :meth:`Node.drain`."""
+        return await self._session.run(queue_calls.drain(self._acting, queue))
+
+    async def sizes(self, queue: str) -> QueueSizes:
+        """See :meth:`Node.sizes`."""
+        return await self._session.run(queue_calls.sizes(self._acting, queue))
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
+    ) -> AsyncIterator[Element]:
+        """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
+        leased = self._consumer.new_batch(self._acting, queue, duration, group)
+        timeout = FOREVER if idle is None else idle
+        try:
+            while not self._state.is_stopped:
+                leased.add(await self.reserve(queue, batch, duration, timeout=timeout))
+                if leased.is_empty:
+                    return
+                while (element := await self._session.drive(leased.next())) is not None:
+                    yield element
+        except NodeClosed:
+            if not self._state.is_stopped:
+                raise
+        finally:
+            self._consumer.put_back(leased)
+
+    # RPC
+
+    async def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
         """See :meth:`Node.call`."""
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
@@ -247,11 +371,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         return answer.body
 
     async def call_topic(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
+        self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
     ) -> AsyncIterator[Message]:
         """See :meth:`Node.call_topic`."""
         deadline = monotonic() + timeout.total_seconds()
@@ -262,7 +382,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
 
-    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:  # noqa: ASYNC109
+    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:
         """Send a question; the server has at least ``probe_timeout`` to accept it."""
         seconds = max(timeout, self._least_timeout).total_seconds()
         try:
@@ -285,10 +405,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
 
     # Receiving
 
-    async def messages(
-        self,
-        timeout: timedelta | None = None,  # noqa: ASYNC109
-    ) -> AsyncIterator[Message]:
+    async def messages(self, timeout: timedelta | None = None) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
         session, state = self._session, self._state
         while (message := await session.drive(state.next_message(timeout, self))) is not None:
@@ -303,6 +420,10 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
             await self.topic_listen(topic)
         async for message in self.messages():
             await drive_async(self.handling(message, self._state), _run_action)
+
+    @property
+    def _acting(self) -> str:
+        return self._state.registration.acting
 
 
 async def _run_action(action: Callable[[], Any]) -> Any:

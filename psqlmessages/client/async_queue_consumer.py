@@ -1,10 +1,9 @@
-"""Queue methods of AsyncNode."""
+"""Queue consumer of an AsyncNode: cancelling a task loses no element."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from datetime import datetime, timedelta
+from datetime import timedelta
 from math import inf
 from time import monotonic
 from typing import Any
@@ -16,24 +15,16 @@ from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import Call, is_transient
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.queue_calls import (
-    DEFAULT_DURATION,
     AckResult,
     Element,
-    Headers,
-    QueueSizes,
 )
 from psqlmessages.client.queue_consumer import (
-    DEFAULT_GROUP,
-    FOREVER,
     RETRY_SECONDS,
     LeasedBatch,
     QueuePoller,
 )
 from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_async, transaction
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
-from psqlmessages.wire import EncodedBody
-
-# Reserving elements in an AsyncNode: cancelling a task loses no element.
 
 _CLOSING_SECONDS = 5.0
 _LONGEST_WAIT = 24 * 60 * 60.0
@@ -54,11 +45,7 @@ class AsyncQueueConsumer:
         self._leased_batches: set[LeasedBatch] = set()
 
     async def take(
-        self,
-        ident: str,
-        queue: str,
-        statement: SqlStatement,
-        timeout: timedelta | None,  # noqa: ASYNC109
+        self, ident: str, queue: str, statement: SqlStatement, timeout: timedelta | None
     ) -> list[Element]:
         """Reserve elements; with a timeout, wait for them."""
         # Make ``finish`` wait until the commit or release of the elements is queued.
@@ -210,155 +197,3 @@ class AsyncQueueConsumer:
             ident or self._state.ident,
             error,
         )
-
-
-class AsyncQueueMethods:
-    """The methods of :class:`~psqlmessages.client.async_node.AsyncNode` for queues."""
-
-    _session: AsyncNodeSession
-    _state: NodeState
-    _consumer: AsyncQueueConsumer
-
-    async def push(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        headers: Headers | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        key: str | None = None,
-    ) -> int:
-        """See :meth:`Node.push`."""
-        return await self._session.run(
-            queue_calls.push(
-                self._acting,
-                queue,
-                EncodedBody.of(body),
-                headers=headers,
-                mature=mature,
-                delay=delay,
-                tries=tries,
-                key=key,
-            )
-        )
-
-    async def push_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        headers: Iterable[Headers | None] | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        keys: Iterable[str | None] | None = None,
-    ) -> list[int]:
-        """See :meth:`Node.push_many`."""
-        return await self._session.run(
-            queue_calls.push_many(
-                self._acting,
-                queue,
-                list(bodies),
-                headers=headers,
-                mature=mature,
-                delay=delay,
-                tries=tries,
-                keys=keys,
-            )
-        )
-
-    async def pop(
-        self,
-        queue: str,
-        count: int = 1,
-        *,
-        timeout: timedelta | None = None,  # noqa: ASYNC109
-    ) -> list[Element]:
-        """See :meth:`Node.pop`; a cancelled call takes nothing.
-
-        It reserves the elements and commits them in the background. If the program dies in between,
-        they are delivered again after two minutes.
-        """
-        ident = self._acting
-        statement = queue_calls.reserve(ident, queue, count)
-        elements = await self._consumer.take(ident, queue, statement, timeout)
-        self._consumer.remove(ident, elements)
-        for element in elements:
-            element.lease = ""
-        return elements
-
-    async def reserve(
-        self,
-        queue: str,
-        count: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
-        *,
-        timeout: timedelta | None = None,  # noqa: ASYNC109
-    ) -> list[Element]:
-        """See :meth:`Node.reserve`; a cancelled call releases its elements."""
-        ident = self._acting
-        statement = queue_calls.reserve(ident, queue, count, duration)
-        return await self._consumer.take(ident, queue, statement, timeout)
-
-    async def commit(self, *elements: Element | str) -> AckResult:
-        """See :meth:`Node.commit`."""
-        return await self._session.run(queue_calls.commit(self._acting, elements))
-
-    async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
-        """See :meth:`Node.rollback`."""
-        return await self._session.run(queue_calls.rollback(self._acting, elements, delay))
-
-    async def release(self, *elements: Element | str) -> AckResult:
-        """See :meth:`Node.release`."""
-        return await self._session.run(queue_calls.release(self._acting, elements))
-
-    async def remove(self, queue: str, id_: int) -> bool:
-        """See :meth:`Node.remove`."""
-        return await self._session.run(queue_calls.remove(self._acting, queue, id_))
-
-    async def pause(self, queue: str) -> bool:
-        """See :meth:`Node.pause`."""
-        return await self._session.run(queue_calls.pause(self._acting, queue))
-
-    async def resume(self, queue: str) -> bool:
-        """See :meth:`Node.resume`."""
-        return await self._session.run(queue_calls.resume(self._acting, queue))
-
-    async def drain(self, queue: str) -> int:
-        """See :meth:`Node.drain`."""
-        return await self._session.run(queue_calls.drain(self._acting, queue))
-
-    async def sizes(self, queue: str) -> QueueSizes:
-        """See :meth:`Node.sizes`."""
-        return await self._session.run(queue_calls.sizes(self._acting, queue))
-
-    async def consume(
-        self,
-        queue: str,
-        *,
-        batch: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
-        idle: timedelta | None = None,
-        group: timedelta = DEFAULT_GROUP,
-    ) -> AsyncIterator[Element]:
-        """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
-        leased = self._consumer.new_batch(self._acting, queue, duration, group)
-        timeout = FOREVER if idle is None else idle
-        try:
-            while not self._state.is_stopped:
-                leased.add(await self.reserve(queue, batch, duration, timeout=timeout))
-                if leased.is_empty:
-                    return
-                while (element := await self._session.drive(leased.next())) is not None:
-                    yield element
-        except NodeClosed:
-            if not self._state.is_stopped:
-                raise
-        finally:
-            self._consumer.put_back(leased)
-
-    @property
-    def _acting(self) -> str:
-        return self._state.registration.acting
