@@ -210,11 +210,11 @@ class AsyncNode(TopicHandlers):
         idle: timedelta | None = None,
     ) -> AsyncSubscription:
         """See :meth:`Node.subscribe`."""
-        place = SubscriptionKey.of(self._acting, topic, timeout)
-        reading = SubscriptionReader(
-            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+        key = SubscriptionKey.of(self._acting, topic, timeout)
+        reader = SubscriptionReader(
+            self._state, key, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
-        return AsyncSubscription(self._session, reading)
+        return AsyncSubscription(self._session, reader)
 
     async def unsubscribe(self, topic: str) -> bool:
         """See :meth:`Node.unsubscribe`."""

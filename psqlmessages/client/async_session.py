@@ -116,7 +116,7 @@ class AsyncNodeSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
         self._queue = CallQueue()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: set[asyncio.Event] = set()
         self._wakeup = asyncio.Event()
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
@@ -221,20 +221,20 @@ class AsyncNodeSession:
         """Wait until something is ready, the deadline has passed, or the node is stopped."""
         loop = asyncio.get_running_loop()
         while not (is_ready() or self._state.is_stopped):
-            future: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(future)
+            woken = asyncio.Event()
+            self._waiting.add(woken)
             # Even a wait of 0 seconds lasts one turn of the worker, so that it reads once.
             seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
             if not seconds and self._connection is None:
                 # Without a connection the worker reads nothing: wait 1 ms instead.
                 seconds = _AWAY_SECONDS
-            timer = loop.call_later(seconds, self._expire, future) if seconds else None
+            timer = loop.call_later(seconds, woken.set) if seconds else None
             self._is_polled = self._is_polled or not seconds
             self._wakeup.set()
             try:
-                await future
+                await woken.wait()
             finally:
-                self._waiting.discard(future)
+                self._waiting.discard(woken)
                 if timer is not None:
                     timer.cancel()
             if monotonic() >= deadline:
@@ -255,14 +255,9 @@ class AsyncNodeSession:
         if limit - number <= len(self._state.inbox) < limit:
             self._wakeup.set()
 
-    @staticmethod
-    def _expire(future: asyncio.Future[None]) -> None:
-        if not future.done():
-            future.set_result(None)
-
     def _wake_waiters(self) -> None:
-        for future in self._waiting:
-            self._expire(future)
+        for woken in self._waiting:
+            woken.set()
 
     # The task that owns the connection
 

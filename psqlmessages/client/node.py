@@ -210,11 +210,11 @@ class Node(TopicHandlers):
         most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``, and if no
         message comes within ``idle``.
         """
-        place = SubscriptionKey.of(self._acting, topic, timeout)
-        reading = SubscriptionReader(
-            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
+        key = SubscriptionKey.of(self._acting, topic, timeout)
+        reader = SubscriptionReader(
+            self._state, key, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
         )
-        return Subscription(self._session, reading)
+        return Subscription(self._session, reader)
 
     def unsubscribe(self, topic: str) -> bool:
         """End the subscription and all iterations over it; return False if there was none."""

@@ -23,12 +23,12 @@ from psqlmessages.client.stream_calls import (
     StreamMessage,
     SubscriptionKey,
     SubscriptionState,
-    Watermark,
     message_of,
 )
 from psqlmessages.client.transactions import (
     Script,
     Steps,
+    TransactionCall,
     Wait,
     transaction,
 )
@@ -65,22 +65,22 @@ class SubscriptionReader:
     def __init__(
         self,
         state: NodeState,
-        place: SubscriptionKey,
+        key: SubscriptionKey,
         *,
         max_rows: int,
         idle: timedelta | None,
         poll: timedelta,
     ) -> None:
         self._state = state
-        self._place = place
+        self._key = key
         self._max_rows = max_rows
         self._rows = min(max_rows, _FIRST_ROWS)
         self._idle_seconds = idle.total_seconds() if idle is not None else inf
-        self._ping_seconds = place.seconds / 3
+        self._ping_seconds = key.seconds / 3
         self._poll_seconds = min(poll.total_seconds(), self._ping_seconds)
         self._buffer: deque[tuple[Any, ...]] = deque()
         # Ids handed out, now or in an earlier read, that are not yet acknowledged in the database.
-        self._handed: deque[int] = deque()
+        self._unacknowledged: deque[int] = deque()
         self._last = NOTHING
         self._is_begun = False
         self._since: object = None
@@ -89,28 +89,31 @@ class SubscriptionReader:
         self._held_pause = _HELD_BACK_SECONDS[0]
         self._due_at = self._read_at = -inf
         state.wakes.are_wanted = True
-        self._ends = state.wakes.ends(place.ident, place.topic)
+        self._ends = state.wakes.ends(key.ident, key.topic)
         self._connections = -1
-        self._seen = state.wakes.count(place.topic)
+        self._seen = state.wakes.count(key.topic)
 
     @property
     def topic(self) -> str:
         """The topic that is read."""
-        return self._place.topic
+        return self._key.topic
 
     @property
     def is_ended(self) -> bool:
         """Whether this node has ended the subscription since the reader was created."""
-        return self._state.wakes.ends(self._place.ident, self._place.topic) != self._ends
+        return self._state.wakes.ends(self._key.ident, self._key.topic) != self._ends
 
     def begin(self) -> Steps[None]:
         """Subscribe, or resume an existing subscription; this also reads unread messages."""
         if self._is_begun:
             return
-        state = yield from self._state_before()
+        try:
+            state: SubscriptionState | None = yield stream_calls.subscription(*self._key[:2])
+        except NotSubscribed:
+            state = None
         if state is not None and not state.is_recovered:
             # This gap was reported before. After this, only new gaps are reported.
-            yield stream_calls.connect_stream(self._place.ident)
+            yield stream_calls.connect_stream(self._key.ident)
         self._since = state.since if state is not None else None
         yield from self._read()
         self._is_begun = True
@@ -137,13 +140,13 @@ class SubscriptionReader:
     def confirm(self, last_id: int | None = None) -> Steps[None]:
         """Acknowledge the messages handed out, or those up to an id."""
         last = self._last if last_id is None else self._last.up_to(last_id)
-        count = sum(1 for id_ in self._handed if id_ <= last.id)
+        count = sum(1 for id_ in self._unacknowledged if id_ <= last.id)
         if not count:
             return
         started_at = monotonic()
-        is_ours = yield transaction(lambda: self._unless_ended(self._confirming(count, last)))
+        is_ours = yield self._unless_ended(stream_calls.confirm(self._key, count, last))
         for _ in range(count):
-            self._handed.popleft()
+            self._unacknowledged.popleft()
         if is_ours:
             self._pinged_at = started_at
 
@@ -163,7 +166,7 @@ class SubscriptionReader:
                 raise
             self._state.log.warning(
                 "%s: could not read the subscription to %s, maybe read elsewhere; retrying: %s",
-                self._place.ident, self.topic, error,
+                self._key.ident, self.topic, error,
             )  # fmt: skip
             self._due_at = monotonic() + _AGAIN_SECONDS
         return None
@@ -174,11 +177,11 @@ class SubscriptionReader:
             yield from self.begin()
         elif not self._buffer and self._wants_to_read():
             yield from self._read()
-        if self._handed and monotonic() - self._pinged_at >= self._ping_seconds:
+        if self._unacknowledged and monotonic() - self._pinged_at >= self._ping_seconds:
             yield from self.confirm()
         while self._buffer:
             row = self._buffer.popleft()
-            self._handed.append(row[0])
+            self._unacknowledged.append(row[0])
             # Skip messages that were handed out but not acknowledged, and so were read again.
             if not self._last.includes(row[0], row[3]):
                 self._last = self._last.then(row[0], row[3])
@@ -189,10 +192,11 @@ class SubscriptionReader:
         self._read_at = started_at = monotonic()
         self._seen = self._state.wakes.count(self.topic)
         self._due_at = -inf
-        batch: MessageBatch | None = yield transaction(lambda: self._unless_ended(self._reading()))
+        script = stream_calls.read(self._key, self._rows, len(self._unacknowledged), self._last)
+        batch: MessageBatch | None = yield self._unless_ended(script)
         if batch is None:
             return
-        self._handed.clear()
+        self._unacknowledged.clear()
         self._buffer.extend(batch.rows)
         if batch.is_confirmed or batch.state is not None:
             self._pinged_at = started_at
@@ -202,21 +206,12 @@ class SubscriptionReader:
         else:
             self._choose_size(batch)
 
-    def _state_before(self) -> Steps[SubscriptionState | None]:
-        try:
-            state: SubscriptionState = yield stream_calls.subscription(
-                self._place.ident, self.topic
-            )
-        except NotSubscribed:
-            return None
-        return state
-
     def _compare(self, state: SubscriptionState) -> None:
         if self._since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             self._state.log.warning(
                 "%s: the subscription to %s timed out; messages before %s were missed",
-                self._place.ident, self.topic, state.since,
+                self._key.ident, self.topic, state.since,
             )  # fmt: skip
         self._since = state.since
 
@@ -239,14 +234,14 @@ class SubscriptionReader:
         self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
 
     def _wants_to_read(self) -> bool:
-        return bool(self._handed) or self._is_woken() or self._due_at <= monotonic()
+        return bool(self._unacknowledged) or self._is_woken() or self._due_at <= monotonic()
 
     def _is_woken(self) -> bool:
         return self.is_ended or self._state.wakes.count(self.topic) != self._seen
 
     def _leave(self) -> Steps[None]:
         """Acknowledge the messages handed out, if there is a connection."""
-        if self._handed and self._state.heartbeat.is_connected:
+        if self._unacknowledged and self._state.heartbeat.is_connected:
             try:
                 yield from self.confirm()
             except NodeClosed:
@@ -254,21 +249,16 @@ class SubscriptionReader:
             except (MessagesError, psycopg.Error) as error:
                 self._state.log.warning(
                     "%s: could not acknowledge messages of %s; they are delivered again: %s",
-                    self._place.ident, self.topic, error,
+                    self._key.ident, self.topic, error,
                 )  # fmt: skip
 
-    def _reading(self) -> Script[MessageBatch]:
-        return stream_calls.read(self._place, self._rows, len(self._handed), self._last)
+    def _unless_ended(self, script: Script[T]) -> TransactionCall[T | None]:
+        def run() -> Script[T | None]:
+            # Checked when the call runs, because unsubscribe may have run before it: a read would
+            # subscribe again.
+            return None if self.is_ended else (yield from script)
 
-    def _confirming(self, count: int, last: Watermark) -> Script[bool]:
-        return stream_calls.confirm(self._place, count, last)
-
-    def _unless_ended(self, script: Script[T]) -> Script[T | None]:
-        # Checked when the call runs, because unsubscribe may have run before it: a read would
-        # subscribe again.
-        if self.is_ended:
-            return None
-        return (yield from script)
+        return transaction(run)
 
 
 # Iterators that a node's ``subscribe`` returns, sync and async
@@ -282,25 +272,25 @@ class Subscription(Iterator[StreamMessage]):
     thread may iterate.
     """
 
-    def __init__(self, session: NodeSession, reading: SubscriptionReader) -> None:
+    def __init__(self, session: NodeSession, reader: SubscriptionReader) -> None:
         self._session = session
-        self._reading = reading
-        self._session.drive(reading.begin())
+        self._reader = reader
+        self._session.drive(reader.begin())
 
     @property
     def topic(self) -> str:
         """The topic that is read."""
-        return self._reading.topic
+        return self._reader.topic
 
     def __next__(self) -> StreamMessage:
-        message = self._session.drive(self._reading.next())
+        message = self._session.drive(self._reader.next())
         if message is None:
             raise StopIteration
         return message
 
     def confirm(self, message: StreamMessage | None = None) -> None:
         """Acknowledge all messages so far, or up to this one, now; they are not delivered again."""
-        self._session.drive(self._reading.confirm(message.id if message is not None else None))
+        self._session.drive(self._reader.confirm(message.id if message is not None else None))
 
 
 class AsyncSubscription(AsyncIterator[StreamMessage]):
@@ -309,30 +299,28 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
     Awaiting it subscribes immediately; otherwise it subscribes with the first message.
     """
 
-    def __init__(self, session: AsyncNodeSession, reading: SubscriptionReader) -> None:
+    def __init__(self, session: AsyncNodeSession, reader: SubscriptionReader) -> None:
         self._session = session
-        self._reading = reading
+        self._reader = reader
 
     @property
     def topic(self) -> str:
         """See :attr:`Subscription.topic`."""
-        return self._reading.topic
+        return self._reader.topic
 
     def __await__(self) -> Generator[Any, Any, Self]:
         return self._begin().__await__()
 
     async def __anext__(self) -> StreamMessage:
-        message = await self._session.drive(self._reading.next())
+        message = await self._session.drive(self._reader.next())
         if message is None:
             raise StopAsyncIteration
         return message
 
     async def _begin(self) -> Self:
-        await self._session.drive(self._reading.begin())
+        await self._session.drive(self._reader.begin())
         return self
 
     async def confirm(self, message: StreamMessage | None = None) -> None:
         """See :meth:`Subscription.confirm`."""
-        await self._session.drive(
-            self._reading.confirm(message.id if message is not None else None)
-        )
+        await self._session.drive(self._reader.confirm(message.id if message is not None else None))
