@@ -192,6 +192,12 @@ _ENDS = ("FATAL", "PANIC")
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
+# After this long without a call, look whether the server has closed the connection: several times,
+# as its last data, such as a FATAL message, may arrive before the end of the stream.
+STALE_SECONDS = 1.0
+STALE_READS = 3
+
+
 class AnswerTimeout(psycopg.OperationalError):
     """The server did not answer in time; the connection is unusable."""
 

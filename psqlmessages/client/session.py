@@ -16,6 +16,8 @@ from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
+    STALE_READS,
+    STALE_SECONDS,
     Connection,
     NotificationBuffer,
     Waker,
@@ -34,9 +36,6 @@ from psqlmessages.exceptions import (
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
-_STALE_SECONDS = 1.0
-# A FATAL message may come before the end of the stream.
-_STALE_READS = 3
 
 
 class NodeSession:
@@ -208,7 +207,7 @@ class NodeSession:
             if self._reader is None:
                 self._reader = threading.get_ident()
                 return True
-            self._turn.wait(max(0.0, min(deadline - monotonic(), _STALE_SECONDS)))
+            self._turn.wait(max(0.0, min(deadline - monotonic(), STALE_SECONDS)))
             return False
 
     def _end_turn(self) -> None:
@@ -276,9 +275,9 @@ class NodeSession:
 
     def _connected(self, until: float = inf) -> Connection:
         self._refuse_closed()
-        if monotonic() - self._used_at > _STALE_SECONDS:
+        if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap way to detect that the server is gone, before anything is sent.
-            for _ in range(_STALE_READS):
+            for _ in range(STALE_READS):
                 if self.connection is not None and is_readable(self.connection.fileno()):
                     self._read_now()
         deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())

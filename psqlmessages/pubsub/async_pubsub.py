@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -13,7 +12,6 @@ from psqlmessages.pubsub.pubsub import (
     MAX_UNFINISHED,
     MAX_UNFINISHED_BYTES,
     Bus,
-    Publishing,
 )
 from psqlmessages.pubsub.segments import channel_name
 
@@ -53,12 +51,7 @@ class AsyncPubSub(Bus):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def open(self) -> None:
@@ -93,4 +86,4 @@ class AsyncPubSub(Bus):
 
     async def publish(self, channel: str, payload: Any = None) -> None:
         """See :meth:`PubSub.publish`."""
-        await self._connection.run(Publishing(self._subscriptions, channel, payload))
+        await self._connection.run(self._subscriptions.publishing(channel, payload))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from types import TracebackType
 from typing import Any, ClassVar, Final, Self
 
 import psycopg
@@ -13,9 +12,7 @@ from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.bus_connection import BusConnection
 from psqlmessages.pubsub.bus_state import (
     BusCounters,
-    BusNotifications,
     Handler,
-    Script,
     Subscriptions,
 )
 from psqlmessages.pubsub.segments import SegmentAssembler, channel_name
@@ -76,21 +73,6 @@ class Bus:
         return self._subscriptions.counters
 
 
-class Publishing:
-    """A checked message; its segments depend on the state of the connection."""
-
-    def __init__(self, subscriptions: Subscriptions, channel: str, payload: Any) -> None:
-        self._subscriptions = subscriptions
-        self._channel = segments.channel_name(channel)
-        self._text = segments.flagged(payload)
-
-    def __call__(self, buffer: BusNotifications) -> Script[None]:
-        """Return the script that sends it; checks the connection's state when the script starts."""
-        yield from self._subscriptions.publishing(
-            self._channel, self._text, is_in_transaction=buffer.is_in_transaction
-        )
-
-
 class PubSub(Bus):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
@@ -125,12 +107,7 @@ class PubSub(Bus):
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:
@@ -168,4 +145,4 @@ class PubSub(Bus):
 
         Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
-        self._connection.run(Publishing(self._subscriptions, channel, payload))
+        self._connection.run(self._subscriptions.publishing(channel, payload))

@@ -97,7 +97,7 @@ def decoded(characters: str) -> str:
     return text
 
 
-def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
+def cut(characters: str, is_taken: IsTaken = lambda _: False) -> list[str]:
     """Cut base64 into segments that differ from each other and from those already sent.
 
     PostgreSQL delivers equal notifications of a transaction once; ``is_taken`` returns whether the
@@ -110,17 +110,13 @@ def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
             f" not {len(characters) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
-        segments = _cut(characters, _LONGEST - shortening, is_taken or _nothing)
+        segments = _cut(characters, _LONGEST - shortening, is_taken)
         if segments:
             return segments
     raise ValueError(
         "this transaction has too many similar messages to keep their segments different:"
         " publish this one in another transaction"
     )
-
-
-def _nothing(_: str) -> bool:
-    return False
 
 
 def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
