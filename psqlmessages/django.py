@@ -31,7 +31,7 @@ from psqlmessages.orm import (
 from psqlmessages.orm_queues import apush, commit, pop, push, push_many, reserve, rollback
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
-from psqlmessages.wire import EncodedBody, encode_many
+from psqlmessages.wire import encode_many
 
 __all__ = [
     "acall",
@@ -94,7 +94,7 @@ def send(
     receives them.
     """
     ident = ident if ident is not None else own_ident()
-    call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
+    call = calls.topic_send_as(ident, topic, body, token or "")
     try:
         run(call, using)
     except NoListeners:
@@ -148,7 +148,7 @@ def publish(
     ``ident``. An error does not break the transaction.
     """
     ident = ident if ident is not None else own_ident()
-    published = run(stream_calls.publish(ident, topic, EncodedBody.of(body)), using)
+    published = run(stream_calls.publish(ident, topic, body), using)
     _notify_observers(using, ident, topic, [body], is_received=_is_received(published))
     return published
 

@@ -17,7 +17,6 @@ from psqlmessages.client.queue_calls import (
     Headers,
 )
 from psqlmessages.orm import fetch, own_ident, postgresql, run
-from psqlmessages.wire import EncodedBody
 
 
 def push(  # noqa: PLR0913 - one option per property of the element
@@ -41,7 +40,7 @@ def push(  # noqa: PLR0913 - one option per property of the element
     call = queue_calls.push(
         _own(ident),
         queue,
-        EncodedBody.of(body),
+        body,
         headers=headers,
         mature=mature,
         delay=delay,
@@ -71,7 +70,7 @@ def push_many(  # noqa: PLR0913
     call = queue_calls.push_many(
         _own(ident),
         queue,
-        list(bodies),
+        bodies,
         headers=headers,
         mature=mature,
         delay=delay,
@@ -148,7 +147,7 @@ def commit(
     The result is False if a lease expired and another consumer has taken its element: roll back the
     writes for it. The result has the state of each element.
     """
-    return run(queue_calls.commit(_own(ident), elements), using)
+    return run(queue_calls.commit(_own(ident), *elements), using)
 
 
 def rollback(
@@ -158,7 +157,7 @@ def rollback(
     using: str | None = None,
 ) -> AckResult:
     """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
-    return run(queue_calls.rollback(_own(ident), elements, delay), using)
+    return run(queue_calls.rollback(_own(ident), *elements, delay=delay), using)
 
 
 def _own(ident: str | None) -> str:

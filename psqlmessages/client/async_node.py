@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
@@ -14,23 +14,20 @@ import psycopg
 from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
-from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.methods import async_acting_method, async_method
 from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
-    AckResult,
     Element,
-    Headers,
-    QueueSizes,
 )
 from psqlmessages.client.queue_consumer import (
     DEFAULT_GROUP,
     FOREVER,
 )
-from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
+from psqlmessages.client.stream_calls import SubscriptionKey
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -40,7 +37,6 @@ from psqlmessages.client.subscription import (
 )
 from psqlmessages.client.transactions import drive_async
 from psqlmessages.exceptions import CallTimeout, InvalidArgument, NodeClosed
-from psqlmessages.wire import EncodedBody
 
 
 class AsyncNode(TopicHandlers):
@@ -102,76 +98,32 @@ class AsyncNode(TopicHandlers):
 
     # Functions of the SQL core
 
+    deinit = async_method(calls.deinit)
+    crash = async_method(calls.crash)
+    use = async_method(calls.use)
+    topic_auth = async_method(calls.topic_auth)
+    topic_status = async_method(calls.topic_status)
+    topic_notify = async_method(calls.topic_notify)
+    topic_unnotify = async_method(calls.topic_unnotify)
+    topic_listen = async_method(calls.topic_listen)
+    topic_unlisten = async_method(calls.topic_unlisten)
+    topic_observe = async_method(calls.topic_observe)
+    topic_unobserve = async_method(calls.topic_unobserve)
+    topic_send = async_method(calls.topic_send)
+    topic_send_many = async_method(calls.topic_send_many)
+    topic_send_as = async_method(calls.topic_send_as)
+    rpc = async_method(calls.rpc)
+    audience = async_method(calls.audience)
+    evaluate = async_method(calls.evaluate)
+
     async def init(self, ident: str) -> None:
         """See :meth:`Node.init`."""
         await self._session.run(calls.init(ident))
 
-    async def deinit(self, ident: str) -> bool:
-        """See :meth:`Node.deinit`."""
-        return await self._session.run(calls.deinit(ident))
-
-    async def crash(self, ident: str) -> bool:
-        """See :meth:`Node.crash`."""
-        return await self._session.run(calls.crash(ident))
-
-    async def use(self, ident: str) -> None:
-        """See :meth:`Node.use`; it applies to all tasks that share the node."""
-        await self._session.run(calls.use(ident))
-
-    async def topic_auth(self, topic: str) -> TopicNodes:
-        """See :meth:`Node.topic_auth`."""
-        return await self._session.run(calls.topic_auth(topic))
-
-    async def topic_status(self, topic: str) -> TopicNodes:
-        """See :meth:`Node.topic_status`."""
-        return await self._session.run(calls.topic_status(topic))
-
-    async def topic_notify(self, topic: str) -> bool:
-        """See :meth:`Node.topic_notify`."""
-        return await self._session.run(calls.topic_notify(topic))
-
-    async def topic_unnotify(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unnotify`."""
-        return await self._session.run(calls.topic_unnotify(topic))
-
-    async def topic_listen(self, topic: str) -> bool:
-        """See :meth:`Node.topic_listen`."""
-        return await self._session.run(calls.topic_listen(topic))
-
-    async def topic_unlisten(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unlisten`."""
-        return await self._session.run(calls.topic_unlisten(topic))
-
-    async def topic_observe(self, topic: str) -> bool:
-        """See :meth:`Node.topic_observe`."""
-        return await self._session.run(calls.topic_observe(topic))
-
-    async def topic_unobserve(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unobserve`."""
-        return await self._session.run(calls.topic_unobserve(topic))
-
-    async def topic_send(self, topic: str, body: Any, token: str = "") -> None:
-        """See :meth:`Node.topic_send`."""
-        await self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
-
-    async def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
-        """See :meth:`Node.topic_send_many`."""
-        return await self._session.run(calls.topic_send_many(topic, list(bodies), token))
-
-    async def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
-        """See :meth:`Node.topic_send_as`."""
-        await self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
-
-    async def rpc(self, node: str, token: str, body: Any) -> None:
-        """See :meth:`Node.rpc`."""
-        await self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
-
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
         try:
-            await self._session.run(
-                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
-            )
+            await self._session.run(calls.return_(message.sender, message.token or "", body))
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The caller still needs an answer: allow reply_error.
             message.is_answered = False
@@ -181,25 +133,11 @@ class AsyncNode(TopicHandlers):
         """See :meth:`Node.reply_error`."""
         await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
-    async def audience(self, event: str) -> list[str]:
-        """See :meth:`Node.audience`."""
-        return await self._session.run(calls.audience(event))
-
-    async def evaluate(self) -> int:
-        """See :meth:`Node.evaluate`."""
-        return await self._session.run(calls.evaluate())
-
     # Streams
 
-    async def publish(self, topic: str, body: Any) -> Published:
-        """See :meth:`Node.publish`."""
-        return await self._session.run(
-            stream_calls.publish(self._acting, topic, EncodedBody.of(body))
-        )
-
-    async def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
-        """See :meth:`Node.publish_many`."""
-        return await self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+    publish = async_acting_method(stream_calls.publish)
+    publish_many = async_acting_method(stream_calls.publish_many)
+    subscription = async_acting_method(stream_calls.subscription)
 
     def subscribe(
         self,
@@ -221,10 +159,6 @@ class AsyncNode(TopicHandlers):
         self._state.wakes.end(self._acting, topic)
         return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    async def subscription(self, topic: str) -> SubscriptionState:
-        """See :meth:`Node.subscription`."""
-        return await self._session.run(stream_calls.subscription(self._acting, topic))
-
     async def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
         wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
@@ -234,41 +168,16 @@ class AsyncNode(TopicHandlers):
 
     # Queues
 
-    async def push(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        headers: Headers | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        key: str | None = None,
-    ) -> int:
-        """See :meth:`Node.push`."""
-        return await self._session.run(
-            queue_calls.push(
-                self._acting, queue, EncodedBody.of(body), headers, mature, delay, tries, key
-            )
-        )
-
-    async def push_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        headers: Iterable[Headers | None] | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        keys: Iterable[str | None] | None = None,
-    ) -> list[int]:
-        """See :meth:`Node.push_many`."""
-        return await self._session.run(
-            queue_calls.push_many(
-                self._acting, queue, list(bodies), headers, mature, delay, tries, keys
-            )
-        )
+    push = async_acting_method(queue_calls.push)
+    push_many = async_acting_method(queue_calls.push_many)
+    commit = async_acting_method(queue_calls.commit)
+    rollback = async_acting_method(queue_calls.rollback)
+    release = async_acting_method(queue_calls.release)
+    remove = async_acting_method(queue_calls.remove)
+    pause = async_acting_method(queue_calls.pause)
+    resume = async_acting_method(queue_calls.resume)
+    drain = async_acting_method(queue_calls.drain)
+    sizes = async_acting_method(queue_calls.sizes)
 
     async def pop(
         self, queue: str, count: int = 1, *, timeout: timedelta | None = None
@@ -298,38 +207,6 @@ class AsyncNode(TopicHandlers):
         ident = self._acting
         statement = queue_calls.reserve(ident, queue, count, duration)
         return await self._consumer.take(ident, queue, statement, timeout)
-
-    async def commit(self, *elements: Element | str) -> AckResult:
-        """See :meth:`Node.commit`."""
-        return await self._session.run(queue_calls.commit(self._acting, elements))
-
-    async def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
-        """See :meth:`Node.rollback`."""
-        return await self._session.run(queue_calls.rollback(self._acting, elements, delay))
-
-    async def release(self, *elements: Element | str) -> AckResult:
-        """See :meth:`Node.release`."""
-        return await self._session.run(queue_calls.release(self._acting, elements))
-
-    async def remove(self, queue: str, id_: int) -> bool:
-        """See :meth:`Node.remove`."""
-        return await self._session.run(queue_calls.remove(self._acting, queue, id_))
-
-    async def pause(self, queue: str) -> bool:
-        """See :meth:`Node.pause`."""
-        return await self._session.run(queue_calls.pause(self._acting, queue))
-
-    async def resume(self, queue: str) -> bool:
-        """See :meth:`Node.resume`."""
-        return await self._session.run(queue_calls.resume(self._acting, queue))
-
-    async def drain(self, queue: str) -> int:
-        """See :meth:`Node.drain`."""
-        return await self._session.run(queue_calls.drain(self._acting, queue))
-
-    async def sizes(self, queue: str) -> QueueSizes:
-        """See :meth:`Node.sizes`."""
-        return await self._session.run(queue_calls.sizes(self._acting, queue))
 
     async def consume(
         self,

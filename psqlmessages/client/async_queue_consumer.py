@@ -74,7 +74,7 @@ class AsyncQueueConsumer:
         """Queue the commit of popped elements, without waiting for it."""
         if elements:
             until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
-            self._submit(ident, queue_calls.commit(ident, elements), until)
+            self._submit(ident, queue_calls.commit(ident, *elements), until)
 
     def new_batch(
         self, ident: str, queue: str, duration: timedelta, group: timedelta
@@ -115,7 +115,7 @@ class AsyncQueueConsumer:
 
         def release(future: asyncio.Future[list[Element]]) -> None:
             if not future.cancelled() and future.exception() is None and future.result():
-                self._submit_or_log(ident, queue_calls.release(ident, future.result()))
+                self._submit_or_log(ident, queue_calls.release(ident, *future.result()))
 
         future = self._session.order(transaction(script))
         self._wait_for(future)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -221,6 +221,7 @@ def init(ident: str) -> Call[str]:
 
 
 def deinit(ident: str) -> Call[bool]:
+    """Deregister a node; return False if it was not registered."""
     return Call("SELECT messages.deinit(%s)", check_names(ident), is_new, ("deinit", ident))
 
 
@@ -230,38 +231,47 @@ def crash(ident: str) -> Call[bool]:
 
 
 def use(ident: str) -> Call[None]:
+    """Choose the node that acts in the calls that follow, of all threads and tasks."""
     return Call("SELECT messages.use(%s)", check_names(ident), _nothing, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
+    """Return the nodes that may send to a topic and that may listen to it."""
     return Call("SELECT messages.topic_auth(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_status(topic: str) -> Call[TopicNodes]:
+    """Return the nodes that send to a topic and that listen to it now."""
     return Call("SELECT messages.topic_status(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_notify(topic: str) -> Call[bool]:
+    """Register as a sender of a topic; return False if the node was one."""
     return _membership("topic_notify", topic)
 
 
 def topic_unnotify(topic: str) -> Call[bool]:
+    """Undo topic_notify; return False if the node was no sender."""
     return _membership("topic_unnotify", topic)
 
 
 def topic_listen(topic: str) -> Call[bool]:
+    """Receive the messages of a topic from now on; return False if the node did already."""
     return _membership("topic_listen", topic)
 
 
 def topic_unlisten(topic: str) -> Call[bool]:
+    """Undo topic_listen; return False if the node did not listen."""
     return _membership("topic_unlisten", topic)
 
 
 def topic_observe(topic: str) -> Call[bool]:
+    """Receive messages and events of a topic or pattern, without counting as a listener."""
     return _membership("topic_observe", topic)
 
 
 def topic_unobserve(topic: str) -> Call[bool]:
+    """Undo topic_observe; return False if the node did not observe."""
     return _membership("topic_unobserve", topic)
 
 
@@ -274,15 +284,17 @@ def _send(sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _nothi
     return Call(sql, params, read, is_send=True, is_hot=True)
 
 
-def topic_send(topic: str, body: EncodedBody, token: str = "") -> Call[None]:
+def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
+    """Send a body to every listener; with a token, they may answer."""
+    encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
-        (*check_names(topic), body.text, _token(token), body.enc),
+        (*check_names(topic), encoded.text, _token(token), encoded.enc),
     )
 
 
-def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[int]:
-    """Send many values in one call; the result is their number."""
+def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[int]:
+    """Send many bodies in one call and one transaction; return their number."""
     texts, enc = encode_many(list(bodies))
     # Binary arrays: psycopg's text arrays are ten times slower (measured).
     return _send(
@@ -292,11 +304,12 @@ def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[
     )
 
 
-def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") -> Call[None]:
-    """Send as a node that needs no session; works on any connection."""
+def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[None]:
+    """Send as a node that does not need to be registered."""
+    encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
-        (*check_names(ident, topic), body.text, _token(token), body.enc),
+        (*check_names(ident, topic), encoded.text, _token(token), encoded.enc),
     )
 
 
@@ -331,18 +344,21 @@ def _texts(answers: Any) -> list[str | None]:
     return texts
 
 
-def rpc(node: str, token: str, body: EncodedBody) -> Call[None]:
+def rpc(node: str, token: str, body: Any) -> Call[None]:
+    """Send to a node without waiting; its answer arrives as a message with this token."""
+    encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.rpc(%s, %s, %s, %s)",
-        (*check_names(node, token), body.text, body.enc),
+        (*check_names(node, token), encoded.text, encoded.enc),
     )
 
 
-def return_(node: str, token: str, body: EncodedBody) -> Call[None]:
+def return_(node: str, token: str, body: Any) -> Call[None]:
     """Answer ``node``; ``token`` is the one received."""
+    encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.return(%s, %s, %s, %s)",
-        (*check_names(node, token), body.text, body.enc),
+        (*check_names(node, token), encoded.text, encoded.enc),
     )
 
 
@@ -355,7 +371,7 @@ def return_error(node: str, token: str, reason: str) -> Call[None]:
 
 
 def audience(event: str) -> Call[list[str]]:
-    """Return the nodes of this session that may receive an event; ``event`` is its payload."""
+    """Return the nodes of this connection that may receive an event, given its payload."""
     return Call(
         "SELECT messages.audience(%s)",
         check_names(event),
@@ -364,7 +380,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping when this call commits; the result is the number of events it will send."""
+    """Run housekeeping when this call commits; return the number of events it will send."""
     return Call(
         "SELECT messages.evaluate()",
         (),

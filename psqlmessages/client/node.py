@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
 import psycopg
 
 from psqlmessages.client import calls, queue_calls, stream_calls
-from psqlmessages.client.calls import TopicNodes
 from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.methods import acting_method, method
 from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
-    AckResult,
     Element,
-    Headers,
-    QueueSizes,
 )
 from psqlmessages.client.queue_consumer import (
     DEFAULT_GROUP,
@@ -29,7 +26,7 @@ from psqlmessages.client.queue_consumer import (
     QueuePoller,
 )
 from psqlmessages.client.session import NodeSession
-from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
+from psqlmessages.client.stream_calls import SubscriptionKey
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -43,7 +40,6 @@ from psqlmessages.exceptions import (
     InvalidArgument,
     NodeClosed,
 )
-from psqlmessages.wire import EncodedBody
 
 
 class Node(TopicHandlers):
@@ -99,76 +95,32 @@ class Node(TopicHandlers):
 
     # Functions of the SQL core
 
+    deinit = method(calls.deinit)
+    crash = method(calls.crash)
+    use = method(calls.use)
+    topic_auth = method(calls.topic_auth)
+    topic_status = method(calls.topic_status)
+    topic_notify = method(calls.topic_notify)
+    topic_unnotify = method(calls.topic_unnotify)
+    topic_listen = method(calls.topic_listen)
+    topic_unlisten = method(calls.topic_unlisten)
+    topic_observe = method(calls.topic_observe)
+    topic_unobserve = method(calls.topic_unobserve)
+    topic_send = method(calls.topic_send)
+    topic_send_many = method(calls.topic_send_many)
+    topic_send_as = method(calls.topic_send_as)
+    rpc = method(calls.rpc)
+    audience = method(calls.audience)
+    evaluate = method(calls.evaluate)
+
     def init(self, ident: str) -> None:
         """Register another node on this connection; it acts in the calls that follow."""
         self._session.run(calls.init(ident))
 
-    def deinit(self, ident: str) -> bool:
-        """Deregister a node; return False if it was not registered."""
-        return self._session.run(calls.deinit(ident))
-
-    def crash(self, ident: str) -> bool:
-        """Deregister a node whose program is gone; other nodes receive a crash event."""
-        return self._session.run(calls.crash(ident))
-
-    def use(self, ident: str) -> None:
-        """Choose the node of this connection that acts in the calls that follow."""
-        self._session.run(calls.use(ident))
-
-    def topic_auth(self, topic: str) -> TopicNodes:
-        """Return the nodes that may send to a topic and that may listen to it."""
-        return self._session.run(calls.topic_auth(topic))
-
-    def topic_status(self, topic: str) -> TopicNodes:
-        """Return the nodes that send to a topic and that listen to it now."""
-        return self._session.run(calls.topic_status(topic))
-
-    def topic_notify(self, topic: str) -> bool:
-        """Register as a sender of a topic; return False if the node was one."""
-        return self._session.run(calls.topic_notify(topic))
-
-    def topic_unnotify(self, topic: str) -> bool:
-        """Undo topic_notify; return False if the node was no sender."""
-        return self._session.run(calls.topic_unnotify(topic))
-
-    def topic_listen(self, topic: str) -> bool:
-        """Receive the messages of a topic from now on; return False if the node did already."""
-        return self._session.run(calls.topic_listen(topic))
-
-    def topic_unlisten(self, topic: str) -> bool:
-        """Undo topic_listen; return False if the node did not listen."""
-        return self._session.run(calls.topic_unlisten(topic))
-
-    def topic_observe(self, topic: str) -> bool:
-        """Receive messages and events of a topic or pattern, without counting as a listener."""
-        return self._session.run(calls.topic_observe(topic))
-
-    def topic_unobserve(self, topic: str) -> bool:
-        """Undo topic_observe; return False if the node did not observe."""
-        return self._session.run(calls.topic_unobserve(topic))
-
-    def topic_send(self, topic: str, body: Any, token: str = "") -> None:
-        """Send a body to every listener; with a token, they may answer."""
-        self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
-
-    def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
-        """Send many bodies in one call and one transaction; return their number."""
-        return self._session.run(calls.topic_send_many(topic, list(bodies), token))
-
-    def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
-        """Send as a node that does not need to be registered."""
-        self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
-
-    def rpc(self, node: str, token: str, body: Any) -> None:
-        """Send to a node without waiting; its answer arrives as a message with this token."""
-        self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
-
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
         try:
-            self._session.run(
-                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
-            )
+            self._session.run(calls.return_(message.sender, message.token or "", body))
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
             # The caller still needs an answer: allow reply_error.
             message.is_answered = False
@@ -178,23 +130,11 @@ class Node(TopicHandlers):
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
         self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
-    def audience(self, event: str) -> list[str]:
-        """Return the nodes of this connection that may receive an event, given its payload."""
-        return self._session.run(calls.audience(event))
-
-    def evaluate(self) -> int:
-        """Run housekeeping when this call commits; return the number of events it will send."""
-        return self._session.run(calls.evaluate())
-
     # Streams
 
-    def publish(self, topic: str, body: Any) -> Published:
-        """Store a body for a topic's subscriptions, and send it to its listeners."""
-        return self._session.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
-
-    def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
-        """Publish many bodies in one call and one transaction, in their order."""
-        return self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+    publish = acting_method(stream_calls.publish)
+    publish_many = acting_method(stream_calls.publish_many)
+    subscription = acting_method(stream_calls.subscription)
 
     def subscribe(
         self,
@@ -221,10 +161,6 @@ class Node(TopicHandlers):
         self._state.wakes.end(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    def subscription(self, topic: str) -> SubscriptionState:
-        """Return the state of the subscription; raise NotSubscribed if there is none."""
-        return self._session.run(stream_calls.subscription(self._acting, topic))
-
     def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """Wait until a subscription should be read, for readers that use another connection.
 
@@ -237,49 +173,16 @@ class Node(TopicHandlers):
 
     # Queues
 
-    def push(
-        self,
-        queue: str,
-        body: Any,
-        *,
-        headers: Headers | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        key: str | None = None,
-    ) -> int:
-        """Add an element to a queue; return its id.
-
-        It is available from ``mature`` on, or after ``delay``, or immediately. A second push with
-        the same ``key`` adds nothing and returns the id of the first element.
-        """
-        return self._session.run(
-            queue_calls.push(
-                self._acting, queue, EncodedBody.of(body), headers, mature, delay, tries, key
-            )
-        )
-
-    def push_many(
-        self,
-        queue: str,
-        bodies: Iterable[Any],
-        *,
-        headers: Iterable[Headers | None] | None = None,
-        mature: datetime | None = None,
-        delay: timedelta | None = None,
-        tries: int = 0,
-        keys: Iterable[str | None] | None = None,
-    ) -> list[int]:
-        """Add many elements in one call, in their order, all or none; return their ids.
-
-        ``headers`` and ``keys`` have one entry for each body. Bytes cannot be mixed with other
-        values.
-        """
-        return self._session.run(
-            queue_calls.push_many(
-                self._acting, queue, list(bodies), headers, mature, delay, tries, keys
-            )
-        )
+    push = acting_method(queue_calls.push)
+    push_many = acting_method(queue_calls.push_many)
+    commit = acting_method(queue_calls.commit)
+    rollback = acting_method(queue_calls.rollback)
+    release = acting_method(queue_calls.release)
+    remove = acting_method(queue_calls.remove)
+    pause = acting_method(queue_calls.pause)
+    resume = acting_method(queue_calls.resume)
+    drain = acting_method(queue_calls.drain)
+    sizes = acting_method(queue_calls.sizes)
 
     def pop(self, queue: str, count: int = 1, *, timeout: timedelta | None = None) -> list[Element]:
         """Take and remove up to ``count`` elements, oldest mature time first; maybe none.
@@ -300,42 +203,6 @@ class Node(TopicHandlers):
         """Take elements as ``pop`` does, but hide them; they return unless committed in time."""
         statement = queue_calls.reserve(self._acting, queue, count, duration)
         return self._take(queue, statement, timeout)
-
-    def commit(self, *elements: Element | str) -> AckResult:
-        """Remove reserved elements for good; pass the elements or their leases.
-
-        The result has a bool for each and is true if all were removed. False: the lease had run out
-        and another consumer has taken the element.
-        """
-        return self._session.run(queue_calls.commit(self._acting, elements))
-
-    def rollback(self, *elements: Element | str, delay: timedelta | None = None) -> AckResult:
-        """Give back elements with one more try, behind the waiting ones or after ``delay``."""
-        return self._session.run(queue_calls.rollback(self._acting, elements, delay))
-
-    def release(self, *elements: Element | str) -> AckResult:
-        """Give back unread elements; they keep their place and number of tries."""
-        return self._session.run(queue_calls.release(self._acting, elements))
-
-    def remove(self, queue: str, id_: int) -> bool:
-        """Remove an element; return False if it is unknown, reserved or locked."""
-        return self._session.run(queue_calls.remove(self._acting, queue, id_))
-
-    def pause(self, queue: str) -> bool:
-        """Pause a queue for all consumers; return False if it was paused."""
-        return self._session.run(queue_calls.pause(self._acting, queue))
-
-    def resume(self, queue: str) -> bool:
-        """End a pause; return False if the queue was not paused."""
-        return self._session.run(queue_calls.resume(self._acting, queue))
-
-    def drain(self, queue: str) -> int:
-        """Remove all available elements; return their number."""
-        return self._session.run(queue_calls.drain(self._acting, queue))
-
-    def sizes(self, queue: str) -> QueueSizes:
-        """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
-        return self._session.run(queue_calls.sizes(self._acting, queue))
 
     def consume(
         self,
@@ -393,7 +260,7 @@ class Node(TopicHandlers):
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         deadline = monotonic() + timeout.total_seconds()
         with self._state.asking(node) as pending:
-            self._session.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
+            self._session.run_within(timeout, calls.rpc(node, pending.token, body))
             pending.was_sent()
             answer = self._next_answer(pending, deadline)
         if answer is None:
@@ -406,7 +273,7 @@ class Node(TopicHandlers):
         """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
         deadline = monotonic() + timeout.total_seconds()
         with self._state.asking("") as pending:
-            question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
+            question = calls.topic_send(topic, body, pending.token)
             self._session.run_within(timeout, question)
             pending.was_sent()
             while (answer := self._next_answer(pending, deadline)) is not None:

@@ -125,19 +125,25 @@ _COMMIT = SqlStatement("COMMIT")
 def push(
     ident: str,
     queue: str,
-    body: EncodedBody,
+    body: Any,
+    *,
     headers: Headers | None = None,
     mature: datetime | None = None,
     delay: timedelta | None = None,
     tries: int = 0,
     key: str | None = None,
 ) -> Call[int]:
-    """Push one body; the result is its id, or the id of the earlier element with this key."""
+    """Add an element to a queue; return its id.
+
+    It is available from ``mature`` on, or after ``delay``, or immediately. A second push with
+    the same ``key`` adds nothing and returns the id of the first element.
+    """
+    encoded = EncodedBody.of(body)
     if headers is None and mature is None and delay is None and key is None and tries == 0:
         # Without these five parameters a call costs the client a fifth less.
         return Call(
             "SELECT messages.push(%s, %s, %s, %s)",
-            (*check_names(ident, queue), body.text, body.enc),
+            (*check_names(ident, queue), encoded.text, encoded.enc),
             _id,
             is_send=True,
         )
@@ -145,8 +151,8 @@ def push(
         "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *check_names(ident, queue),
-            body.text,
-            body.enc,
+            encoded.text,
+            encoded.enc,
             _headers(headers),
             _mature(mature),
             _seconds(delay),
@@ -161,14 +167,19 @@ def push(
 def push_many(
     ident: str,
     queue: str,
-    bodies: Sequence[Any],
+    bodies: Iterable[Any],
+    *,
     headers: Iterable[Headers | None] | None = None,
     mature: datetime | None = None,
     delay: timedelta | None = None,
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
 ) -> Call[list[int]]:
-    """Push many values of one encoding; the result is their ids, in the same order."""
+    """Add many elements in one call, in their order, all or none; return their ids.
+
+    ``headers`` and ``keys`` have one entry for each body. Bytes cannot be mixed with other
+    values.
+    """
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.push_many(%s, %s, %b::text[], %s, %b::text[], %s, %s, %s, %b::text[])",
@@ -239,23 +250,24 @@ def take_recorded(
     return transaction(script)
 
 
-def commit(ident: str, elements: Sequence[Element | str]) -> Call[AckResult]:
-    """Remove reserved elements; False for each lease that another consumer has taken over.
+def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
+    """Remove reserved elements for good; pass the elements or their leases.
 
-    ``elements`` are elements or their leases. Raises ValueError for popped ones, which have none.
+    The result has a bool for each and is true if all were removed. False: the lease had run out
+    and another consumer has taken the element.
     """
     return _acknowledge("SELECT messages.commit(%s, VARIADIC %b::text[])", ident, elements)
 
 
 def rollback(
-    ident: str, elements: Sequence[Element | str], delay: timedelta | None = None
+    ident: str, *elements: Element | str, delay: timedelta | None = None
 ) -> Call[AckResult]:
     """Give back elements with one more try, behind the waiting ones or after ``delay``."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
     return _acknowledge(sql, ident, elements, _seconds(delay))
 
 
-def release(ident: str, elements: Sequence[Element | str]) -> Call[AckResult]:
+def release(ident: str, *elements: Element | str) -> Call[AckResult]:
     """Give back unread elements; they keep their place and number of tries."""
     return _acknowledge("SELECT messages.release(%s, VARIADIC %b::text[])", ident, elements)
 
@@ -274,7 +286,7 @@ def _acknowledge(
 
 
 def remove(ident: str, queue: str, id_: int) -> Call[bool]:
-    """Remove an element; False if it is unknown, reserved or locked."""
+    """Remove an element; return False if it is unknown, reserved or locked."""
     return Call(
         "SELECT messages.remove(%s, %s, %s::bigint)",
         (*check_names(ident, queue), id_),
@@ -283,17 +295,17 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 
 def pause(ident: str, queue: str) -> Call[bool]:
-    """Pause a queue for all consumers; False if it was paused."""
+    """Pause a queue for all consumers; return False if it was paused."""
     return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), is_new)
 
 
 def resume(ident: str, queue: str) -> Call[bool]:
-    """End a pause; False if the queue was not paused."""
+    """End a pause; return False if the queue was not paused."""
     return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), is_new)
 
 
 def drain(ident: str, queue: str) -> Call[int]:
-    """Remove all available elements; the result is their number."""
+    """Remove all available elements; return their number."""
     return Call(
         "SELECT messages.drain(%s, %s)",
         check_names(ident, queue),
@@ -302,7 +314,7 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
-    """Count the elements of a queue."""
+    """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
     return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _sizes)
 
 

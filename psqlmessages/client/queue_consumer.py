@@ -114,7 +114,7 @@ class LeasedBatch:
         if not self._done:
             return None
         self._attempts += 1
-        return queue_calls.commit(self._ident, self._done)
+        return queue_calls.commit(self._ident, *self._done)
 
     def last_commit(self) -> Call[AckResult] | None:
         """Return the call that commits the finished elements, if any, and forget these."""
@@ -135,11 +135,11 @@ class LeasedBatch:
             current, self._current = self._current, None
             if not current.is_settled:
                 delay = min(_LONGEST_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
-                yield queue_calls.rollback(self._ident, [current], timedelta(seconds=delay))
+                yield queue_calls.rollback(self._ident, current, delay=timedelta(seconds=delay))
         if self._unread:
             unread = list(self._unread)
             self._unread.clear()
-            yield queue_calls.release(self._ident, unread)
+            yield queue_calls.release(self._ident, *unread)
 
     def put_back(self) -> Steps[None]:
         """Commit the finished elements and give back the others; log errors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -134,18 +134,19 @@ class MessageBatch(NamedTuple):
     state: SubscriptionState | None
 
 
-def publish(ident: str, topic: str, body: EncodedBody) -> Call[Published]:
-    """Publish as a node without a session; works on any connection, as all calls of this module."""
+def publish(ident: str, topic: str, body: Any) -> Call[Published]:
+    """Store a body for a topic's subscriptions, and send it to its listeners."""
+    encoded = EncodedBody.of(body)
     return Call(
         "SELECT messages.publish(%s, %s, %s, %s)",
-        (*check_names(ident, topic), body.text, body.enc),
+        (*check_names(ident, topic), encoded.text, encoded.enc),
         _published,
         is_send=True,
     )
 
 
-def publish_many(ident: str, topic: str, bodies: Sequence[Any]) -> Call[Published]:
-    """Publish many values of one encoding in one call."""
+def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Published]:
+    """Publish many bodies in one call and one transaction, in their order."""
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.publish_many(%s, %s, %b, %s)",
@@ -161,7 +162,7 @@ def unsubscribe(ident: str, topic: str) -> Call[bool]:
 
 
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
-    """Ask for the state of a subscription."""
+    """Return the state of the subscription; raise NotSubscribed if there is none."""
     return Call("SELECT messages.subscription(%s, %s)", check_names(ident, topic), _state)
 
 
