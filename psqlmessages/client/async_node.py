@@ -9,15 +9,11 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
-import psycopg
-
 from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
-from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, PendingCall
-from psqlmessages.client.methods import async_acting_method, async_method
-from psqlmessages.client.node_state import NodeCounters, NodeState
+from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
@@ -27,7 +23,6 @@ from psqlmessages.client.queue_consumer import (
     DEFAULT_GROUP,
     FOREVER,
 )
-from psqlmessages.client.stream_calls import SubscriptionKey
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -36,10 +31,10 @@ from psqlmessages.client.subscription import (
     SubscriptionReader,
 )
 from psqlmessages.client.transactions import drive_async
-from psqlmessages.exceptions import CallTimeout, InvalidArgument, NodeClosed
+from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
-class AsyncNode(TopicHandlers):
+class AsyncNode(NodeBase):
     """A named sender and receiver of messages; ``async with`` registers and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
@@ -47,13 +42,10 @@ class AsyncNode(TopicHandlers):
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
-        super().__init__()
         options = options or Options()
-        self.ident = ident
-        self._state = NodeState(ident, options)
+        super().__init__(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
-        self._stream_poll_interval = options.stream_poll_interval
         self._least_timeout = options.probe_timeout
 
     # Opening and closing
@@ -81,21 +73,6 @@ class AsyncNode(TopicHandlers):
         """See :meth:`Node.stop`; not awaited, callable from any thread and from signal handlers."""
         self._session.stop()
 
-    @property
-    def is_healthy(self) -> bool:
-        """See :attr:`Node.is_healthy`."""
-        return self._state.is_healthy(monotonic())
-
-    @property
-    def counters(self) -> NodeCounters:
-        """See :attr:`Node.counters`."""
-        return self._state.counters
-
-    @property
-    def channel(self) -> str:
-        """See :attr:`Node.channel`."""
-        return self._state.channel
-
     # Functions of the SQL core
 
     deinit = async_method(calls.deinit)
@@ -122,12 +99,7 @@ class AsyncNode(TopicHandlers):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        try:
-            await self._session.run(calls.return_(message.sender, message.token or "", body))
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The caller still needs an answer: allow reply_error.
-            message.is_answered = False
-            raise
+        await self._session.drive(self._state.reply(message, body))
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
@@ -148,10 +120,7 @@ class AsyncNode(TopicHandlers):
         idle: timedelta | None = None,
     ) -> AsyncSubscription:
         """See :meth:`Node.subscribe`."""
-        key = SubscriptionKey.of(self._acting, topic, timeout)
-        reader = SubscriptionReader(
-            self._state, key, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
-        )
+        reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
         return AsyncSubscription(self._session, reader)
 
     async def unsubscribe(self, topic: str) -> bool:
@@ -161,10 +130,7 @@ class AsyncNode(TopicHandlers):
 
     async def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
-        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
-        wakes.are_wanted = True
-        await self._session.wait(lambda: wakes.is_new(topic), deadline)
-        return wakes.take(topic)
+        return await self._session.drive(self._state.wait_published(topic, timeout))
 
     # Queues
 
@@ -297,10 +263,6 @@ class AsyncNode(TopicHandlers):
             await self.topic_listen(topic)
         async for message in self.messages():
             await drive_async(self.handling(message, self._state), _run_action)
-
-    @property
-    def _acting(self) -> str:
-        return self._state.registration.acting
 
 
 async def _run_action(action: Callable[[], Any]) -> Any:

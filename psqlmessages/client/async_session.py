@@ -58,38 +58,28 @@ class QueuedCall:
             self.future.set_result(result)
 
 
-class CallQueue:
+class CallQueue(deque[QueuedCall]):
     """The queue of a node's calls, oldest first."""
-
-    def __init__(self) -> None:
-        self._queue: deque[QueuedCall] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
-    def add(self, order: QueuedCall) -> None:
-        """Queue a call."""
-        self._queue.append(order)
 
     def first_deadline(self, otherwise: float) -> float:
         """Return the deadline of the oldest call, or ``otherwise`` if the queue is empty."""
-        return self._queue[0].deadline if self._queue else otherwise
+        return self[0].deadline if self else otherwise
 
     def take_batch(self) -> list[QueuedCall]:
         """Take the oldest call; if it is a send, also take the calls after it with the same SQL."""
-        batch, characters = [self._queue.popleft()], 0
-        while self._queue and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
-            following = self._queue[0].call
+        batch, characters = [self.popleft()], 0
+        while self and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
+            following = self[0].call
             characters += following.weight
             if following.sql != batch[0].call.sql or characters > _BATCH_CHARACTERS:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(self.popleft())
         return [order for order in batch if not order.future.done()]
 
     def fail_until(self, now: float, error: BaseException) -> None:
         """Fail the calls whose deadline has passed."""
-        while self._queue and self._queue[0].deadline <= now:
-            self._queue.popleft().fail(error)
+        while self and self[0].deadline <= now:
+            self.popleft().fail(error)
 
 
 T = TypeVar("T")
@@ -213,7 +203,7 @@ class AsyncNodeSession:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        self._queue.add(QueuedCall(call, future, deadline))
+        self._queue.append(QueuedCall(call, future, deadline))
         self._wakeup.set()
         return future
 

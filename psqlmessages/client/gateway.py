@@ -103,7 +103,7 @@ class GatewayState(NodeState):
     def opening(self) -> Script[None]:
         """Yield the calls that restore all registrations on a new connection; take answers."""
         self._backends.append(
-            (yield calls.backend_info(synchronous_commit=self._synchronous_commit))
+            (yield calls.backend_info(synchronous_commit=self.options.synchronous_commit))
         )
         del self._backends[:-_BACKENDS]
         self._returning = LockWaitBudget(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)

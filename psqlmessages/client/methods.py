@@ -1,4 +1,4 @@
-"""Methods of Node and AsyncNode, made from the functions that create their calls.
+"""What Node and AsyncNode have in common, and methods made from functions that create calls.
 
 A method has the name, the documentation and the parameters of that function. The parameter of an
 ``acting_method`` that names the acting node is left out.
@@ -8,9 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from inspect import Parameter, signature
+from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from psqlmessages.client.calls import Call
+from psqlmessages.client.handlers import TopicHandlers
+from psqlmessages.client.node_state import NodeCounters, NodeState
+from psqlmessages.client.options import Options
+
+
+class NodeBase(TopicHandlers):
+    """The state of a node, and what can be read of it without a query."""
+
+    def __init__(self, ident: str, options: Options) -> None:
+        super().__init__()
+        self.ident = ident
+        self._state = NodeState(ident, options)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the node is connected, according to its last probe and calls."""
+        return self._state.is_healthy(monotonic())
+
+    @property
+    def counters(self) -> NodeCounters:
+        """Counters since the node was created."""
+        return self._state.counters
+
+    @property
+    def channel(self) -> str:
+        """The channel on which PostgreSQL notifies this session."""
+        return self._state.channel
+
+    @property
+    def _acting(self) -> str:
+        return self._state.registration.acting
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,13 +7,9 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
-import psycopg
-
 from psqlmessages.client import calls, queue_calls, stream_calls
-from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, PendingCall
-from psqlmessages.client.methods import acting_method, method
-from psqlmessages.client.node_state import NodeCounters, NodeState
+from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
@@ -26,7 +22,6 @@ from psqlmessages.client.queue_consumer import (
     QueuePoller,
 )
 from psqlmessages.client.session import NodeSession
-from psqlmessages.client.stream_calls import SubscriptionKey
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -37,12 +32,11 @@ from psqlmessages.client.subscription import (
 from psqlmessages.client.transactions import SqlStatement, drive
 from psqlmessages.exceptions import (
     CallTimeout,
-    InvalidArgument,
     NodeClosed,
 )
 
 
-class Node(TopicHandlers):
+class Node(NodeBase):
     """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
     If the connection is lost, the node reconnects and then yields the local event "reconnected".
@@ -50,12 +44,9 @@ class Node(TopicHandlers):
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
-        super().__init__()
         options = options or Options()
-        self.ident = ident
-        self._state = NodeState(ident, options)
+        super().__init__(ident, options)
         self._session = NodeSession(conninfo(dsn, ident), self._state, options)
-        self._stream_poll_interval = options.stream_poll_interval
 
     # Opening and closing
 
@@ -77,21 +68,6 @@ class Node(TopicHandlers):
     def stop(self) -> None:
         """End ``messages``, ``run`` and ``call`` immediately; sending works until ``close``."""
         self._session.stop()
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the node is connected, according to its last probe and calls."""
-        return self._state.is_healthy(monotonic())
-
-    @property
-    def counters(self) -> NodeCounters:
-        """Counters since the node was created."""
-        return self._state.counters
-
-    @property
-    def channel(self) -> str:
-        """The channel on which PostgreSQL notifies this session."""
-        return self._state.channel
 
     # Functions of the SQL core
 
@@ -119,12 +95,7 @@ class Node(TopicHandlers):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        try:
-            self._session.run(calls.return_(message.sender, message.token or "", body))
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The caller still needs an answer: allow reply_error.
-            message.is_answered = False
-            raise
+        self._session.drive(self._state.reply(message, body))
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
@@ -150,10 +121,7 @@ class Node(TopicHandlers):
         most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``, and if no
         message comes within ``idle``.
         """
-        key = SubscriptionKey.of(self._acting, topic, timeout)
-        reader = SubscriptionReader(
-            self._state, key, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
-        )
+        reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
         return Subscription(self._session, reader)
 
     def unsubscribe(self, topic: str) -> bool:
@@ -166,10 +134,7 @@ class Node(TopicHandlers):
 
         Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
         """
-        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
-        wakes.are_wanted = True
-        self._session.wait(lambda: wakes.is_new(topic), deadline)
-        return wakes.take(topic)
+        return self._session.drive(self._state.wait_published(topic, timeout))
 
     # Queues
 
@@ -304,7 +269,3 @@ class Node(TopicHandlers):
             self.topic_listen(topic)
         for message in self.messages():
             drive(self.handling(message, self._state), lambda action: action())
-
-    @property
-    def _acting(self) -> str:
-        return self._state.registration.acting

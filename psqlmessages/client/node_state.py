@@ -40,6 +40,7 @@ from psqlmessages.exceptions import (
     CallFailed,
     ConnectionLost,
     IdentTaken,
+    InvalidArgument,
     MessagesError,
     NodeClosed,
     NotAuthorized,
@@ -84,6 +85,7 @@ class NodeState:
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
+        self.options = options
         self.registration = Registration(ident)
         self.heartbeat = Heartbeat(options)
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
@@ -96,7 +98,6 @@ class NodeState:
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
         self._opened_at = 0.0
-        self._synchronous_commit = options.synchronous_commit
         self.is_stopped = False
         # Called after a message was taken from the inbox.
         self.on_taken: Callable[[], object] = lambda: None
@@ -245,6 +246,21 @@ class NodeState:
         """Create the error of a wait that ``stop`` ended."""
         return NodeClosed(f"node {self.ident} was stopped {when}")
 
+    def reply(self, message: Message, body: Any) -> Steps[None]:
+        """Answer a message whose sender gave a token."""
+        try:
+            yield calls.return_(message.sender, message.token or "", body)
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
+            # The caller still needs an answer: allow reply_error.
+            message.is_answered = False
+            raise
+
+    def wait_published(self, topic: str, timeout: timedelta) -> Steps[bool]:
+        """Wait until a subscription should be read; return False at the timeout."""
+        self.wakes.are_wanted = True
+        yield Wait(lambda: self.wakes.is_new(topic), monotonic() + timeout.total_seconds())
+        return self.wakes.take(topic)
+
     @property
     def is_asking(self) -> bool:
         """Whether any call is pending."""
@@ -269,7 +285,7 @@ class NodeState:
 
     def opening(self) -> Generator[Call[Any], Any, None]:
         """Yield the calls that restore all registrations on a new connection; take answers."""
-        is_durable = self._synchronous_commit
+        is_durable = self.options.synchronous_commit
         backend: calls.BackendInfo | None = None
         acting = ""
         for ident, own in self.registration.replay():

@@ -65,19 +65,20 @@ class SubscriptionReader:
     def __init__(
         self,
         state: NodeState,
-        key: SubscriptionKey,
-        *,
+        topic: str,
+        timeout: timedelta,
         max_rows: int,
         idle: timedelta | None,
-        poll: timedelta,
     ) -> None:
         self._state = state
-        self._key = key
+        self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
         self._max_rows = max_rows
         self._rows = min(max_rows, _FIRST_ROWS)
         self._idle_seconds = idle.total_seconds() if idle is not None else inf
         self._ping_seconds = key.seconds / 3
-        self._poll_seconds = min(poll.total_seconds(), self._ping_seconds)
+        self._poll_seconds = min(
+            state.options.stream_poll_interval.total_seconds(), self._ping_seconds
+        )
         self._buffer: deque[tuple[Any, ...]] = deque()
         # Ids handed out, now or in an earlier read, that are not yet acknowledged in the database.
         self._unacknowledged: deque[int] = deque()

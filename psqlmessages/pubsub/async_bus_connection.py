@@ -20,11 +20,12 @@ from psqlmessages.client.connection import (
     is_broken,
     is_readable,
 )
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import drive_async
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
+    BusConnectionBase,
     BusNotifications,
     BusStatement,
     Event,
@@ -32,7 +33,6 @@ from psqlmessages.pubsub.bus_state import (
     MakeScript,
     Script,
     Subscriptions,
-    conninfo_of,
     logger,
 )
 
@@ -42,7 +42,7 @@ _CLOSING_SECONDS = 5.0
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
-class AsyncBusConnection:
+class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     """The connection of an :class:`AsyncPubSub`; tasks may share it.
 
     Lock order: ``_io``, then the connection's own lock, which its owner uses too.
@@ -54,25 +54,13 @@ class AsyncBusConnection:
         subscriptions: Subscriptions,
         options: Options,
     ) -> None:
-        self._given = None if isinstance(connection, str) else connection
-        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._subscriptions = subscriptions
-        self._options = options
-        self._buffer: Buffer | None = None
+        super().__init__(connection, subscriptions, options)
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
         self._closed = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
-        self._used_at = 0.0
         self._is_delivering = False
-        # Whether the pooler is known to give each client its own backend.
-        self._is_trusted = False
         self.ended = asyncio.Event()
-
-    @property
-    def connection(self) -> psycopg.AsyncConnection[Any] | None:
-        """The current connection; None while disconnected."""
-        return self._buffer.connection if self._buffer is not None else None
 
     # Open and close
 
@@ -86,7 +74,7 @@ class AsyncBusConnection:
         if self._subscriptions.has_been_connected:
             return
         if self._given is not None:
-            self._adopt(self._given)
+            self._use(self._adopt(self._given))
         else:
             await self._connect()
 
@@ -313,12 +301,6 @@ class AsyncBusConnection:
             self._subscriptions.handler_failed(event, error)
 
     # Connecting
-
-    def _adopt(self, given: psycopg.AsyncConnection[Any]) -> None:
-        if given.closed:
-            raise NodeClosed("the connection given to the bus is closed")
-        self._dsn = conninfo(conninfo_of(given), "PubSub")
-        self._use(BusNotifications(given, self._subscriptions.wants))
 
     async def _connect(self) -> None:
         try:

@@ -6,17 +6,14 @@ from typing import Any, Self
 
 import psycopg
 
-from psqlmessages.client.options import Options
 from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
 from psqlmessages.pubsub.pubsub import (
-    MAX_UNFINISHED,
-    MAX_UNFINISHED_BYTES,
     Bus,
 )
 from psqlmessages.pubsub.segments import channel_name
 
 
-class AsyncPubSub(Bus):
+class AsyncPubSub(Bus[psycopg.AsyncConnection[Any]]):
     """Plain NOTIFY channels of one database, for asyncio; same methods as :class:`PubSub`.
 
     ``connection`` is a connection string or your own ``psycopg.AsyncConnection``. Handlers can be
@@ -24,28 +21,10 @@ class AsyncPubSub(Bus):
     share a bus.
     """
 
+    _given_class = psycopg.AsyncConnection
+    _connection_class = AsyncBusConnection
     _awaits_handlers = True
-
-    def __init__(
-        self,
-        connection: psycopg.AsyncConnection[Any] | str = "",
-        *,
-        interval: float = 1.0,
-        skip_self: bool = False,
-        max_unfinished: int = MAX_UNFINISHED,
-        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
-        options: Options | None = None,
-    ) -> None:
-        if not isinstance(connection, psycopg.AsyncConnection | str):
-            raise TypeError(
-                "connection must be a psycopg.AsyncConnection or str,"
-                f" not {type(connection).__name__}"
-            )
-        options = options or Options()
-        super().__init__(
-            options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
-        )
-        self._connection = AsyncBusConnection(connection, self._subscriptions, options)
+    _connection: AsyncBusConnection
 
     async def __aenter__(self) -> Self:
         await self.open()

@@ -18,17 +18,17 @@ from psqlmessages.client.connection import (
     is_broken,
     is_readable,
 )
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import drive
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
+    BusConnectionBase,
     BusNotifications,
     BusStatement,
     MakeScript,
     Script,
     Subscriptions,
-    conninfo_of,
     logger,
 )
 
@@ -37,7 +37,7 @@ Buffer = BusNotifications[psycopg.Connection[Any]]
 _CLOSING_SECONDS = 5.0
 
 
-class BusConnection:
+class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     """The connection of a :class:`PubSub`; threads may share it.
 
     Lock order: ``_io``, then the connection's own lock, which its owner uses too.
@@ -49,25 +49,13 @@ class BusConnection:
         subscriptions: Subscriptions,
         options: Options,
     ) -> None:
-        self._given = None if isinstance(connection, str) else connection
-        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._subscriptions = subscriptions
-        self._options = options
-        self._buffer: Buffer | None = None
+        super().__init__(connection, subscriptions, options)
         self._io = threading.RLock()
         self._waker = Waker()
         self._thread: threading.Thread | None = None
         self._runner: int | None = None
-        self._used_at = 0.0
-        # Whether the pooler is known to give each client its own backend.
-        self._is_trusted = False
         self._is_closing = False
         self.ended = threading.Event()
-
-    @property
-    def connection(self) -> psycopg.Connection[Any] | None:
-        """The current connection; None while disconnected."""
-        return self._buffer.connection if self._buffer is not None else None
 
     # Open and close
 
@@ -80,7 +68,7 @@ class BusConnection:
             self._waker.open()
             try:
                 if self._given is not None:
-                    self._adopt(self._given)
+                    self._use(self._adopt(self._given))
                 else:
                     self._connect()
             except BaseException:
@@ -276,12 +264,6 @@ class BusConnection:
                 return
 
     # Connecting
-
-    def _adopt(self, given: psycopg.Connection[Any]) -> None:
-        if given.closed:
-            raise NodeClosed("the connection given to the bus is closed")
-        self._dsn = conninfo(conninfo_of(given), "PubSub")
-        self._use(BusNotifications(given, self._subscriptions.wants))
 
     def _connect(self) -> None:
         try:

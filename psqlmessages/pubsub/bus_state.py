@@ -14,8 +14,8 @@ from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.options import Options
-from psqlmessages.exceptions import ConnectionLost
+from psqlmessages.client.options import Options, conninfo
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger
@@ -438,3 +438,28 @@ def conninfo_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     """Return the connection string of a connection, including its password: do not log it."""
     given: dict[str, Any] = dict(connection.info.get_parameters())
     return make_conninfo(**given, password=connection.info.password or None)
+
+
+class BusConnectionBase(Generic[C]):
+    """What the connections of a PubSub and of an AsyncPubSub have in common."""
+
+    def __init__(self, connection: C | str, subscriptions: Subscriptions, options: Options) -> None:
+        self._given = None if isinstance(connection, str) else connection
+        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
+        self._subscriptions = subscriptions
+        self._options = options
+        self._buffer: BusNotifications[C] | None = None
+        self._used_at = 0.0
+        # Whether the pooler is known to give each client its own backend.
+        self._is_trusted = False
+
+    @property
+    def connection(self) -> C | None:
+        """The current connection; None while disconnected."""
+        return self._buffer.connection if self._buffer is not None else None
+
+    def _adopt(self, given: C) -> BusNotifications[C]:
+        if given.closed:
+            raise NodeClosed("the connection given to the bus is closed")
+        self._dsn = conninfo(conninfo_of(given), "PubSub")
+        return BusNotifications(given, self._subscriptions.wants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Generic, Self
 
 import psycopg
 
@@ -12,6 +12,7 @@ from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.bus_connection import BusConnection
 from psqlmessages.pubsub.bus_state import (
     BusCounters,
+    C,
     Handler,
     Subscriptions,
 )
@@ -23,20 +24,28 @@ MAX_UNFINISHED: Final = 1_000
 MAX_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 
 
-class Bus:
+class Bus(Generic[C]):
     """The handlers and the state of a bus; see :class:`PubSub`."""
 
+    _given_class: ClassVar[type[Any]]
+    _connection_class: ClassVar[type[Any]]
     _awaits_handlers: ClassVar[bool] = False
 
     def __init__(
         self,
-        options: Options,
-        interval: float,
-        max_unfinished: int,
-        max_unfinished_bytes: int,
+        connection: C | str = "",
         *,
-        skip_self: bool,
+        interval: float = 1.0,
+        skip_self: bool = False,
+        max_unfinished: int = MAX_UNFINISHED,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        options: Options | None = None,
     ) -> None:
+        if not isinstance(connection, self._given_class | str):
+            raise TypeError(
+                f"connection must be a psycopg.{self._given_class.__name__} or str,"
+                f" not {type(connection).__name__}"
+            )
         for name, value in (
             ("interval", interval),
             ("max_unfinished", max_unfinished),
@@ -44,8 +53,10 @@ class Bus:
         ):
             if not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value!r}")
+        options = options or Options()
         assembly = SegmentAssembler(max_unfinished, max_unfinished_bytes)
         self._subscriptions = Subscriptions(interval, assembly, options, skip_self=skip_self)
+        self._connection = self._connection_class(connection, self._subscriptions, options)
 
     def on(self, channel: str, handler: Handler) -> None:
         """Call a function with each :class:`Event` of a subscribed channel.
@@ -73,7 +84,7 @@ class Bus:
         return self._subscriptions.counters
 
 
-class PubSub(Bus):
+class PubSub(Bus[psycopg.Connection[Any]]):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
     ``connection`` is a connection string or your own connection. On your own connection, messages
@@ -83,25 +94,9 @@ class PubSub(Bus):
     the bus reconnects with the same parameters and listens again. Threads may share a bus.
     """
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any] | str = "",
-        *,
-        interval: float = 1.0,
-        skip_self: bool = False,
-        max_unfinished: int = MAX_UNFINISHED,
-        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
-        options: Options | None = None,
-    ) -> None:
-        if not isinstance(connection, psycopg.Connection | str):
-            raise TypeError(
-                f"connection must be a psycopg.Connection or str, not {type(connection).__name__}"
-            )
-        options = options or Options()
-        super().__init__(
-            options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
-        )
-        self._connection = BusConnection(connection, self._subscriptions, options)
+    _given_class = psycopg.Connection
+    _connection_class = BusConnection
+    _connection: BusConnection
 
     def __enter__(self) -> Self:
         self.open()
