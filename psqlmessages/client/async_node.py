@@ -15,14 +15,8 @@ from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.queue_calls import (
-    DEFAULT_DURATION,
-    Element,
-)
-from psqlmessages.client.queue_consumer import (
-    DEFAULT_GROUP,
-    FOREVER,
-)
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
+from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,

@@ -14,15 +14,8 @@ from psqlmessages.client import queue_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import Call, is_transient
 from psqlmessages.client.node_state import NodeState
-from psqlmessages.client.queue_calls import (
-    AckResult,
-    Element,
-)
-from psqlmessages.client.queue_consumer import (
-    RETRY_SECONDS,
-    LeasedBatch,
-    QueuePoller,
-)
+from psqlmessages.client.queue_calls import AckResult, Element
+from psqlmessages.client.queue_consumer import RETRY_SECONDS, LeasedBatch, QueuePoller
 from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_async, transaction
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 

@@ -27,11 +27,7 @@ from psqlmessages.client.transactions import (
     drive_async,
     transact_async,
 )
-from psqlmessages.exceptions import (
-    ConnectionLost,
-    MessagesError,
-    NodeClosed,
-)
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
 # Calls that tasks wait for, and which of them share a round trip. No I/O.
 

@@ -17,13 +17,7 @@ from psqlmessages.exceptions import (
     NotInstalled,
     error_for,
 )
-from psqlmessages.wire import (
-    EncodedBody,
-    MalformedPayload,
-    Payload,
-    encode_many,
-    parse,
-)
+from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_many, parse
 
 T = TypeVar("T")
 

@@ -11,16 +11,8 @@ from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.queue_calls import (
-    DEFAULT_DURATION,
-    Element,
-)
-from psqlmessages.client.queue_consumer import (
-    DEFAULT_GROUP,
-    FOREVER,
-    LeasedBatch,
-    QueuePoller,
-)
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
+from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER, LeasedBatch, QueuePoller
 from psqlmessages.client.session import NodeSession
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
@@ -30,10 +22,7 @@ from psqlmessages.client.subscription import (
     SubscriptionReader,
 )
 from psqlmessages.client.transactions import SqlStatement, drive
-from psqlmessages.exceptions import (
-    CallTimeout,
-    NodeClosed,
-)
+from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
 class Node(NodeBase):

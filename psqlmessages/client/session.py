@@ -27,11 +27,7 @@ from psqlmessages.client.connection import (
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import Steps, TransactionCall, Wait, drive, transact
-from psqlmessages.exceptions import (
-    ConnectionLost,
-    MessagesError,
-    NodeClosed,
-)
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
 T = TypeVar("T")
 

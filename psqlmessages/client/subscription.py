@@ -25,13 +25,7 @@ from psqlmessages.client.stream_calls import (
     SubscriptionState,
     message_of,
 )
-from psqlmessages.client.transactions import (
-    Script,
-    Steps,
-    TransactionCall,
-    Wait,
-    transaction,
-)
+from psqlmessages.client.transactions import Script, Steps, TransactionCall, Wait, transaction
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, NotSubscribed
 
 if TYPE_CHECKING:

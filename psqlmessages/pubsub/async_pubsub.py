@@ -7,9 +7,7 @@ from typing import Any, Self
 import psycopg
 
 from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
-from psqlmessages.pubsub.pubsub import (
-    Bus,
-)
+from psqlmessages.pubsub.pubsub import Bus
 from psqlmessages.pubsub.segments import channel_name
 
 

@@ -10,12 +10,7 @@ import psycopg
 from psqlmessages.client.options import Options
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.bus_connection import BusConnection
-from psqlmessages.pubsub.bus_state import (
-    BusCounters,
-    C,
-    Handler,
-    Subscriptions,
-)
+from psqlmessages.pubsub.bus_state import BusCounters, C, Handler, Subscriptions
 from psqlmessages.pubsub.segments import SegmentAssembler, channel_name
 
 # Bus: the common part of PubSub and AsyncPubSub.
