@@ -199,7 +199,10 @@ class SubscriptionReader:
             self._compare(batch.state)
             self._due_at = started_at + self._next_pause(batch.state)
         else:
-            self._choose_size(batch)
+            # Adapt the next batch to the size of the bodies.
+            characters = sum(len(row[2]) for row in batch.rows)
+            fitting = len(batch.rows) * _BATCH_CHARACTERS // max(characters, 1)
+            self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
 
     def _compare(self, state: SubscriptionState) -> None:
         if self._since not in (None, state.since) and not state.is_recovered:
@@ -222,11 +225,6 @@ class SubscriptionReader:
         self._connections = connections
         self._pause = min(self._pause, self._poll_seconds)
         return self._pause
-
-    def _choose_size(self, batch: MessageBatch) -> None:
-        characters = sum(len(row[2]) for row in batch.rows)
-        fitting = len(batch.rows) * _BATCH_CHARACTERS // max(characters, 1)
-        self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
 
     def _wants_to_read(self) -> bool:
         return bool(self._unacknowledged) or self._is_woken() or self._due_at <= monotonic()
