@@ -170,14 +170,17 @@ class NodeState:
                 yield Wait(lambda: self.inbox, deadline)
             notification = self.take() if not self.is_stopped else None
             if notification is not None:
-                message = yield from self._complete(notification, replier)
+                if notification.is_kept:
+                    message = yield from self._with_body(notification, replier)
+                else:
+                    message = self.message(notification, notification.text, replier)
                 if message is not None:
                     return message
             elif monotonic() >= deadline:
                 break
         return None
 
-    def _complete(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
+    def _with_body(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
         try:
             text = yield from text_of(notification, self)
         except (MessagesError, psycopg.Error) as error:
