@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
-from psqlmessages.client import async_node_queues, async_session, session
+from psqlmessages.client import async_queue_consumer, async_session, session
 from tests.client.nodes import QUICK, Driven
 from tests.client.programs import LONG_CLOSING
 from tests.conftest import TestedServer
@@ -45,7 +45,7 @@ def conversation(world: World) -> Iterator[World]:
 @pytest.fixture
 def long_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a close that does not end at once last so long that no machine is as slow."""
-    for module in (async_session, session, async_node_queues):
+    for module in (async_session, session, async_queue_consumer):
         monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 
 

@@ -17,8 +17,8 @@ LONG_CLOSING = 60.0
 # A close that does not end at once is to be told from a slow machine: it would take five seconds.
 COMMAND = f"""
 import sys
-from psqlmessages.client import async_node_queues, async_session, session
-for module in (async_node_queues, async_session, session):
+from psqlmessages.client import async_queue_consumer, async_session, session
+for module in (async_queue_consumer, async_session, session):
     assert module._CLOSING_SECONDS == 5
     module._CLOSING_SECONDS = {LONG_CLOSING}
 from psqlmessages.cli.main import main

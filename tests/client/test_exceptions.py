@@ -67,7 +67,7 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
     assert issubclass(exceptions.CallTimeout, TimeoutError)
     assert issubclass(ConnectionLost, ConnectionError)
     for answer in (None, "", {}, [], {"Errstr": "x"}):
-        with pytest.raises(MessagesError, match="not an answer"):
+        with pytest.raises(MessagesError, match="unexpected answer"):
             raise_for_error(answer)
 
 

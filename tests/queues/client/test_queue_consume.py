@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.client import node_queues, queue_consumer
+from psqlmessages.client import queue_consumer
+from psqlmessages.client.queue_calls import Element
+from psqlmessages.client.queue_consumer import QueuePoller
+from psqlmessages.client.transactions import Steps
 from tests.queues.client.conftest import HOURS, NOW, SOON, listened, state
 from tests.sql.conftest import World
 
@@ -108,13 +111,13 @@ def test_ctrl_c_in_the_moment_of_taking_gives_all_back(
     queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     writer.push_many("Q", ["a", "b"])
-    drive = node_queues.drive
+    steps = QueuePoller.steps
 
-    def interrupted(*arguments: object) -> None:
-        drive(*arguments)
+    def interrupted(poller: QueuePoller) -> Steps[list[Element]]:
+        yield from steps(poller)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(node_queues, "drive", interrupted)
+    monkeypatch.setattr(QueuePoller, "steps", interrupted)
     takes = {
         "consume": lambda: next(iter(reader.consume("Q", batch=2))),
         "reserve": lambda: reader.reserve("Q", 2, timeout=SOON),
