@@ -16,14 +16,10 @@ from tests.sql.conftest import World, world
 __all__ = ["world"]
 
 RULES = (
-    "user1 NODE1 Rpc NODE2 W 60",
-    "user2 NODE2 Rpc NODE1 W 60",
-    "user1 NODE1 Topic ORDERS RW 60",
-    "user2 NODE2 Topic ORDERS RW 60",
-    "user2 NODE2 Topic ORDERS.* RW 60",
-    "user1 NODE1 Topic ORDERS.* RW 60",
-    "user2 NODE2 Topic ORDERS* O 60",
-)
+    "user1 NODE1 Rpc NODE2 W 60", "user2 NODE2 Rpc NODE1 W 60", "user1 NODE1 Topic ORDERS RW 60",
+    "user2 NODE2 Topic ORDERS RW 60", "user2 NODE2 Topic ORDERS.* RW 60",
+    "user1 NODE1 Topic ORDERS.* RW 60", "user2 NODE2 Topic ORDERS* O 60",
+)  # fmt: skip
 
 NewNode = Callable[..., Any]
 

@@ -33,14 +33,11 @@ BIG = ("streammessage_", "topic", "auth", "subscription")
 # A reading returns 50 to 100, and each is read once.
 MOST_ROWS = 250
 CALLS = [
-    ("publish", ("N7", "T7", "x")),
-    ("publish_many", ("N7", "T7", ["x"] * 10)),
-    ("subscribe", ("N7", "T7", 60, 100)),
-    ("subscribe", ("N7", "T888", 60, 100)),
-    ("subscription", ("N7", "T7")),
-    ("unsubscribe", ("N7", "T7")),
+    ("publish", ("N7", "T7", "x")), ("publish_many", ("N7", "T7", ["x"] * 10)),
+    ("subscribe", ("N7", "T7", 60, 100)), ("subscribe", ("N7", "T888", 60, 100)),
+    ("subscription", ("N7", "T7")), ("unsubscribe", ("N7", "T7")),
     ("topic_send_as", ("N7", "T7", "x")),
-]
+]  # fmt: skip
 
 
 def test_a_plan_made_while_the_tables_were_empty_serves_when_they_are_full(world: World) -> None:
