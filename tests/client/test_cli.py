@@ -117,7 +117,7 @@ def test_status_shows_nodes(
     node2.topic_listen("ORDERS")
     assert main(["--dsn", server.url("user1"), "status", "ORDERS"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["topic", "who", "sends", "who", "listens"]
+    assert shown[0].split() == ["topic", "senders", "listeners"]
     assert shown[1].split() == ["ORDERS", "NODE1", "NODE2"]
     assert shown[3].startswith("notification queue: 0.")
     assert main(["--dsn", server.url("user1"), "status", "--json"]) == 0
