@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -13,6 +13,7 @@ from django.db import DatabaseError, transaction
 
 from psqlmessages import rpc_client
 from psqlmessages.client import calls, queue_calls, stream_calls
+from psqlmessages.client.durations import Duration
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
 from psqlmessages.client.queue_calls import (
@@ -181,7 +182,7 @@ def publish_many(
 def read_stream(
     client: str,
     topic: str,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: Duration = DEFAULT_TIMEOUT,
     max_rows: int = DEFAULT_ROWS,
     *,
     using: str | None = None,
@@ -209,7 +210,7 @@ def push(  # noqa: PLR0913 - one option per property of the element
     *,
     headers: Headers | None = None,
     mature: datetime | None = None,
-    delay: timedelta | None = None,
+    delay: Duration | None = None,
     tries: int = 0,
     key: str | None = None,
     ident: str | None = None,
@@ -240,7 +241,7 @@ def push_many(  # noqa: PLR0913
     *,
     headers: Iterable[Headers | None] | None = None,
     mature: datetime | None = None,
-    delay: timedelta | None = None,
+    delay: Duration | None = None,
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
     ident: str | None = None,
@@ -285,7 +286,7 @@ def pop(
 def reserve(
     queue: str,
     count: int = 1,
-    duration: timedelta = DEFAULT_DURATION,
+    duration: Duration = DEFAULT_DURATION,
     *,
     ident: str | None = None,
     using: str | None = None,
@@ -310,7 +311,7 @@ def commit(
 
 def rollback(
     *elements: Element | str,
-    delay: timedelta | None = None,
+    delay: Duration | None = None,
     ident: str | None = None,
     using: str | None = None,
 ) -> AckResult:
@@ -326,7 +327,7 @@ def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -
 
 
 def call(
-    node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT, using: str | None = None
+    node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT, using: str | None = None
 ) -> Any:
     """Call a node and return the body of its answer; also works within ``atomic``.
 
@@ -348,7 +349,7 @@ async def acall(
     node: str,
     body: Any,
     *,
-    timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - same signature as `call`
+    timeout: Duration = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109 - same signature as `call`
     using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from psqlmessages.client.async_node import AsyncNode
+from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
@@ -45,7 +46,7 @@ class RpcClient:
         )
         self._thread.start()
 
-    def ask(self, node: str, body: Any, timeout: timedelta) -> Future[Any]:
+    def ask(self, node: str, body: Any, timeout: Duration) -> Future[Any]:
         """Start a call; the future gives the body of the answer or the call's error."""
         # A coroutine submitted to a stopped event loop would wait forever.
         with self._submitting:
@@ -65,8 +66,9 @@ class RpcClient:
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _ask(self, node: str, body: Any, timeout: timedelta) -> Any:  # noqa: ASYNC109
-        own = await self._connect(max(timeout, _LEAST_TIMEOUT).total_seconds())
+    async def _ask(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
+        least = max(as_timedelta(timeout, "timeout"), _LEAST_TIMEOUT)
+        own = await self._connect(least.total_seconds())
         return await own.call(node, body, timeout=timeout)
 
     async def _connect(self, seconds: float) -> AsyncNode:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
 from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
@@ -40,7 +40,7 @@ class AsyncNode(NodeBase):
         super().__init__(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
-        self._least_timeout = options.probe_timeout
+        self._least_seconds = options.probe_timeout.total_seconds()
 
     # Opening and closing
 
@@ -108,10 +108,10 @@ class AsyncNode(NodeBase):
     def subscribe(
         self,
         topic: str,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: Duration = DEFAULT_TIMEOUT,
         max_rows: int = DEFAULT_ROWS,
         *,
-        idle: timedelta | None = None,
+        idle: Duration | None = None,
     ) -> AsyncSubscription:
         """See :meth:`Node.subscribe`."""
         reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
@@ -122,7 +122,7 @@ class AsyncNode(NodeBase):
         self._state.wakes.end(self._acting, topic)
         return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    async def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
+    async def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
         return await self._session.drive(self._state.wait_published(topic, timeout))
 
@@ -140,7 +140,7 @@ class AsyncNode(NodeBase):
     sizes = async_acting_method(queue_calls.sizes)
 
     async def pop(
-        self, queue: str, count: int = 1, *, timeout: timedelta | None = None
+        self, queue: str, count: int = 1, *, timeout: Duration | None = None
     ) -> list[Element]:
         """See :meth:`Node.pop`; a cancelled call takes nothing.
 
@@ -159,9 +159,9 @@ class AsyncNode(NodeBase):
         self,
         queue: str,
         count: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
+        duration: Duration = DEFAULT_DURATION,
         *,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
     ) -> list[Element]:
         """See :meth:`Node.reserve`; a cancelled call releases its elements."""
         ident = self._acting
@@ -173,9 +173,9 @@ class AsyncNode(NodeBase):
         queue: str,
         *,
         batch: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
-        idle: timedelta | None = None,
-        group: timedelta = DEFAULT_GROUP,
+        duration: Duration = DEFAULT_DURATION,
+        idle: Duration | None = None,
+        group: Duration = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
         """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
         leased = self._consumer.new_batch(self._acting, queue, duration, group)
@@ -195,33 +195,35 @@ class AsyncNode(NodeBase):
 
     # RPC
 
-    async def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
+    async def call(self, node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT) -> Any:
         """See :meth:`Node.call`."""
-        deadline = monotonic() + timeout.total_seconds()
+        seconds = seconds_of(timeout, "timeout")
+        deadline = monotonic() + seconds
         came = asyncio.Event()
         with self._state.asking(node, came.set) as pending:
-            await self._put(self.rpc(node, pending.token, body), timeout)
+            await self._put(self.rpc(node, pending.token, body), seconds)
             pending.was_sent()
             answer = await self._next_answer(pending, came, deadline)
         if answer is None:
-            raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
+            raise CallTimeout(f"no answer from {node} within {seconds_of(timeout, 'timeout'):g} s")
         return answer.body
 
     async def call_topic(
-        self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
+        self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
     ) -> AsyncIterator[Message]:
         """See :meth:`Node.call_topic`."""
-        deadline = monotonic() + timeout.total_seconds()
+        seconds = seconds_of(timeout, "timeout")
+        deadline = monotonic() + seconds
         came = asyncio.Event()
         with self._state.asking("", came.set) as pending:
-            await self._put(self.topic_send(topic, body, pending.token), timeout)
+            await self._put(self.topic_send(topic, body, pending.token), seconds)
             pending.was_sent()
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
 
-    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:
+    async def _put(self, question: Awaitable[None], seconds: float) -> None:
         """Send a question; the server has at least ``probe_timeout`` to accept it."""
-        seconds = max(timeout, self._least_timeout).total_seconds()
+        seconds = max(seconds, self._least_seconds)
         try:
             async with asyncio.timeout(seconds):
                 await question
@@ -242,7 +244,7 @@ class AsyncNode(NodeBase):
 
     # Receiving
 
-    async def messages(self, timeout: timedelta | None = None) -> AsyncIterator[Message]:
+    async def messages(self, timeout: Duration | None = None) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
         session, state = self._session, self._state
         while (message := await session.drive(state.next_message(timeout, self))) is not None:

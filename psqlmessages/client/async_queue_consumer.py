@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
 from math import inf
 from time import monotonic
 from typing import Any
@@ -13,6 +12,7 @@ import psycopg
 from psqlmessages.client import queue_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import Call, is_transient
+from psqlmessages.client.durations import Duration
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.queue_calls import AckResult, Element
 from psqlmessages.client.queue_consumer import RETRY_SECONDS, LeasedBatch, QueuePoller
@@ -38,7 +38,7 @@ class AsyncQueueConsumer:
         self._leased_batches: set[LeasedBatch] = set()
 
     async def take(
-        self, ident: str, queue: str, statement: SqlStatement, timeout: timedelta | None
+        self, ident: str, queue: str, statement: SqlStatement, timeout: Duration | None
     ) -> list[Element]:
         """Reserve elements; with a timeout, wait for them."""
         # Make ``finish`` wait until the commit or release of the elements is queued.
@@ -69,9 +69,7 @@ class AsyncQueueConsumer:
             until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
             self._submit(ident, queue_calls.commit(ident, *elements), until)
 
-    def new_batch(
-        self, ident: str, queue: str, duration: timedelta, group: timedelta
-    ) -> LeasedBatch:
+    def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
         """Create the batch of a consumer; ``put_back`` empties it, at the latest in ``finish``."""
         leased = LeasedBatch(self._state, ident, queue, duration, group)
         self._leased_batches.add(leased)

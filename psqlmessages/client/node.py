@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from time import monotonic
 from typing import Any, Self
 
 from psqlmessages.client import calls, queue_calls, stream_calls
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
@@ -99,10 +99,10 @@ class Node(NodeBase):
     def subscribe(
         self,
         topic: str,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: Duration = DEFAULT_TIMEOUT,
         max_rows: int = DEFAULT_ROWS,
         *,
-        idle: timedelta | None = None,
+        idle: Duration | None = None,
     ) -> Subscription:
         """Subscribe, or continue where the last reader stopped; iterate over the messages.
 
@@ -118,7 +118,7 @@ class Node(NodeBase):
         self._state.wakes.end(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
+    def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """Wait until a subscription should be read, for readers that use another connection.
 
         Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
@@ -138,7 +138,7 @@ class Node(NodeBase):
     drain = acting_method(queue_calls.drain)
     sizes = acting_method(queue_calls.sizes)
 
-    def pop(self, queue: str, count: int = 1, *, timeout: timedelta | None = None) -> list[Element]:
+    def pop(self, queue: str, count: int = 1, *, timeout: Duration | None = None) -> list[Element]:
         """Take and remove up to ``count`` elements, oldest mature time first; maybe none.
 
         With a timeout, wait that long for the first element. ``stop`` and ``close`` end the wait
@@ -150,9 +150,9 @@ class Node(NodeBase):
         self,
         queue: str,
         count: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
+        duration: Duration = DEFAULT_DURATION,
         *,
-        timeout: timedelta | None = None,
+        timeout: Duration | None = None,
     ) -> list[Element]:
         """Take elements as ``pop`` does, but hide them; they return unless committed in time."""
         statement = queue_calls.reserve(self._acting, queue, count, duration)
@@ -163,9 +163,9 @@ class Node(NodeBase):
         queue: str,
         *,
         batch: int = 1,
-        duration: timedelta = DEFAULT_DURATION,
-        idle: timedelta | None = None,
-        group: timedelta = DEFAULT_GROUP,
+        duration: Duration = DEFAULT_DURATION,
+        idle: Duration | None = None,
+        group: Duration = DEFAULT_GROUP,
     ) -> Iterator[Element]:
         """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
@@ -191,9 +191,7 @@ class Node(NodeBase):
         finally:
             self._session.drive(leased.put_back())
 
-    def _take(
-        self, queue: str, statement: SqlStatement, timeout: timedelta | None
-    ) -> list[Element]:
+    def _take(self, queue: str, statement: SqlStatement, timeout: Duration | None) -> list[Element]:
         if not timeout:
             return self._session.run(queue_calls.take(queue, statement))
         taken: list[Element] = []
@@ -210,25 +208,27 @@ class Node(NodeBase):
 
     # RPC
 
-    def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
+    def call(self, node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT) -> Any:
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
-        deadline = monotonic() + timeout.total_seconds()
+        seconds = seconds_of(timeout, "timeout")
+        deadline = monotonic() + seconds
         with self._state.asking(node) as pending:
-            self._session.run_within(timeout, calls.rpc(node, pending.token, body))
+            self._session.run_within(seconds, calls.rpc(node, pending.token, body))
             pending.was_sent()
             answer = self._next_answer(pending, deadline)
         if answer is None:
-            raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
+            raise CallTimeout(f"no answer from {node} within {seconds_of(timeout, 'timeout'):g} s")
         return answer.body
 
     def call_topic(
-        self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
+        self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
     ) -> Iterator[Message]:
         """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
-        deadline = monotonic() + timeout.total_seconds()
+        seconds = seconds_of(timeout, "timeout")
+        deadline = monotonic() + seconds
         with self._state.asking("") as pending:
             question = calls.topic_send(topic, body, pending.token)
-            self._session.run_within(timeout, question)
+            self._session.run_within(seconds, question)
             pending.was_sent()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
@@ -243,7 +243,7 @@ class Node(NodeBase):
 
     # Receiving
 
-    def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
+    def messages(self, timeout: Duration | None = None) -> Iterator[Message]:
         """Yield messages as they come; end if none comes within ``timeout``, or at ``stop``."""
         session, state = self._session, self._state
         while (message := session.drive(state.next_message(timeout, self))) is not None:

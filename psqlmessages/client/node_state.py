@@ -19,6 +19,7 @@ import psycopg
 from psqlmessages import wire
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.heartbeat import PROBE, Heartbeat
 from psqlmessages.client.messages import (
     RECONNECTED,
@@ -160,9 +161,9 @@ class NodeState:
         self.on_taken()
         return notification
 
-    def next_message(self, timeout: timedelta | None, replier: Replier) -> Steps[Message | None]:
+    def next_message(self, timeout: Duration | None, replier: Replier) -> Steps[Message | None]:
         """Return the next message; None if none comes within ``timeout``, or at ``stop``."""
-        seconds = timeout.total_seconds() if timeout is not None else inf
+        seconds = seconds_of(timeout, "timeout") if timeout is not None else inf
         while not self.is_stopped:
             deadline = inf
             if not self.inbox:
@@ -258,10 +259,10 @@ class NodeState:
             message.is_answered = False
             raise
 
-    def wait_published(self, topic: str, timeout: timedelta) -> Steps[bool]:
+    def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout."""
         self.wakes.are_wanted = True
-        yield Wait(lambda: self.wakes.is_new(topic), monotonic() + timeout.total_seconds())
+        yield Wait(lambda: self.wakes.is_new(topic), monotonic() + seconds_of(timeout, "timeout"))
         return self.wakes.take(topic)
 
     @property

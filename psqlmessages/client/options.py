@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, Final
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from psqlmessages.client.durations import as_timedelta
 
 DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
@@ -24,7 +26,7 @@ CONNECTION_DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of a node.
+    """Settings of a node. Durations are timedeltas; a number of seconds is converted.
 
     ``synchronous_commit``: wait for the WAL at each commit, which messages do not need.
     ``answer_timeout``: a server that does not answer for this long is considered lost.
@@ -43,6 +45,12 @@ class Options:
     backoff_most: timedelta = timedelta(seconds=4)
     stream_poll_interval: timedelta = timedelta(seconds=30)
     inbox_limit: int = 10_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if isinstance(field.default, timedelta):
+                value = as_timedelta(getattr(self, field.name), field.name)
+                object.__setattr__(self, field.name, value)
 
 
 def conninfo(dsn: str, ident: str) -> str:

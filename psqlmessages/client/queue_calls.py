@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
 from psqlmessages.client.calls import Call, check_names, is_new, raise_for_error
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import (
     Rows,
     Script,
@@ -129,7 +130,7 @@ def push(
     *,
     headers: Headers | None = None,
     mature: datetime | None = None,
-    delay: timedelta | None = None,
+    delay: Duration | None = None,
     tries: int = 0,
     key: str | None = None,
 ) -> Call[int]:
@@ -171,7 +172,7 @@ def push_many(
     *,
     headers: Iterable[Headers | None] | None = None,
     mature: datetime | None = None,
-    delay: timedelta | None = None,
+    delay: Duration | None = None,
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
 ) -> Call[list[int]]:
@@ -207,12 +208,12 @@ def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
 
 
 def reserve(
-    ident: str, queue: str, count: int = 1, duration: timedelta = DEFAULT_DURATION
+    ident: str, queue: str, count: int = 1, duration: Duration = DEFAULT_DURATION
 ) -> SqlStatement:
     """Take elements and hide them for some time; :func:`elements` reads the rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.reserve(%s, %s, %s::int, %s::float8)",  # noqa: S608
-        (*check_names(ident, queue), count, duration.total_seconds()),
+        (*check_names(ident, queue), count, seconds_of(duration, "duration")),
     )
 
 
@@ -260,7 +261,7 @@ def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
 
 
 def rollback(
-    ident: str, *elements: Element | str, delay: timedelta | None = None
+    ident: str, *elements: Element | str, delay: Duration | None = None
 ) -> Call[AckResult]:
     """Give back elements with one more try, behind the waiting ones or after ``delay``."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
@@ -361,8 +362,8 @@ def _mature(mature: datetime | None) -> datetime | None:
     return mature
 
 
-def _seconds(delay: timedelta | None) -> float | None:
-    return delay.total_seconds() if delay is not None else None
+def _seconds(delay: Duration | None) -> float | None:
+    return seconds_of(delay, "delay") if delay is not None else None
 
 
 def _key(key: str | None) -> str | None:

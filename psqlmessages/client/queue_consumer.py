@@ -14,6 +14,7 @@ from psycopg.errors import LockNotAvailable
 
 from psqlmessages.client import queue_calls
 from psqlmessages.client.calls import Call, is_transient
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.queue_calls import AckResult, Element, ListenResult, queue_listen
 from psqlmessages.client.transactions import Steps, Wait
@@ -35,14 +36,14 @@ class LeasedBatch:
         state: NodeState,
         ident: str,
         queue: str,
-        duration: timedelta = queue_calls.DEFAULT_DURATION,
-        group: timedelta = DEFAULT_GROUP,
+        duration: Duration = queue_calls.DEFAULT_DURATION,
+        group: Duration = DEFAULT_GROUP,
     ) -> None:
         self._state = state
         self._ident = ident
         self._queue = queue
-        self._duration = duration.total_seconds()
-        self._group = min(group.total_seconds(), self._duration / _GROUPS_PER_LEASE)
+        self._duration = seconds_of(duration, "duration")
+        self._group = min(seconds_of(group, "group"), self._duration / _GROUPS_PER_LEASE)
         self._begun_at = 0.0
         self.expires_at = 0.0
         self._unread: deque[Element] = deque()
@@ -187,14 +188,14 @@ class QueuePoller:
         ident: str,
         queue: str,
         call: Call[list[Element]],
-        timeout: timedelta,
+        timeout: Duration,
         wake: Callable[[], None],
     ) -> None:
         self._state = state
         self._waiters = state.queues.of(queue)
         self._call = call
         self._listen = queue_listen(ident, queue, self._on_listening)
-        self._until = monotonic() + timeout.total_seconds()
+        self._until = monotonic() + seconds_of(timeout, "timeout")
         self._retry_at = -inf
         self._waiter = Waiter(wake)
         state.wakes.are_wanted = True

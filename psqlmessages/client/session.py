@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from math import inf
 from time import monotonic
@@ -116,9 +115,9 @@ class NodeSession:
         with self._io:
             return self._run_on(self._connected(), call)
 
-    def run_within(self, timeout: timedelta, call: Call[T]) -> T:
-        """Run one call with a time limit of ``timeout``, at least ``probe_timeout``."""
-        seconds = max(timeout, self._options.probe_timeout).total_seconds()
+    def run_within(self, seconds: float, call: Call[T]) -> T:
+        """Run one call with a time limit of ``seconds``, at least ``probe_timeout``."""
+        seconds = max(seconds, self._options.probe_timeout.total_seconds())
         until = monotonic() + seconds
         # Another thread may hold the lock for longer if the network stalls.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
 from psqlmessages.client.calls import Call, channel_of, check_names, is_new, raise_for_error
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
@@ -88,10 +89,10 @@ class SubscriptionKey(NamedTuple):
     seconds: int
 
     @classmethod
-    def of(cls, ident: str, topic: str, timeout: timedelta) -> SubscriptionKey:
+    def of(cls, ident: str, topic: str, timeout: Duration) -> SubscriptionKey:
         """Check the names and the timeout, which is rounded up to whole seconds."""
         ident, topic = check_names(ident, topic)
-        seconds = math.ceil(timeout.total_seconds())
+        seconds = math.ceil(seconds_of(timeout, "timeout"))
         if seconds > _MOST_SECONDS:
             raise ValueError(f"a timeout can be at most {_MOST_SECONDS} seconds, not {seconds}")
         return cls(ident, topic, seconds)

@@ -16,6 +16,7 @@ import psycopg
 
 from psqlmessages.client import stream_calls
 from psqlmessages.client.calls import is_transient
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.stream_calls import (
     NOTHING,
@@ -60,15 +61,15 @@ class SubscriptionReader:
         self,
         state: NodeState,
         topic: str,
-        timeout: timedelta,
+        timeout: Duration,
         max_rows: int,
-        idle: timedelta | None,
+        idle: Duration | None,
     ) -> None:
         self._state = state
         self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
         self._max_rows = max_rows
         self._rows = min(max_rows, _FIRST_ROWS)
-        self._idle_seconds = idle.total_seconds() if idle is not None else inf
+        self._idle_seconds = seconds_of(idle, "idle") if idle is not None else inf
         self._ping_seconds = key.seconds / 3
         self._poll_seconds = min(
             state.options.stream_poll_interval.total_seconds(), self._ping_seconds

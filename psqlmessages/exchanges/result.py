@@ -58,9 +58,9 @@ def answer_of(value: Any) -> SelectorResult:
 
 
 def is_yes(value: Any) -> bool:
-    """Tell whether a value means yes: everything except false, null, zero and empty text."""
+    """Tell whether a value means yes: everything except false, null, zero, NaN and empty text."""
     if isinstance(value, int | float | str):
-        return bool(value)
+        return bool(value) and value == value  # noqa: PLR0124 - NaN is not equal to itself
     return value is not None
 
 

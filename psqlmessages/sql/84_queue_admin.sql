@@ -201,7 +201,7 @@ BEGIN
            count(*) FILTER (WHERE e.available_at <= v_now) AS available,
            count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NULL) AS scheduled,
            count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NOT NULL) AS reserved,
-           min(e.available_at) FILTER (WHERE e.available_at > v_now AND e.lease IS NULL) AS next
+           min(e.available_at) FILTER (WHERE e.available_at > v_now) AS next
     INTO v_sizes
     FROM psqlmessages_element AS e
     WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id));
@@ -215,7 +215,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.sizes IS
-    'Number of elements of a queue: Total, Available, Scheduled (not mature), Reserved. Next: the next mature time; Paused. It makes no queue. Errors: 54, 1, 15, 16, 62, 2.';
+    'Number of elements of a queue: Total, Available, Scheduled (not mature), Reserved. Next: when the next of the others becomes available, by its mature time or the end of its lease; Paused. It makes no queue. Errors: 54, 1, 15, 16, 62, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.queue_listen(

@@ -11,7 +11,7 @@ import pytest
 from psqlmessages.exchanges import UNCHANGED, Selector, SelectorError
 from tests.exchanges.asking import NOW, asked, exchange, routed, takes
 
-NO_VALUES = ("false", "null", "0", "0u", "0.0", "-0.0", "''")
+NO_VALUES = ("false", "null", "0", "0u", "0.0", "-0.0", "''", "double('NaN')", "0.0/0.0")
 YES_VALUES = ("true", "1", "-1", "0.1", "'no'", "b''", "[]", "[0]", "{}", "now", "type(1)")
 
 

@@ -1,13 +1,15 @@
 """A node pushes, takes and settles: what comes back, and what is refused."""
 
+import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from psqlmessages import Node
+from psqlmessages import Node, Options
 from psqlmessages import exceptions as errors
 from tests.queues.client.conftest import SOON
 from tests.sql.conftest import World
@@ -191,7 +193,24 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader:
     for text in ("\0", "\ud800"):
         with pytest.raises(ValueError, match=r"NUL|surrogate"):
             writer.push("Q", text)
+    for duration, error, words in (
+        ("5", TypeError, "must be a timedelta or a number of seconds, not str: '5'"),
+        (True, TypeError, "must be a timedelta or a number of seconds, not bool: True"),
+        (math.nan, ValueError, "must be a timedelta or a number of seconds, not NaN"),
+    ):
+        for call in (
+            partial(writer.push, "Q", "x", delay=duration),
+            partial(reader.reserve, "Q", duration=duration),
+            partial(reader.pop, "Q", timeout=duration),
+            partial(writer.call, "READER", "x", timeout=duration),
+            partial(Options, probe_timeout=duration),
+        ):
+            with pytest.raises(error, match=words):
+                call()
     assert writer.counters.calls == calls
+    assert Options(probe_timeout=2).probe_timeout == timedelta(seconds=2)
+    writer.push("Q", "later", delay=60)
+    assert reader.pop("Q", timeout=0.01) == []
     writer.push("Q", "x")
     (popped,) = reader.pop("Q")
     with pytest.raises(ValueError, match="already removed"):
