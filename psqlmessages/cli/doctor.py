@@ -57,10 +57,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
 
 
-def run(arguments: Namespace) -> int:
+def run(arguments: Namespace, *more: Check) -> int:
     """Run the checks and report; fail if something is wrong. Unknown results are not failures."""
     findings = []
-    for finding in examinations(arguments.dsn):
+    for finding in examinations(arguments.dsn, *more):
         findings.append(finding)
         if not arguments.json:
             print(_describe(finding), flush=True)
@@ -72,10 +72,10 @@ def run(arguments: Namespace) -> int:
     return 1 if wrong else 0
 
 
-def examinations(dsn: str) -> Iterator[Finding]:
+def examinations(dsn: str, *more: Check) -> Iterator[Finding]:
     """Run the checks of a database; raise if the server cannot be reached."""
     with connect(dsn) as connection:
-        for check in CHECKS:
+        for check in (*CHECKS, *more):
             yield from examine(check, CheckContext(dsn, connection))
 
 

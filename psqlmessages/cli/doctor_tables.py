@@ -121,6 +121,16 @@ def owners(patient: CheckContext) -> Iterator[Finding]:
 
 def rules(patient: CheckContext) -> Iterator[Finding]:
     """Check that the role of each rule exists, and is the one for which it was saved."""
+    if not patient.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
+        yield Finding(
+            "rules",
+            FindingState.WRONG,
+            "there are no rules",
+            "everything is denied unless a rule allows it",
+            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
+            " VALUES ('ROLE', 'NODE', 'Topic', 'TOPIC', 'RW', 60)",
+        )
+        return
     rows = patient.rows(_RULES_OF_OTHERS)
     if not rows:
         yield Finding("rules", FindingState.OK, "the role of each rule exists")

@@ -1,10 +1,13 @@
 """doctor: every fault it knows, provoked."""
 
 import json
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.management import call_command
+from pytest_django import Settings
 
 from psqlmessages.cli import doctor_checks, doctor_tables
 from psqlmessages.cli.doctor import CHECKS, examinations
@@ -12,6 +15,9 @@ from psqlmessages.cli.doctor_checks import Finding, FindingState
 from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
 from psqlmessages.cli.prune import sentence
+from psqlmessages.handler_registry import HandlerRegistry
+from psqlmessages.management import doctor_rules
+from psqlmessages.management.doctor_rules import needed_rules
 from tests.django.conftest import Changed, finding_of
 from tests.django.processes import manage
 from tests.sql.conftest import World
@@ -44,6 +50,30 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> N
     done = manage(shop.server, "psqlmessages", "doctor")
     assert (done.returncode, done.stderr) == (0, "\nnothing wrong\n"), done.stdout
     assert done.stdout.startswith("ok       server          PostgreSQL ")
+
+
+def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
+    shop: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    handlers = HandlerRegistry()
+    monkeypatch.setattr(doctor_rules, "registry", handlers)
+    settings.PSQLMESSAGES = {"NODE": "new shop"}
+    handlers.on_topic("NEWS*", node="reader")(print)
+    handlers.on_topic("NEWS")(print)
+    handlers.on_rpc(node="answerer")(print)
+
+    def wrong() -> list[Finding]:
+        return [found for found in examinations(shop.server.url(), needed_rules) if found.mend]
+
+    found = {each.found: each.mend for each in wrong()}
+    assert len(found) == 4, found
+    assert "no rule names the node new shop for the role" in next(iter(found))
+    for mend in found.values():
+        words = shlex.split(mend.removeprefix("python manage.py psqlmessages "))
+        call_command("psqlmessages", *words, *(() if "--role" in words else ("--role", "user1")))
+    assert wrong() == []
+    shop.execute("DELETE FROM messages.auth")
+    assert "there are no rules" in [each.found for each in wrong()]
 
 
 @pytest.mark.usefixtures("of_another_version")

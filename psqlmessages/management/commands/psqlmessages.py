@@ -13,6 +13,7 @@ from django.db import connections
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.management import (
+    doctor_rules,
     exchange,
     install,
     permissions,
@@ -37,10 +38,12 @@ class Command(BaseCommand):
             choices=tuple(connections),
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
-        # prune_all replaces the plain prune: it also removes traffic windows.
-        plain = (command for command in COMMANDS if command.NAME != prune_all.NAME)
+        # These two do more than the plain ones of the same names.
+        replaced = (prune_all, doctor_rules)
+        names = [command.NAME for command in replaced]
+        plain = (command for command in COMMANDS if command.NAME not in names)
         own = (
-            prune_all, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, pipeline,
+            *replaced, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, pipeline,
             token,
         )  # fmt: skip
         add_commands(parser, (*plain, *own))
