@@ -14,8 +14,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, sink
+from psqlmessages.pipeline import columns
 from psqlmessages.pipeline.queue_source import QueueBatchReader, QueueStreamReader
+from psqlmessages.pipeline.sink import MessagesStreamWriter, MessagesWriter
 from psqlmessages.pipeline.source_options import SourceOptions
 from psqlmessages.pipeline.topic_source import (
     FilteredTopicBatchReader,
@@ -57,11 +58,11 @@ class MessagesSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of ``df.write``."""
-        return sink.batch_writer(self.options, schema, overwrite)
+        return MessagesWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """Return the writer of ``df.writeStream``."""
-        return sink.stream_writer(self.options, schema, overwrite)
+        return MessagesStreamWriter(self.options, schema, overwrite=overwrite)
 
 
 def _is_asked_for_filters() -> bool:
