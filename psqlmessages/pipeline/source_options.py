@@ -28,6 +28,7 @@ class SourceOptions:
 
     ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is how
     long, in seconds, a stopped job retains messages of its topics, or leases on elements.
+    ``address`` has the options for :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -38,7 +39,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     timeout: int
     partitions: int
-    dsn_file: str | None
+    address: Mapping[str, str]
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -59,13 +60,8 @@ class SourceOptions:
             fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
             timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_count(given, "partitions", 2),
-            dsn_file=given.get(DSN_FILE.lower()),
+            address={name: value for name, value in given.items() if name == DSN_FILE.lower()},
         )
-
-    @property
-    def address(self) -> Mapping[str, str]:
-        """The options for :func:`psqlmessages.pipeline.database.dsn`."""
-        return {} if self.dsn_file is None else {DSN_FILE: self.dsn_file}
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:

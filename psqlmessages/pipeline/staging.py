@@ -27,7 +27,7 @@ from psqlmessages.pipeline.database import (
     connectable,
     dsn,
 )
-from psqlmessages.pipeline.reader import spare_what_is_loaded
+from psqlmessages.pipeline.reader import freeze_modules
 
 # A task buffers this much until it is committed, so that it can copy it again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ def stage(
     reading the batches raises an error, deletes the rows staged before and raises that error.
     Raises MessagesError with PostgreSQL's message.
     """
-    spare_what_is_loaded()
+    freeze_modules()
     task = _Task(connectable(dsn(options)), batches)
     try:
         for batch in batches:

@@ -46,16 +46,15 @@ def shared_out(weighed: Iterable[WeightedRange], parts: int) -> list[list[IdRang
     # Also read ranges that are estimated to be empty.
     found = [WeightedRange(w.range, max(1, w.weight)) for w in weighed if w.range.width > 0]
     size = -(-sum(w.weight for w in found) // max(1, parts))
-    return [joined(part) for part in _filled(found, size)]
+    return [_joined(part) for part in _filled(found, size)]
 
 
-def joined(parts: Iterable[IdRange]) -> list[IdRange]:
+def _joined(parts: Iterable[IdRange]) -> list[IdRange]:
     """Merge ranges that follow each other."""
     found: list[IdRange] = []
     for part in parts:
-        last = found[-1] if found else None
-        if last is not None and (last.topic, last.high) == (part.topic, part.low):
-            found[-1] = IdRange(part.topic, last.low, part.high, last.is_checked)
+        if found and (found[-1].topic, found[-1].high) == (part.topic, part.low):
+            found[-1] = replace(found[-1], high=part.high)
         else:
             found.append(part)
     return found
@@ -77,16 +76,13 @@ def _filled(weighed: Iterable[WeightedRange], size: int) -> Iterator[list[IdRang
 
 def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
     """Split a range into one of weight ``first``, some of weight ``others``, and the rest."""
-    topic, low, high = whole.range.topic, whole.range.low, whole.range.high
-    taken = first
+    low, taken = whole.range.low, first
     while taken < whole.weight:
         end = whole.range.low + whole.range.width * taken // whole.weight
-        yield WeightedRange(IdRange(topic, low, end, whole.range.is_checked), first)
+        yield WeightedRange(replace(whole.range, low=low, high=end), first)
         low, first = end, others
         taken += others
-    yield WeightedRange(
-        IdRange(topic, low, high, whole.range.is_checked), whole.weight - taken + first
-    )
+    yield WeightedRange(replace(whole.range, low=low), whole.weight - taken + first)
 
 
 # Stream calls: read ranges of topics with messages.read_stream, a few thousand rows per call.
@@ -170,12 +166,10 @@ class StreamCalls:
             low = high
             if not found.rows and low < part.high:
                 following = _Found()
-                yield self._next_id(replace(part, low=low), following.note)
+                source = call(self.client, replace(part, low=low), 1, with_bodies=False)
+                sql = f"SELECT id FROM {source}"  # noqa: S608
+                yield ReadStatement(sql, note=following.note, is_returned=False)
                 low = following.first - 1 if following.rows else part.high
-
-    def _next_id(self, part: IdRange, note: Callable[[pa.RecordBatch], None]) -> ReadStatement:
-        source = call(self.client, part, 1, with_bodies=False)
-        return ReadStatement(f"SELECT id FROM {source}", note=note, is_returned=False)  # noqa: S608
 
     def _statement(
         self,
@@ -277,17 +271,17 @@ def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[
 def _windows(whole: IdRange) -> Iterator[IdRange]:
     bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
     for low, high in pairwise(bounds):
-        yield IdRange(whole.topic, low, high, whole.is_checked)
+        yield replace(whole, low=low, high=high)
 
 
-def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Iterator[int]:
+def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:
     if not windows:
-        return
-    looks = []
+        return ()
+    counts = []
     for window in windows:
         middle = (window.low + window.high) // 2
         part = IdRange(window.topic, middle, middle + max(1, window.width // _SHARE))
         rows = call(client, part, None, with_bodies=False)
-        looks.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
-    (row,) = database.rows(f"SELECT {', '.join(looks)}")
-    yield from row
+        counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
+    (row,) = database.rows(f"SELECT {', '.join(counts)}")
+    return row

@@ -124,7 +124,7 @@ class TopicSubscription:
         found = self.ask(start.positions, max_rows)
         check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
-            check_not_put_back(start, {t.name: t.last for t in found.topics.values()})
+            check_not_put_back(start, found.topics)
         self._take_up(start, found)
         return found
 

@@ -312,7 +312,7 @@ def test_a_topic_of_a_pattern_that_went_does_not_end_the_others(source: Source) 
     query = source.follow("P*")
     query.begin()
     assert isinstance(query.reader, TopicStreamReader)
-    following = query.reader._follow()
+    following = query.reader._subscription
     source.owner.execute("DELETE FROM psqlmessages_streammessage")
     source.owner.execute("DELETE FROM psqlmessages_topic WHERE name = 'P1'")
     before = source.owner.query(f"{PINGED} WHERE topic = 'P2'")
