@@ -33,6 +33,15 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file atomically: a reader gets the old text or the new one."""
+    descriptor, new = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(new).chmod(mode)
+    Path(new).replace(path)
+
+
 def shared_by_own_processes() -> Path:
     """Return this user's own folder in the directory for temporary files."""
     # Keep it short: a Unix socket in a driver's folder must stay under 104 bytes.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from time import sleep
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -29,7 +30,7 @@ T = TypeVar("T")
 READER: Final = f"{marks.IDENT}.reader"
 _READER_SECONDS: Final = 10 * 60
 _ROWS_PER_BATCH: Final = 300_000
-_LOOK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 
 
 class ArchiveJob:
@@ -63,10 +64,7 @@ class ArchiveJob:
         """Mark the named topics, and check that no messages are missing after the archived ones."""
         found = offsets.ask(self._database, marks.IDENT, topics)
         self._mark_named(found)
-        gaps = self._gaps(found)
-        if gaps and not self._allows_gaps:
-            raise MessagesGone(self._sentence(gaps))
-        if gaps:
+        if gaps := self._check_gaps(found):
             self.archive.pass_over(gaps)
 
     def started(
@@ -99,16 +97,15 @@ class ArchiveJob:
 
         def watch() -> None:
             # Do not retry here if the database is down: the query retries, and logs it.
-            database = Database({}, NO_PATIENCE)
-            while not over.wait(_LOOK_SECONDS):
-                if self._is_changed(database, topics):
-                    changed.set()
-                    # A batch that begins after this is interrupted, which is harmless.
-                    with self._idle:
-                        pass
-                    query.stop()
-                    break
-            database.close()
+            with closing(Database({}, NO_PATIENCE)) as database:
+                while not over.wait(_POLL_SECONDS):
+                    if self._is_changed(database, topics):
+                        changed.set()
+                        # A batch that begins after this is interrupted, which is harmless.
+                        with self._idle:
+                            pass
+                        query.stop()
+                        break
 
         watcher = threading.Thread(target=watch, name="archive marks", daemon=True)
         watcher.start()
@@ -118,12 +115,11 @@ class ArchiveJob:
             over.set()
             watcher.join()
 
-    def wait_for_marks(self, tell: Callable[[], None]) -> None:
-        """Wait until a topic is marked; call ``tell`` after each check that finds none."""
-        pause = threading.Event()
+    def wait_for_marks(self, on_none: Callable[[], None]) -> None:
+        """Wait until a topic is marked; call ``on_none`` after each check that finds none."""
         while not self.topics():
-            tell()
-            pause.wait(_LOOK_SECONDS)
+            on_none()
+            sleep(_POLL_SECONDS)
 
     def close(self) -> None:
         """Close the connection; the marks remain."""
@@ -139,13 +135,14 @@ class ArchiveJob:
         """Raise MessagesGone if messages before this batch were removed before they were read."""
         if topics := self.topics():
             found = offsets.ask(self._database, marks.IDENT, topics)
-            gaps = self._gaps(found)
-            if gaps and not self._allows_gaps:
-                raise MessagesGone(self._sentence(gaps))
+            self._check_gaps(found)
             self._mark_named(found)
 
-    def _gaps(self, found: offsets.Watermarks) -> dict[str, int]:
-        """Return the topics with removed but unarchived messages, with the last removed id."""
+    def _check_gaps(self, found: offsets.Watermarks) -> dict[str, int]:
+        """Return the topics with removed but unarchived messages, with the last removed id.
+
+        Raises MessagesGone if there are any and gaps are not allowed.
+        """
         archived = self.archive.log.positions
         for topic in found.topics.values():
             if 0 < topic.newest < archived.get(topic.name, 0):
@@ -154,24 +151,23 @@ class ArchiveJob:
                     f" message is {topic.newest}: the database was restored to an earlier state,"
                     " and new messages reuse ids of archived ones. Archive to another folder"
                 )
-        return {
+        gaps = {
             topic.name: topic.removed
             for topic in found.topics.values()
             if topic.name in archived and topic.removed > archived[topic.name]
         }
-
-    def _sentence(self, gaps: Mapping[str, int]) -> str:
-        archived = self.archive.log.positions
-        parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
-        return (
-            f"messages were removed before they were archived: {', '.join(parts)} (the topic was"
-            " not marked at that time). Use --allow-gaps to continue without them"
-        )
+        if gaps and not self._allows_gaps:
+            parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
+            raise MessagesGone(
+                f"messages were removed before they were archived: {', '.join(parts)} (the topic"
+                " was not marked at that time). Use --allow-gaps to continue without them"
+            )
+        return gaps
 
     def _move_marks(self) -> None:
         """Move the marks to the archived positions, only for topics still marked: see READER."""
         archived = self.archive.log.positions
-        marked = self._ask(marks.marked())
+        marked = _ask(self._database, marks.marked())
         self._mark({topic: archived[topic] for topic in marked if topic in archived})
 
     def _mark_named(self, found: offsets.Watermarks) -> None:
@@ -185,7 +181,7 @@ class ArchiveJob:
 
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
-            self._ask(marks.mark(positions))
+            _ask(self._database, marks.mark(positions))
 
     def _is_changed(self, database: Database, topics: list[str]) -> bool:
         try:
@@ -197,9 +193,6 @@ class ArchiveJob:
     def _marked(self, database: Database) -> list[str]:
         marked = _ask(database, marks.marked())
         return [topic for topic in marked if marks.can_be_archived(topic)]
-
-    def _ask(self, call: Call[T]) -> T:
-        return _ask(self._database, call)
 
 
 def _ask(database: Database, call: Call[T]) -> T:

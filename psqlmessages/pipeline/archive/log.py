@@ -100,10 +100,6 @@ class ArchiveFile:
             staged=staged,
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON form that the log stores."""
-        return asdict(self)
-
 
 # Folder: the files of an archive on any file system that Hadoop supports, through Spark's JVM.
 
@@ -208,17 +204,14 @@ class ArchiveFolder:
         """
         if not self._is_local:
             return
-        files = [self._local(name) for name in names]
-        for path in [*files, *{parent for file in files for parent in self._parents(file)}]:
+        files, root = [self._local(name) for name in names], self._local("")
+        parents = {path for file in files for path in file.parents if path.is_relative_to(root)}
+        for path in [*files, *parents]:
             handle = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-    def _parents(self, file: Path) -> list[Path]:
-        root = self._local("")
-        return [parent for parent in file.parents if parent.is_relative_to(root)]
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.address(name))
@@ -237,7 +230,6 @@ STAGING: Final = "_staging"
 _LOG: Final = "_log"
 _ENTRIES_PER_SNAPSHOT: Final = 100
 _DAY_SECONDS: Final = 24 * 60 * 60
-_HOUR_SECONDS: Final = 60 * 60
 _RACES: Final = 10
 
 
@@ -260,7 +252,7 @@ class ArchiveLogEntry:
                 "cluster": self.cluster,
                 "positions": dict(self.positions),
                 "remove": list(self.remove),
-                "add": [file.as_json() for file in self.add],
+                "add": [asdict(file) for file in self.add],
             },
             ensure_ascii=False,
         )
@@ -290,7 +282,7 @@ class ArchiveLog:
         self._forget()
 
     def _forget(self) -> None:
-        self._looked_at = time()
+        self._refreshed_at = time()
         self.version = -1
         self.identity = self.cluster = ""
         self.files: dict[str, ArchiveFile] = {}
@@ -308,24 +300,19 @@ class ArchiveLog:
 
     def refresh(self) -> None:
         """Read the entries that other processes have added."""
-        if time() - self._looked_at > _HOUR_SECONDS:
+        if time() - self._refreshed_at > 60 * 60:
             # After a long pause (the machine slept), the next entry may have been deleted already.
             self.load()
-        self._looked_at = time()
+        self._refreshed_at = time()
         while (text := self._entry(self.version + 1)) is not None:
-            entry = ArchiveLogEntry.of(text)
-            self._fold(entry)
-            self.version += 1
-            self._apply(entry)
+            self._advance(ArchiveLogEntry.of(text))
 
     def commit(self, entry: ArchiveLogEntry) -> bool:
         """Add an entry and move its files; return False if another process added an entry first."""
         self.folder.settle(file.staged for file in entry.add)
         if not self.folder.create(_name(self.version + 1), entry.as_json()):
             return False
-        self._fold(entry)
-        self.version += 1
-        self._apply(entry)
+        self._advance(entry)
         if self.version and self.version % _ENTRIES_PER_SNAPSHOT == 0:
             self._shorten()
         return True
@@ -350,6 +337,11 @@ class ArchiveLog:
         if last is not None:
             self._apply(ArchiveLogEntry.of(last))
         self.refresh()
+
+    def _advance(self, entry: ArchiveLogEntry) -> None:
+        self._fold(entry)
+        self.version += 1
+        self._apply(entry)
 
     def _fold(self, entry: ArchiveLogEntry) -> None:
         for path in entry.remove:
@@ -398,15 +390,6 @@ class ArchiveLog:
         for name, changed_at in self.folder.names(_LOG).items():
             if int(name.lstrip("s")[:-5]) < self.version and changed_at < before:
                 self.folder.delete(f"{_LOG}/{name}")
-
-
-def written(paths: Iterable[str], rows: Iterable[Any]) -> tuple[ArchiveFile, ...]:
-    """Make the entries of newly written files; ``rows`` has the statistics of each."""
-    unique = uuid4().hex[:8]
-    return tuple(
-        ArchiveFile.of(path, row, f"{unique}{number}")
-        for number, (path, row) in enumerate(zip(paths, rows, strict=True))
-    )
 
 
 def _name(version: int) -> str:

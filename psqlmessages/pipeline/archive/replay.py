@@ -10,11 +10,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from psqlmessages.pipeline.archive.log import DATA, ArchiveError
-from psqlmessages.pipeline.errors import needs_extra
+from pyspark.sql import functions as sf
 
-with needs_extra():
-    from pyspark.sql import functions as sf
+from psqlmessages.pipeline.archive.log import DATA, ArchiveError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +60,7 @@ def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[in
     for number, high in enumerate(plan.ends):
         part = replace(plan, first=low + 1, last=high)
         query = f"replay/{archive.log.identity}/{name}/{number}"
-        archive.looked_at(partial(_publish, archive, part, query))
+        archive.retry_reads(partial(_publish, archive, part, query))
         low = high
         yield number + 1, len(plan.ends)
 
@@ -104,7 +102,7 @@ def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
     folder = archive.log.folder
     asked = json.dumps(asdict(wanted), sort_keys=True)
     if not folder.exists(path):
-        plan = archive.looked_at(lambda: _cut(archive, wanted))
+        plan = archive.retry_reads(lambda: _cut(archive, wanted))
         folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
     kept = json.loads(folder.read(path))
     if kept["asked"] != asked:

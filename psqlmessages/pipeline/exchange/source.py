@@ -22,7 +22,6 @@ from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.counters import Counter, ExchangeCounters
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
-from psqlmessages.exchanges.model import CompiledExchange
 from psqlmessages.pipeline import database
 from psqlmessages.pipeline.exchange.definition import DefinitionFolder, compiled, sources
 from psqlmessages.pipeline.exchange.watcher import SourceWatcher
@@ -90,69 +89,54 @@ class TimedRunner(ExchangeRunner):
             yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
 
 
-class TaskRun:
-    """Runs the consumers of exchanges in one task.
+async def run_task(
+    plans: Sequence[ExchangePlan],
+    address: Callable[[str], str],
+    *,
+    span: float,
+    linger: float,
+) -> list[TaskCounts]:
+    """Run the consumers of exchanges in one task, and return their counts.
 
     It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
     seconds; current batches are finished. ``address`` returns the address of a namespace.
     """
+    aliases = sorted({alias for plan in plans for alias in plan.namespaces})
+    databases = {alias: _database(alias, address(alias)) for alias in aliases}
+    found_at = monotonic()
+    until = found_at + span
 
-    def __init__(
-        self,
-        exchanges: Sequence[CompiledExchange],
-        address: Callable[[str], str],
-        *,
-        span: float,
-        linger: float,
-    ) -> None:
-        self._span = span
-        self._linger = linger
-        self._plans = [ExchangePlan.of(exchange) for exchange in exchanges]
-        aliases = {alias for plan in self._plans for alias in plan.namespaces}
-        self._addresses = {alias: address(alias) for alias in sorted(aliases)}
-        self._found_at = self._until = 0.0
+    def on_found() -> None:
+        nonlocal found_at
+        found_at = monotonic()
 
-    def work(self) -> list[TaskCounts]:
-        """Run the consumers, and return their counts."""
-        return asyncio.run(self._work()) if self._plans else []
-
-    async def _work(self) -> list[TaskCounts]:
-        spaces = {alias: _namespace(alias, address) for alias, address in self._addresses.items()}
-        shifts = [
-            TimedRunner(plan, spaces, ExchangeCounters(), self._found) for plan in self._plans
-        ]
-        self._found()
-        self._until = monotonic() + self._span
-        self._end_in_time(shifts)
-        try:
-            await asyncio.gather(
-                *(
-                    shift.run([ExchangeConsumer(shift) for _ in range(shift.plan.loops)])
-                    for shift in shifts
-                )
-            )
-        finally:
-            for namespace in spaces.values():
-                await namespace.watch.close()
-        return [counts for shift in shifts for counts in shift.counts()]
-
-    def _found(self) -> None:
-        self._found_at = monotonic()
-
-    def _end_in_time(self, shifts: list[TimedRunner]) -> None:
-        """Stop the runners when their time is over; finding an element extends it."""
-        left = min(self._until, self._found_at + self._linger) - monotonic()
+    def stop_in_time() -> None:
+        left = min(until, found_at + linger) - monotonic()
         if left > 0:
-            asyncio.get_running_loop().call_later(left, self._end_in_time, shifts)
+            asyncio.get_running_loop().call_later(left, stop_in_time)
             return
-        for shift in shifts:
-            shift.stop()
+        for runner in runners:
+            runner.stop()
+
+    runners = [TimedRunner(plan, databases, ExchangeCounters(), on_found) for plan in plans]
+    stop_in_time()
+    try:
+        await asyncio.gather(
+            *(
+                each.run([ExchangeConsumer(each) for _ in range(each.plan.loops)])
+                for each in runners
+            )
+        )
+    finally:
+        for database_ in databases.values():
+            await database_.watch.close()
+    return [counts for runner in runners for counts in runner.counts()]
 
 
-def _namespace(alias: str, address: str) -> DatabaseHandle:
-    namespace = DatabaseHandle(alias, address)
-    namespace.circuit = _circuits.setdefault((alias, address), namespace.circuit)
-    return namespace
+def _database(alias: str, address: str) -> DatabaseHandle:
+    handle = DatabaseHandle(alias, address)
+    handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
+    return handle
 
 
 FORMAT: Final = "psqlmessages-exchange"
@@ -252,8 +236,9 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Run the consumers for a limited time, on an executor."""
         settings = self._settings
         exchanges = compiled(partition.value, settings.modules)
-        share = TaskRun(exchanges, settings.address, span=settings.span, linger=settings.linger)
-        yield from share.work()
+        plans = [ExchangePlan.of(exchange) for exchange in exchanges]
+        task = run_task(plans, settings.address, span=settings.span, linger=settings.linger)
+        yield from asyncio.run(task)
 
     def commit(self, end: dict[str, int]) -> None:
         """Do nothing: the elements are already committed."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.pipeline.errors import needs_extra
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
+
 from psqlmessages.pipeline.report.contents import (
     DRAWN,
     Period,
     ReportFigures,
     TrafficAmount,
 )
-
-with needs_extra():
-    from pyspark import StorageLevel
-    from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
