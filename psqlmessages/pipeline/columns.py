@@ -8,62 +8,42 @@ from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
+from pyspark.sql import datasource as spark
+from pyspark.sql import types
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.errors import ColumnRefused
 
 
-def _schema(**types: DataType) -> StructType:
-    return StructType([StructField(name, type_) for name, type_ in types.items()])
+def _schema(**columns: types.DataType) -> types.StructType:
+    return types.StructType([types.StructField(name, type_) for name, type_ in columns.items()])
 
 
 TOPIC: Final = _schema(
-    id=LongType(),
-    topic=StringType(),
-    sender=StringType(),
-    body=StringType(),
-    enc=StringType(),
-    headers=StringType(),
-    published_at=TimestampType(),
+    id=types.LongType(),
+    topic=types.StringType(),
+    sender=types.StringType(),
+    body=types.StringType(),
+    enc=types.StringType(),
+    headers=types.StringType(),
+    published_at=types.TimestampType(),
 )
 QUEUE: Final = _schema(
-    id=LongType(),
-    queue=StringType(),
-    body=StringType(),
-    enc=StringType(),
-    headers=StringType(),
-    mature=TimestampType(),
-    tries=IntegerType(),
-    hops=IntegerType(),
-    pushed_at=TimestampType(),
-    state=StringType(),
+    id=types.LongType(),
+    queue=types.StringType(),
+    body=types.StringType(),
+    enc=types.StringType(),
+    headers=types.StringType(),
+    mature=types.TimestampType(),
+    tries=types.IntegerType(),
+    hops=types.IntegerType(),
+    pushed_at=types.TimestampType(),
+    state=types.StringType(),
 )
 
 
-def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
+def chosen(schema: types.StructType, known: types.StructType) -> tuple[str, ...]:
     """Return the column names of a schema; raises ColumnRefused if one is unknown."""
     names = tuple(schema.fieldNames())
     unknown = [name for name in names if name not in known.fieldNames()]
@@ -74,7 +54,7 @@ def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
     return names
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: types.StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects batches of a schema to have."""
     return to_arrow_schema(schema, timezone="UTC")
 
@@ -109,11 +89,11 @@ def fitted(
 
 # Filters: Spark filters that PostgreSQL evaluates with the same result, as SQL. Pure functions.
 
-_COMPARISONS: Final[dict[type[Filter], str]] = {
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
+_COMPARISONS: Final[dict[type[spark.Filter], str]] = {
+    spark.GreaterThan: ">",
+    spark.GreaterThanOrEqual: ">=",
+    spark.LessThan: "<",
+    spark.LessThanOrEqual: "<=",
 }
 _MOST_ID: Final = 2**63 - 1
 
@@ -132,7 +112,7 @@ class Condition:
     is_by_range: bool = False
 
 
-def condition(filter_: Filter, schema: StructType) -> Condition | None:
+def condition(filter_: spark.Filter, schema: types.StructType) -> Condition | None:
     """Return a filter as SQL; None if Spark has to evaluate it."""
     try:
         return _condition(filter_, schema)
@@ -153,17 +133,17 @@ def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, 
     return low, max(low, min([high, *(c.high for c in conditions)]))
 
 
-def _condition(filter_: Any, schema: StructType) -> Condition | None:
-    if isinstance(filter_, Not):
+def _condition(filter_: Any, schema: types.StructType) -> Condition | None:
+    if isinstance(filter_, spark.Not):
         inner = _condition(filter_.child, schema)
-        if inner is None or not isinstance(filter_.child, EqualTo | In):
+        if inner is None or not isinstance(filter_.child, spark.EqualTo | spark.In):
             return None
         return Condition(f"NOT ({inner.sql})")
     name = ".".join(getattr(filter_, "attribute", ()))
     if name not in schema.fieldNames() or not _is_pushed(name, schema[name].dataType):
         return None
-    if isinstance(filter_, IsNull | IsNotNull):
-        is_null = isinstance(filter_, IsNull)
+    if isinstance(filter_, spark.IsNull | spark.IsNotNull):
+        is_null = isinstance(filter_, spark.IsNull)
         # None of these columns is ever null.
         return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_by_range=not is_null)
     return _compared(filter_, name)
@@ -171,8 +151,8 @@ def _condition(filter_: Any, schema: StructType) -> Condition | None:
 
 def _compared(filter_: Any, name: str) -> Condition | None:
     value = filter_.value
-    if isinstance(filter_, EqualTo | EqualNullSafe | In):
-        values = value if isinstance(filter_, In) else [value]
+    if isinstance(filter_, spark.EqualTo | spark.EqualNullSafe | spark.In):
+        values = value if isinstance(filter_, spark.In) else [value]
         if None in values or not values:
             return None
         return _among(name, values)
@@ -189,13 +169,13 @@ def _compared(filter_: Any, name: str) -> Condition | None:
     return Condition(sql, high=value - (not is_inclusive), is_by_range=True)
 
 
-def _is_pushed(name: str, type_: DataType) -> bool:
+def _is_pushed(name: str, type_: types.DataType) -> bool:
     """Return whether a column has filters pushed down; not if its type is unusual."""
     if name == "id":
-        return isinstance(type_, LongType)
+        return isinstance(type_, types.LongType)
     if name == "published_at":
-        return isinstance(type_, TimestampType)
-    return name in ("topic", "sender") and type_ == StringType()
+        return isinstance(type_, types.TimestampType)
+    return name in ("topic", "sender") and type_ == types.StringType()
 
 
 def _among(name: str, values: Sequence[Any]) -> Condition:

@@ -20,9 +20,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, literals
+from psqlmessages.pipeline import columns, literals, reader
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
-from psqlmessages.pipeline.reader import RangeReader, Read, ReadStatement
+from psqlmessages.pipeline.reader import Read, ReadStatement
 from psqlmessages.pipeline.source_options import SourceOptions
 
 _SIZES: Final = "SELECT messages.sizes(%s, %s)"
@@ -51,8 +51,11 @@ class QueueBatchReader(DataSourceReader):
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
             f" {str('body' in self._columns).lower()})"
         )
-        reader = RangeReader(self._options.address)
-        return reader.batches(Read((ReadStatement(statement),)), columns.arrow_schema(self._schema))
+        return reader.batches(
+            self._options.address,
+            Read((ReadStatement(statement),)),
+            self._schema,
+        )
 
 
 # Leases in an offset: one text, as short as their secrets allow. Pure functions.
@@ -222,9 +225,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         statements = tuple(ReadStatement(self._statement(some)) for some in split(held))
         # A repeated read returns the elements in the same order, unless a lease has expired.
         read = Read(statements, is_repeatable=True, rows=len(held))
-        reader = RangeReader(self._options.address)
         count = 0
-        for batch in reader.batches(read, columns.arrow_schema(self._schema)):
+        for batch in reader.batches(self._options.address, read, self._schema):
             count += batch.num_rows
             yield batch
         if count < len(held):

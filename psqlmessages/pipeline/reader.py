@@ -12,11 +12,12 @@ from typing import Any, Final
 import adbc_driver_postgresql
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from psqlmessages.client import calls
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pipeline.arrow_connections import ArrowConnections, DriverError
-from psqlmessages.pipeline.columns import fitted
+from psqlmessages.pipeline.columns import arrow_schema, fitted
 from psqlmessages.pipeline.database import OutageRetry, connectable, dsn
 from psqlmessages.pipeline.errors import ReadBroken
 
@@ -81,88 +82,87 @@ class Read:
     rows: int | None = None
 
 
-class RangeReader:
-    """Runs reads on the cached connection of its process, and retries if the database is down.
+def batches(
+    address: Mapping[str, str], read: Read, schema: StructType, answered: Answered | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read, and cast each batch; call ``answered`` with the result of ``read.after``.
 
-    It runs on executors. The driver has reached the database before, when it planned the read.
+    It runs on executors, on the cached connection of the process. It retries if the database is
+    down: the driver has reached it before, when it planned the read.
+    If the connection breaks, repeat the read and skip the rows already returned. Raises
+    ReadBroken if rows were returned and the read is not repeatable.
     """
-
-    def __init__(self, address: Mapping[str, str]) -> None:
-        self._address = address
-        self._retry = OutageRetry()
-
-    def batches(
-        self, read: Read, schema: pa.Schema, answered: Answered | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Read, and cast each batch; call ``answered`` with the result of ``read.after``.
-
-        If the connection breaks, repeat the read and skip the rows already returned. Raises
-        ReadBroken if rows were returned and the read is not repeatable.
-        """
-        freeze_modules()
-        returned = 0
-        while True:
-            buffered: list[pa.RecordBatch] = []
-            size = 0
-            is_resumed = returned > 0
-            to_skip = returned
-            try:
-                for whole in self._attempt(read, schema, answered, is_resumed=is_resumed):
-                    batch = whole.slice(to_skip)
-                    to_skip -= whole.num_rows - batch.num_rows
-                    if not batch.num_rows:
-                        continue
-                    buffered.append(batch)
-                    size += batch.nbytes
-                    if size > _HELD_BYTES:
-                        # New rows have arrived: an earlier outage is over, even if this takes long.
-                        self._retry.over()
-                        returned += sum(each.num_rows for each in buffered)
-                        yield from buffered
-                        buffered.clear()
-            except ConnectionLost as error:
-                if returned and not read.is_repeatable:
-                    raise ReadBroken(f"the connection broke while reading: {error.text}") from None
-                self._retry.after(error)
-                continue
-            self._retry.over()
-            count = returned + sum(each.num_rows for each in buffered)
-            if to_skip or (is_resumed and read.rows is not None and count < read.rows):
-                raise ReadBroken(
-                    "the connection broke while reading, and rows were removed before it was"
-                    " restored"
-                )
-            yield from buffered
-            return
-
-    def _attempt(
-        self, read: Read, schema: pa.Schema, answered: Answered | None, *, is_resumed: bool
-    ) -> Iterator[pa.RecordBatch]:
-        address = connectable(dsn(self._address))
-        connection = _connections.get(address)
+    freeze_modules()
+    retry = OutageRetry()
+    fields = arrow_schema(schema)
+    returned = 0
+    while True:
+        buffered: list[pa.RecordBatch] = []
+        size = 0
+        is_resumed = returned > 0
+        to_skip = returned
         try:
-            with connection.cursor() as cursor:
-                for statement in read.statements:
-                    cursor.adbc_statement.set_options(**_OPTIONS)
-                    cursor.execute(statement.sql)
-                    for batch in cursor.fetch_record_batch():
-                        if statement.note is not None:
-                            statement.note(batch)
-                        if statement.is_returned:
-                            yield fitted(batch, schema, statement.constants)
-                if read.after is not None and answered is not None:
-                    cursor.execute(read.after)
-                    (answer,) = cursor.fetchone()
-                    answered(calls.raise_for_error(json.loads(answer)), is_resumed)
-        except DriverError as error:
-            raise _connections.failed(address, error) from None
-        except OSError as error:
-            # Within a result, pyarrow raises OSError for any driver error, with the text only.
-            raise _connections.failed_amid(address, error) from None
-        except BaseException:
-            # Also if Spark stops reading early: the COPY is unfinished.
-            _connections.drop(address)
-            raise
+            for whole in _attempt(address, read, fields, answered, is_resumed=is_resumed):
+                batch = whole.slice(to_skip)
+                to_skip -= whole.num_rows - batch.num_rows
+                if not batch.num_rows:
+                    continue
+                buffered.append(batch)
+                size += batch.nbytes
+                if size > _HELD_BYTES:
+                    # New rows have arrived: an earlier outage is over, even if this takes long.
+                    retry.over()
+                    returned += sum(each.num_rows for each in buffered)
+                    yield from buffered
+                    buffered.clear()
+        except ConnectionLost as error:
+            if returned and not read.is_repeatable:
+                raise ReadBroken(f"the connection broke while reading: {error.text}") from None
+            retry.after(error)
+            continue
+        retry.over()
+        count = returned + sum(each.num_rows for each in buffered)
+        if to_skip or (is_resumed and read.rows is not None and count < read.rows):
+            raise ReadBroken(
+                "the connection broke while reading, and rows were removed before it was restored"
+            )
+        yield from buffered
+        return
+
+
+def _attempt(
+    options: Mapping[str, str],
+    read: Read,
+    schema: pa.Schema,
+    answered: Answered | None,
+    *,
+    is_resumed: bool,
+) -> Iterator[pa.RecordBatch]:
+    address = connectable(dsn(options))
+    connection = _connections.get(address)
+    try:
+        with connection.cursor() as cursor:
+            for statement in read.statements:
+                cursor.adbc_statement.set_options(**_OPTIONS)
+                cursor.execute(statement.sql)
+                for batch in cursor.fetch_record_batch():
+                    if statement.note is not None:
+                        statement.note(batch)
+                    if statement.is_returned:
+                        yield fitted(batch, schema, statement.constants)
+            if read.after is not None and answered is not None:
+                cursor.execute(read.after)
+                (answer,) = cursor.fetchone()
+                answered(calls.raise_for_error(json.loads(answer)), is_resumed)
+    except DriverError as error:
+        raise _connections.failed(address, error) from None
+    except OSError as error:
+        # Within a result, pyarrow raises OSError for any driver error, with the text only.
+        raise _connections.failed_amid(address, error) from None
+    except BaseException:
+        # Also if Spark stops reading early: the COPY is unfinished.
+        _connections.drop(address)
+        raise
 
 
 def disconnect() -> None:

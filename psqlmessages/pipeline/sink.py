@@ -14,19 +14,11 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import types
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
-)
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    MapType,
-    StringType,
-    StructType,
-    VariantType,
 )
 
 from psqlmessages.pipeline.database import OPTION as DSN_FILE
@@ -47,7 +39,7 @@ _CHUNK_ROWS: Final = 200
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-def check(schema: StructType, known: Sequence[str]) -> None:
+def check(schema: types.StructType, known: Sequence[str]) -> None:
     """Raise ColumnRefused, with the remedy, if a DataFrame cannot be written."""
     names = schema.fieldNames()
     unknown = sorted(set(names) - set(known))
@@ -64,15 +56,17 @@ def check(schema: StructType, known: Sequence[str]) -> None:
         raise ColumnRefused(f"a column appears twice: {', '.join(names)}")
     for field in schema.fields:
         _check_type(field.name, field.dataType)
-    if "enc" in names and isinstance(schema["body"].dataType, BinaryType):
+    if "enc" in names and isinstance(schema["body"].dataType, types.BinaryType):
         raise ColumnRefused("a binary body is stored as b64: remove the column enc")
 
 
-def _check_type(name: str, kind: DataType) -> None:
-    if isinstance(kind, StringType) or (name == "body" and isinstance(kind, BinaryType)):
+def _check_type(name: str, kind: types.DataType) -> None:
+    if isinstance(kind, types.StringType) or (
+        name == "body" and isinstance(kind, types.BinaryType)
+    ):
         return
     problem = f"the column {name} is of type {kind.simpleString()}"
-    if isinstance(kind, StructType | MapType | ArrayType | VariantType):
+    if isinstance(kind, types.StructType | types.MapType | types.ArrayType | types.VariantType):
         hint = f"write it as JSON: to_json({name}) AS {name}"
         raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
     wanted = "a string or binary" if name == "body" else "a string"
@@ -132,7 +126,9 @@ class StagedCommit(WriterCommitMessage):
 class _Stager:
     """The common part of both writers. It is pickled, so it has no connection and no address."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+    def __init__(
+        self, options: Mapping[str, str], schema: types.StructType, *, overwrite: bool
+    ) -> None:
         """Check everything, also the permissions, before any work.
 
         Raises OptionRefused, ColumnRefused, or the error of the permission check.

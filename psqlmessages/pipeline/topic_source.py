@@ -15,20 +15,12 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Fil
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, offsets, topic_ranges
+from psqlmessages.pipeline import columns, offsets, reader, topic_ranges
 from psqlmessages.pipeline.columns import Condition, bounded, condition, topics_left
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
 from psqlmessages.pipeline.errors import MessagesGone, ReadBroken
-from psqlmessages.pipeline.offsets import (
-    Offset,
-    TopicWatermark,
-    Watermarks,
-    check_cluster,
-    check_not_put_back,
-    gone,
-    vanished,
-)
-from psqlmessages.pipeline.reader import RangeReader, Read
+from psqlmessages.pipeline.offsets import Offset, TopicWatermark, Watermarks
+from psqlmessages.pipeline.reader import Read
 from psqlmessages.pipeline.source_options import LATEST, SourceOptions
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
 
@@ -69,8 +61,7 @@ class TopicBatchReader(DataSourceReader):
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_by_range]
         reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
-        reader = RangeReader(self._options.address)
-        return reader.batches(Read(reads), columns.arrow_schema(self._schema))
+        return reader.batches(self._options.address, Read(reads), self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
@@ -122,9 +113,9 @@ class TopicSubscription:
     def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
         """Return how far topics can be read after a committed offset."""
         found = self.ask(start.positions, max_rows)
-        check_cluster(start.cluster, found.cluster)
+        offsets.check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
-            check_not_put_back(start, found.topics)
+            offsets.check_not_put_back(start, found.topics)
         self._take_up(start, found)
         return found
 
@@ -208,7 +199,10 @@ class TopicSubscription:
         """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
             if last > max(positions[topic], self._lost.get(topic, 0)):
-                _report(gone(topic, positions[topic], last, self._options.timeout), self._options)
+                _report(
+                    offsets.gone(topic, positions[topic], last, self._options.timeout),
+                    self._options,
+                )
                 self._lost[topic] = last
 
 
@@ -314,9 +308,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reads = StreamCalls(self._options.client, part.ranges, self._columns)
         # All transactions up to the watermark have ended: only a removal changes the result.
         read = Read(reads, after, is_repeatable=True)
-        reader = RangeReader(self._options.address)
-        schema = columns.arrow_schema(self._schema)
-        return reader.batches(read, schema, partial(self._check, part))
+        return reader.batches(self._options.address, read, self._schema, partial(self._check, part))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the messages before an offset."""
@@ -335,15 +327,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, part: TopicPartition, answer: Mapping[str, Any], is_resumed: bool) -> None:
         """Report removed messages; ``is_resumed``: the read was repeated, perhaps without them."""
         found = Watermarks.of(answer)
-        check_cluster(part.cluster, found.cluster)
+        offsets.check_cluster(part.cluster, found.cluster)
         for range_ in part.ranges:
             topic = found.topics.get(range_.topic)
             if topic is None:
-                _report(vanished(range_.topic, range_.low), self._options)
+                _report(offsets.vanished(range_.topic, range_.low), self._options)
             elif topic.removed <= range_.low:
                 continue
             elif range_.is_checked:
-                error = gone(range_.topic, range_.low, topic.removed, self._options.timeout)
+                error = offsets.gone(range_.topic, range_.low, topic.removed, self._options.timeout)
                 _report(error, self._options)
             if is_resumed:
                 raise ReadBroken(

@@ -214,12 +214,12 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
     last = max(fill(topic, count, f"late {topic} %s") for topic, count in fills)
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
-        schema = columns.arrow_schema(StructType([columns.TOPIC[name] for name in names]))
+        schema = StructType([columns.TOPIC[name] for name in names])
         calls = StreamCalls(
             "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
         )
-        reader = reader_module.RangeReader({"dsnFile": source.dsn_file})
-        batches = reader.batches(reader_module.Read(calls), schema)
+        read = reader_module.Read(calls)
+        batches = reader_module.batches({"dsnFile": source.dsn_file}, read, schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):

@@ -43,10 +43,13 @@ def figures(
     source. Latencies are missing: only a job that reads a message measures its latency. Raises the
     errors of the source and ArchiveError.
     """
-    found = _kept(spark, topics, options or {})
+    reader = spark.read.format("psqlmessages").schema(_COLUMNS)
+    found = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()
     source = "all stored messages"
     if archive is not None:
-        found = _with_archive(found, _archived(spark, archive, topics))
+        # A message that is both stored and archived counts once.
+        both = _archived(spark, archive, topics).unionByName(found)
+        found = both.dropDuplicates(["topic", "id"])
         source = "all stored and archived messages"
     step = period.step()
     messages = _measured(found, period, step).persist(StorageLevel.MEMORY_AND_DISK)
@@ -80,11 +83,6 @@ def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> Rep
     )
 
 
-def _kept(spark: SparkSession, topics: str, options: Mapping[str, str]) -> DataFrame:
-    reader = spark.read.format("psqlmessages").schema(_COLUMNS)
-    return reader.options(**{"topic": topics, "client": CLIENT, **options}).load()
-
-
 def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
     from psqlmessages.pipeline.archive.store import Archive
 
@@ -95,11 +93,6 @@ def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
         column = sf.col("topic")
         matches |= column.startswith(name[:-1]) if is_pattern else column == name
     return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
-
-
-def _with_archive(kept: DataFrame, archived: DataFrame) -> DataFrame:
-    """Merge both; a message that is both stored and archived counts once."""
-    return archived.unionByName(kept).dropDuplicates(["topic", "id"])
 
 
 def _measured(messages: DataFrame, period: Period, step: int) -> DataFrame:
