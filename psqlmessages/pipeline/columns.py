@@ -10,7 +10,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import datasource as spark
 from pyspark.sql import types
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.errors import ColumnRefused
@@ -52,11 +51,6 @@ def chosen(schema: types.StructType, known: types.StructType) -> tuple[str, ...]
             f"unknown column {', '.join(unknown)}. Known columns: {', '.join(known.fieldNames())}"
         )
     return names
-
-
-def arrow_schema(schema: types.StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects batches of a schema to have."""
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def fitted(

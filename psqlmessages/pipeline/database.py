@@ -229,10 +229,6 @@ class Database:
 
             return retry.call(attempt)
 
-    def note_reached(self) -> None:
-        """Record again that this database was reached: its file may have been cleaned up."""
-        note_reached(connectable(dsn(self._address)))
-
     def close(self) -> None:
         """Close the connection; a later call reconnects."""
         self._closings += 1

@@ -7,8 +7,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -55,12 +53,20 @@ def driver_folder() -> Path:
     A process holds the lock of its folder until it dies, even if it is killed.
     """
     parent = shared_by_own_processes()
-    with _locked(parent / LOCK):
+    lock = _lock(parent / LOCK)
+    try:
         sweep(parent)
         folder = Path(tempfile.mkdtemp(prefix=DRIVER, dir=parent))
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(folder / LOCK)
+    finally:
+        os.close(lock)
     return folder
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def sweep(parent: Path) -> list[Path]:
@@ -84,13 +90,3 @@ def _is_dead(folder: Path) -> bool:
     finally:
         os.close(lock)
     return True
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

@@ -12,12 +12,13 @@ from typing import Any, Final
 import adbc_driver_postgresql
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from psqlmessages.client import calls
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pipeline.arrow_connections import ArrowConnections, DriverError
-from psqlmessages.pipeline.columns import arrow_schema, fitted
+from psqlmessages.pipeline.columns import fitted
 from psqlmessages.pipeline.database import OutageRetry, connectable, dsn
 from psqlmessages.pipeline.errors import ReadBroken
 
@@ -94,7 +95,8 @@ def batches(
     """
     freeze_modules()
     retry = OutageRetry()
-    fields = arrow_schema(schema)
+    # The schema that Spark expects the batches to have.
+    fields = to_arrow_schema(schema, timezone="UTC")
     returned = 0
     while True:
         buffered: list[pa.RecordBatch] = []

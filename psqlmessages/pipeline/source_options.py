@@ -19,7 +19,6 @@ SOURCE: Final = (
 )  # fmt: skip
 
 _MOST = 2**31 - 1
-_TRUTHS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class SourceOptions:
             starting=_start(given.get("startingoffsets", EARLIEST)),
             # A queue's offset has the lease of each element, and Spark keeps 100 offsets in memory.
             max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
-            fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
+            fail_on_data_loss=_truth(given, "failOnDataLoss", "true"),
             timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_count(given, "partitions", 2),
             address={name: value for name, value in given.items() if name == DSN_FILE.lower()},
@@ -121,10 +120,8 @@ def _count(given: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if value.lower() not in _TRUTHS:
+def _truth(given: Mapping[str, str], name: str, default: str) -> bool:
+    value = given.get(name.lower(), default)
+    if value.lower() not in ("true", "false"):
         raise OptionRefused(f"{name} {value!r} must be true or false")
-    return _TRUTHS[value.lower()]
+    return value.lower() == "true"

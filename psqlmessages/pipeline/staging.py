@@ -26,6 +26,7 @@ from psqlmessages.pipeline.database import (
     OutageRetry,
     connectable,
     dsn,
+    note_reached,
 )
 from psqlmessages.pipeline.reader import freeze_modules
 
@@ -197,7 +198,8 @@ class StagingClient:
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
         self._call(None, 0, (), 0)
-        self._database.note_reached()
+        # Again: the file may have been cleaned up since.
+        note_reached(self._address)
         _checked_at[key] = monotonic()
 
     def commit(self, query: str, number: int, names: Sequence[str], rows: int) -> None:

@@ -71,18 +71,18 @@ class ArchiveJob:
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
         """Start the query. Its checkpoint only avoids reading archived messages again."""
-        stream = (
-            self._spark.readStream.format("psqlmessages")
-            .option("topic", ",".join(topics))
-            .option("client", READER)
-            .option("timeout", _READER_SECONDS)
-            .option("maxRowsPerTrigger", _ROWS_PER_BATCH)
-            # The archive detects missing messages itself: see _guard.
-            .option("failOnDataLoss", "false")
-            .load()
-        )
+        options: dict[str, Any] = {
+            "client": READER,
+            "timeout": _READER_SECONDS,
+            "topic": ",".join(topics),
+        }
+        # The archive detects missing messages itself: see _guard.
+        options |= {"maxRowsPerTrigger": _ROWS_PER_BATCH, "failOnDataLoss": "false"}
         return (
-            stream.writeStream.foreachBatch(self._write)
+            self._spark.readStream.format("psqlmessages")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(self._write)
             .option("checkpointLocation", f"{checkpoint}/{self.archive.log.identity}")
             .trigger(**trigger)
             .start()

@@ -174,12 +174,9 @@ class Archive:
                 .options(compression="zstd", **_LOOKS)
                 .parquet(target)
             )
-        return self._found(target, staging)
-
-    def _found(self, target: str, staging: str) -> tuple[ArchiveFile, ...]:
-        """Read the statistics of newly written files, which also checks that they are readable."""
         if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
             return ()
+        # Reading the statistics also checks that the files are readable.
         found = (
             self.spark.read.schema("id bigint, topic string, key string, date string")
             .parquet(target)

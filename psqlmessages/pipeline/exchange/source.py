@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -58,22 +58,16 @@ class TaskCounts(NamedTuple):
 
 
 class TimedRunner(ExchangeRunner):
-    """An exchange runner that reports when it finds elements."""
+    """An exchange runner that knows when it has last found elements."""
 
-    def __init__(
-        self,
-        plan: ExchangePlan,
-        namespaces: dict[str, DatabaseHandle],
-        counters: ExchangeCounters,
-        on_found: Callable[[], None],
-    ) -> None:
-        super().__init__(plan, namespaces, counters)
-        self._on_found = on_found
-        self.counters = counters
+    def __init__(self, plan: ExchangePlan, databases: dict[str, DatabaseHandle]) -> None:
+        self.counters = ExchangeCounters()
+        super().__init__(plan, databases, self.counters)
+        self.found_at = monotonic()
 
     def found(self) -> None:
         """Note that elements were found."""
-        self._on_found()
+        self.found_at = monotonic()
         super().found()
 
     def counts(self) -> Iterator[TaskCounts]:
@@ -87,56 +81,6 @@ class TimedRunner(ExchangeRunner):
             yield TaskCounts(name, WAITS, -1, self.counters.waits, 0.0, [], 0.0)
         if self.reports.has_refusals:
             yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
-
-
-async def run_task(
-    plans: Sequence[ExchangePlan],
-    address: Callable[[str], str],
-    *,
-    span: float,
-    linger: float,
-) -> list[TaskCounts]:
-    """Run the consumers of exchanges in one task, and return their counts.
-
-    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
-    seconds; current batches are finished. ``address`` returns the address of a namespace.
-    """
-    aliases = sorted({alias for plan in plans for alias in plan.namespaces})
-    databases = {alias: _database(alias, address(alias)) for alias in aliases}
-    found_at = monotonic()
-    until = found_at + span
-
-    def on_found() -> None:
-        nonlocal found_at
-        found_at = monotonic()
-
-    def stop_in_time() -> None:
-        left = min(until, found_at + linger) - monotonic()
-        if left > 0:
-            asyncio.get_running_loop().call_later(left, stop_in_time)
-            return
-        for runner in runners:
-            runner.stop()
-
-    runners = [TimedRunner(plan, databases, ExchangeCounters(), on_found) for plan in plans]
-    stop_in_time()
-    try:
-        await asyncio.gather(
-            *(
-                each.run([ExchangeConsumer(each) for _ in range(each.plan.loops)])
-                for each in runners
-            )
-        )
-    finally:
-        for database_ in databases.values():
-            await database_.watch.close()
-    return [counts for runner in runners for counts in runner.counts()]
-
-
-def _database(alias: str, address: str) -> DatabaseHandle:
-    handle = DatabaseHandle(alias, address)
-    handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
-    return handle
 
 
 FORMAT: Final = "psqlmessages-exchange"
@@ -175,6 +119,46 @@ class TurnSettings:
         """Return a namespace's address as set in this process; raises DsnMissing."""
         is_named = self.dsn_file is not None and namespace == "default"
         return database.dsn({database.OPTION: str(self.dsn_file)} if is_named else None, namespace)
+
+
+async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
+    """Run the consumers of exchanges in one task, and return their counts.
+
+    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
+    seconds; current batches are finished.
+    """
+    aliases = sorted({alias for plan in plans for alias in plan.namespaces})
+    databases = {alias: _database(alias, settings.address(alias)) for alias in aliases}
+    runners = [TimedRunner(plan, databases) for plan in plans]
+    until = monotonic() + settings.span
+
+    def stop_in_time() -> None:
+        found_at = max((runner.found_at for runner in runners), default=0.0)
+        left = min(until, found_at + settings.linger) - monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, stop_in_time)
+            return
+        for runner in runners:
+            runner.stop()
+
+    stop_in_time()
+    try:
+        await asyncio.gather(
+            *(
+                each.run([ExchangeConsumer(each) for _ in range(each.plan.loops)])
+                for each in runners
+            )
+        )
+    finally:
+        for database_ in databases.values():
+            await database_.watch.close()
+    return [counts for runner in runners for counts in runner.counts()]
+
+
+def _database(alias: str, address: str) -> DatabaseHandle:
+    handle = DatabaseHandle(alias, address)
+    handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
+    return handle
 
 
 class ExchangeSource(DataSource):
@@ -234,11 +218,9 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[TaskCounts]:
         """Run the consumers for a limited time, on an executor."""
-        settings = self._settings
-        exchanges = compiled(partition.value, settings.modules)
+        exchanges = compiled(partition.value, self._settings.modules)
         plans = [ExchangePlan.of(exchange) for exchange in exchanges]
-        task = run_task(plans, settings.address, span=settings.span, linger=settings.linger)
-        yield from asyncio.run(task)
+        yield from asyncio.run(run_task(plans, self._settings))
 
     def commit(self, end: dict[str, int]) -> None:
         """Do nothing: the elements are already committed."""
