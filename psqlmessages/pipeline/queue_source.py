@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, literals, reader
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
-from psqlmessages.pipeline.reader import Read, ReadStatement
+from psqlmessages.pipeline.reader import ReadStatement
 from psqlmessages.pipeline.source_options import SourceOptions
 
 _SIZES: Final = "SELECT messages.sizes(%s, %s)"
@@ -51,11 +51,7 @@ class QueueBatchReader(DataSourceReader):
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
             f" {str('body' in self._columns).lower()})"
         )
-        return reader.batches(
-            self._options.address,
-            Read((ReadStatement(statement),)),
-            self._schema,
-        )
+        return reader.batches(self._options.address, [ReadStatement(statement)], self._schema)
 
 
 # Leases in an offset: one text, as short as their secrets allow. Pure functions.
@@ -222,11 +218,13 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the elements that are still reserved, and renew their leases."""
         held: Sequence[str] = partition.value
-        statements = tuple(ReadStatement(self._statement(some)) for some in split(held))
-        # A repeated read returns the elements in the same order, unless a lease has expired.
-        read = Read(statements, is_repeatable=True, rows=len(held))
+        address = self._options.address
+        statements = [ReadStatement(self._statement(some)) for some in split(held)]
         count = 0
-        for batch in reader.batches(self._options.address, read, self._schema):
+        # A repeated read returns the elements in the same order, unless a lease has expired.
+        for batch in reader.batches(
+            address, statements, self._schema, is_repeatable=True, rows=len(held)
+        ):
             count += batch.num_rows
             yield batch
         if count < len(held):

@@ -68,30 +68,25 @@ class ReadStatement:
     is_returned: bool = True
 
 
-@dataclass(frozen=True)
-class Read:
-    """The statements of a read; each is taken when the previous one has been read.
-
-    A repeated read begins with the first statement. ``after`` is a statement that runs at the end
-    and returns JSON as text. ``is_repeatable``: each attempt returns the same rows in the same
-    order. ``rows`` is their number, if known.
-    """
-
-    statements: Iterable[ReadStatement]
-    after: str | None = None
-    is_repeatable: bool = False
-    rows: int | None = None
-
-
 def batches(
-    address: Mapping[str, str], read: Read, schema: StructType, answered: Answered | None = None
+    address: Mapping[str, str],
+    statements: Iterable[ReadStatement],
+    schema: StructType,
+    *,
+    after: tuple[str, Answered] | None = None,
+    is_repeatable: bool = False,
+    rows: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """Read, and cast each batch; call ``answered`` with the result of ``read.after``.
+    """Read, and cast each batch to the schema.
 
-    It runs on executors, on the cached connection of the process. It retries if the database is
-    down: the driver has reached it before, when it planned the read.
-    If the connection breaks, repeat the read and skip the rows already returned. Raises
-    ReadBroken if rows were returned and the read is not repeatable.
+    Each statement is taken when the previous one has been read. ``after`` is a statement that runs
+    at the end and returns JSON as text, and what is called with the result. It runs on executors,
+    on the cached connection of the process, and retries if the database is down: the driver has
+    reached it before, when it planned the read.
+
+    If the connection breaks, begin again with the first statement and skip the rows already
+    returned; raise ReadBroken if this cannot be done. ``is_repeatable``: each attempt returns the
+    same rows in the same order. ``rows`` is their number, if known.
     """
     freeze_modules()
     retry = OutageRetry()
@@ -104,7 +99,7 @@ def batches(
         is_resumed = returned > 0
         to_skip = returned
         try:
-            for whole in _attempt(address, read, fields, answered, is_resumed=is_resumed):
+            for whole in _attempt(address, statements, fields, after, is_resumed=is_resumed):
                 batch = whole.slice(to_skip)
                 to_skip -= whole.num_rows - batch.num_rows
                 if not batch.num_rows:
@@ -118,13 +113,13 @@ def batches(
                     yield from buffered
                     buffered.clear()
         except ConnectionLost as error:
-            if returned and not read.is_repeatable:
+            if returned and not is_repeatable:
                 raise ReadBroken(f"the connection broke while reading: {error.text}") from None
             retry.after(error)
             continue
         retry.over()
         count = returned + sum(each.num_rows for each in buffered)
-        if to_skip or (is_resumed and read.rows is not None and count < read.rows):
+        if to_skip or (is_resumed and count < rows):
             raise ReadBroken(
                 "the connection broke while reading, and rows were removed before it was restored"
             )
@@ -134,9 +129,9 @@ def batches(
 
 def _attempt(
     options: Mapping[str, str],
-    read: Read,
+    statements: Iterable[ReadStatement],
     schema: pa.Schema,
-    answered: Answered | None,
+    after: tuple[str, Answered] | None,
     *,
     is_resumed: bool,
 ) -> Iterator[pa.RecordBatch]:
@@ -144,7 +139,7 @@ def _attempt(
     connection = _connections.get(address)
     try:
         with connection.cursor() as cursor:
-            for statement in read.statements:
+            for statement in statements:
                 cursor.adbc_statement.set_options(**_OPTIONS)
                 cursor.execute(statement.sql)
                 for batch in cursor.fetch_record_batch():
@@ -152,8 +147,9 @@ def _attempt(
                         statement.note(batch)
                     if statement.is_returned:
                         yield fitted(batch, schema, statement.constants)
-            if read.after is not None and answered is not None:
-                cursor.execute(read.after)
+            if after is not None:
+                sql, answered = after
+                cursor.execute(sql)
                 (answer,) = cursor.fetchone()
                 answered(calls.raise_for_error(json.loads(answer)), is_resumed)
     except DriverError as error:

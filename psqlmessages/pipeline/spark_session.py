@@ -221,7 +221,3 @@ def _set_variables(*, is_local: bool) -> None:
     found = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in (*found, *site.getsitepackages(), site.getusersitepackages()):
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *found])
-
-
-def _fits(folder: Path) -> bool:
-    return len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT

@@ -258,7 +258,10 @@ _MOST_TOPICS: Final = 16
 def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[WeightedRange]:
     """Split wide ranges into windows, and estimate the number of messages in each part."""
     widest = sorted((r for r in wholes if r.width > _WIDE), key=lambda r: -r.width)
-    cut = {whole: list(_windows(whole)) for whole in widest[:_MOST_TOPICS]}
+    cut: dict[IdRange, list[IdRange]] = {}
+    for whole in widest[:_MOST_TOPICS]:
+        bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
+        cut[whole] = [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
     windows = [window for of_one in cut.values() for window in of_one]
     counts = dict(zip(windows, _counts(database, client, windows), strict=True))
     return [
@@ -266,12 +269,6 @@ def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[
         for whole in wholes
         for part in cut.get(whole, [whole])
     ]
-
-
-def _windows(whole: IdRange) -> Iterator[IdRange]:
-    bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
-    for low, high in pairwise(bounds):
-        yield replace(whole, low=low, high=high)
 
 
 def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:

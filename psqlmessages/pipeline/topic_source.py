@@ -20,7 +20,6 @@ from psqlmessages.pipeline.columns import Condition, bounded, condition, topics_
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
 from psqlmessages.pipeline.errors import MessagesGone, ReadBroken
 from psqlmessages.pipeline.offsets import Offset, TopicWatermark, Watermarks
-from psqlmessages.pipeline.reader import Read
 from psqlmessages.pipeline.source_options import LATEST, SourceOptions
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
 
@@ -61,7 +60,7 @@ class TopicBatchReader(DataSourceReader):
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_by_range]
         reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
-        return reader.batches(self._options.address, Read(reads), self._schema)
+        return reader.batches(self._options.address, reads, self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
@@ -307,8 +306,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = offsets.statement(self._options.client, sorted(names))
         reads = StreamCalls(self._options.client, part.ranges, self._columns)
         # All transactions up to the watermark have ended: only a removal changes the result.
-        read = Read(reads, after, is_repeatable=True)
-        return reader.batches(self._options.address, read, self._schema, partial(self._check, part))
+        return reader.batches(
+            self._options.address,
+            reads,
+            self._schema,
+            after=(after, partial(self._check, part)),
+            is_repeatable=True,
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the messages before an offset."""

@@ -218,8 +218,7 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
         calls = StreamCalls(
             "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
         )
-        read = reader_module.Read(calls)
-        batches = reader_module.batches({"dsnFile": source.dsn_file}, read, schema)
+        batches = reader_module.batches({"dsnFile": source.dsn_file}, calls, schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):

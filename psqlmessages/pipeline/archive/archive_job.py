@@ -105,7 +105,7 @@ class ArchiveJob:
                         with self._idle:
                             pass
                         query.stop()
-                        break
+                        return
 
         watcher = threading.Thread(target=watch, name="archive marks", daemon=True)
         watcher.start()
@@ -128,7 +128,10 @@ class ArchiveJob:
     def _write(self, batch: DataFrame, number: int) -> None:
         with self._idle:
             self.archive.write(batch, self._guard)
-            self._move_marks()
+            # Only topics that are still marked: see READER.
+            archived = self.archive.log.positions
+            marked = _ask(self._database, marks.marked())
+            self._mark({topic: archived[topic] for topic in marked if topic in archived})
             store.compact_some(self.archive)
 
     def _guard(self) -> None:
@@ -163,12 +166,6 @@ class ArchiveJob:
                 " was not marked at that time). Use --allow-gaps to continue without them"
             )
         return gaps
-
-    def _move_marks(self) -> None:
-        """Move the marks to the archived positions, only for topics still marked: see READER."""
-        archived = self.archive.log.positions
-        marked = _ask(self._database, marks.marked())
-        self._mark({topic: archived[topic] for topic in marked if topic in archived})
 
     def _mark_named(self, found: offsets.Watermarks) -> None:
         """Mark the topics that the names and patterns match now, each once in this run."""

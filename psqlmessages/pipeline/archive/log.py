@@ -89,16 +89,9 @@ class ArchiveFile:
         """Make the entry of a newly written file from the statistics in ``row``."""
         date = staged.rpartition("/date=")[2].partition("/")[0]
         name = f"{row['first']}-{row['last']}-{key(row['topic'])}-{unique}.parquet"
-        return cls(
-            path=f"{folder(row['topic'])}/date={date}/{name}",
-            topic=row["topic"],
-            date=date,
-            rows=row["rows"],
-            first=row["first"],
-            last=row["last"],
-            bytes=row["bytes"],
-            staged=staged,
-        )
+        path = f"{folder(row['topic'])}/date={date}/{name}"
+        size = row["rows"], row["first"], row["last"], row["bytes"]
+        return cls(path, row["topic"], date, *size, staged)
 
 
 # Folder: the files of an archive on any file system that Hadoop supports, through Spark's JVM.
@@ -245,17 +238,8 @@ class ArchiveLogEntry:
 
     def as_json(self) -> str:
         """Return the entry as JSON text. The timestamp is for people only."""
-        return json.dumps(
-            {
-                "at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "identity": self.identity,
-                "cluster": self.cluster,
-                "positions": dict(self.positions),
-                "remove": list(self.remove),
-                "add": [asdict(file) for file in self.add],
-            },
-            ensure_ascii=False,
-        )
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        return json.dumps({"at": at, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
     def of(cls, text: str) -> ArchiveLogEntry:

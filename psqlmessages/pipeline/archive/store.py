@@ -243,7 +243,8 @@ def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]
             continue
         sizes: dict[int, list[ArchiveFile]] = defaultdict(list)
         for file in small:
-            sizes[_size_class(file)].append(file)
+            # A power of eight times 32 kB, rounded down.
+            sizes[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
         yield from (same for same in sizes.values() if len(same) >= MANY)
 
 
@@ -296,8 +297,3 @@ def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
         if file.bytes < LARGE_BYTES:
             groups[file.topic, file.date].append(file)
     yield from groups.values()
-
-
-def _size_class(file: ArchiveFile) -> int:
-    """Return the size of a file as a power of eight times 32 kB, rounded down."""
-    return max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3

@@ -31,8 +31,19 @@ class ExchangeInput(NamedTuple):
 
 def written(exchanges: Iterable[CompiledExchange]) -> str:
     """Write exchanges as text, ordered by name, so that equal exchanges give equal texts."""
-    ordered = sorted(exchanges, key=lambda exchange: exchange.name)
-    return json.dumps([_document(exchange) for exchange in ordered])
+    documents = [
+        {
+            "name": exchange.name,
+            "source": astuple(exchange.source),
+            "targets": [
+                [*astuple(target.place), target.selector.text if target.selector else ""]
+                for target in exchange.targets
+            ],
+            **{name: getattr(exchange, name) for name in _NUMBERS},
+        }
+        for exchange in sorted(exchanges, key=lambda exchange: exchange.name)
+    ]
+    return json.dumps(documents)
 
 
 def sources(text: str) -> tuple[ExchangeInput, ...]:
@@ -57,18 +68,6 @@ def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...
                 f"an executor cannot import {module}, which should contain selectors: {error}"
             ) from error
     return tuple(_compiled(each) for each in json.loads(text))
-
-
-def _document(exchange: CompiledExchange) -> dict[str, Any]:
-    return {
-        "name": exchange.name,
-        "source": astuple(exchange.source),
-        "targets": [
-            [*astuple(target.place), target.selector.text if target.selector else ""]
-            for target in exchange.targets
-        ],
-        **{name: getattr(exchange, name) for name in _NUMBERS},
-    }
 
 
 def _compiled(document: dict[str, Any]) -> CompiledExchange:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# The longest duration of a turn, and how long a turn continues without finding an element.
-SPAN_SECONDS: Final = 5.0
-LINGER_SECONDS: Final = 1.0
 _POLL_SECONDS: Final = 0.02
 
 Record = Callable[[int, Sequence[TaskCounts]], object]
@@ -47,8 +44,8 @@ class SparkExchanges:
         record: Record,
         *,
         tasks: int | None = None,
-        span: float = SPAN_SECONDS,
-        linger: float = LINGER_SECONDS,
+        span: float = 5.0,
+        linger: float = 1.0,
         modules: Sequence[str] = (),
         dsn_file: str | None = None,
     ) -> None:
