@@ -24,8 +24,6 @@ from psqlmessages.pipeline.topic_source import (
     TopicStreamReader,
 )
 
-NAME: Final = "psqlmessages"
-
 _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -35,7 +33,7 @@ class MessagesSource(DataSource):
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
-        return NAME
+        return "psqlmessages"
 
     def schema(self) -> StructType:
         """Return all columns; raises OptionRefused."""

@@ -66,6 +66,5 @@ def needs_extra() -> Iterator[None]:
         if package not in PACKAGES:
             raise
         raise ExtraMissing(
-            f"The pipeline needs {package}: pip install 'psqlmessages[pipeline]'",
-            name=error.name,
+            f"The pipeline needs {package}: pip install 'psqlmessages[pipeline]'", name=error.name
         ) from error

@@ -67,8 +67,6 @@ def _package() -> Path | None:
 
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-END_SECONDS: Final = 20
 # The length of a socket name of the Python workers, and of a socket path on every platform.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 SOCKET_PATH_LIMIT: Final = 103
@@ -148,7 +146,7 @@ def stop() -> None:
     # Java exits at the end of its input.
     process.stdin.close()
     try:
-        process.wait(END_SECONDS)
+        process.wait(20)
     except TimeoutExpired:
         process.kill()
         process.wait()
@@ -189,6 +187,7 @@ def _settings(master: str | None) -> dict[str, Any]:
     use_java()
     _set_variables(is_local=is_local)
     folder = driver_folder()
+    logging = Path(__file__).with_name("log4j2.properties")
     settings = {
         **ALWAYS,
         "spark.master": master,
@@ -196,7 +195,7 @@ def _settings(master: str | None) -> dict[str, Any]:
             len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT
         ),
         # This is also where spark.local.dir is, unless it is set.
-        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={LOGGING}"',
+        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={logging}"',
     }
     if is_local:
         threads = re.search(r"\[(\d+)", master)

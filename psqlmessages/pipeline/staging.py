@@ -188,7 +188,7 @@ class StagingClient:
         self._address = connectable(dsn(options))
         if self._address not in _databases:
             if len(_databases) >= MOST_KEPT:
-                _close_databases()
+                close()
             _databases[self._address] = Database(options)
         self._database = _databases[self._address]
 
@@ -219,11 +219,6 @@ class StagingClient:
 def close() -> None:
     """Close the cached connections of this process, and clear the cache of permission checks."""
     _checked_at.clear()
-    _close_databases()
     _connections.close()
-
-
-def _close_databases() -> None:
     while _databases:
-        _, database = _databases.popitem()
-        database.close()
+        _databases.popitem()[1].close()

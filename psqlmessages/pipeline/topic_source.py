@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
 from typing import Any, Final
@@ -216,14 +215,6 @@ def _report(error: MessagesGone, options: SourceOptions) -> None:
 _NARROW: Final = 5_000
 
 
-@dataclass(frozen=True)
-class TopicPartition:
-    """The ranges that one task reads, and their cluster."""
-
-    ranges: Sequence[IdRange]
-    cluster: str
-
-
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics by position. Spark's driver and each executor have their own copy."""
 
@@ -294,23 +285,24 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         width = sum(r.width for r in wanted)
         parts = 1 if width <= _NARROW else self._options.partitions
         shared = topic_ranges.shared_out((WeightedRange(r, r.width) for r in wanted), parts)
-        return [InputPartition(TopicPartition(part, to.cluster)) for part in shared]
+        return [InputPartition((part, to.cluster)) for part in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
-        part: TopicPartition = partition.value
+        ranges: Sequence[IdRange]
+        ranges, cluster = partition.value
         # A topic matched by a pattern is queried as a pattern: then it is no error if it is gone.
         # A pattern has the same maximum length as a name.
         topics = self._options.topics
-        names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in part.ranges}
+        names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
         after = offsets.statement(self._options.client, sorted(names))
-        reads = StreamCalls(self._options.client, part.ranges, self._columns)
+        reads = StreamCalls(self._options.client, ranges, self._columns)
         # All transactions up to the watermark have ended: only a removal changes the result.
         return reader.batches(
             self._options.address,
             reads,
             self._schema,
-            after=(after, partial(self._check, part)),
+            after=(after, partial(self._check, ranges, cluster)),
             is_repeatable=True,
         )
 
@@ -328,11 +320,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Created late: executors have a copy of this reader but no subscription.
         return TopicSubscription(self._options)
 
-    def _check(self, part: TopicPartition, answer: Mapping[str, Any], is_resumed: bool) -> None:
+    def _check(
+        self, ranges: Sequence[IdRange], cluster: str, answer: Mapping[str, Any], is_resumed: bool
+    ) -> None:
         """Report removed messages; ``is_resumed``: the read was repeated, perhaps without them."""
         found = Watermarks.of(answer)
-        offsets.check_cluster(part.cluster, found.cluster)
-        for range_ in part.ranges:
+        offsets.check_cluster(cluster, found.cluster)
+        for range_ in ranges:
             topic = found.topics.get(range_.topic)
             if topic is None:
                 _report(offsets.vanished(range_.topic, range_.low), self._options)

@@ -28,8 +28,6 @@ T = TypeVar("T")
 # The reader is a node of its own. With the same node as the marks, the keep-alive of a stopping
 # reader could set a mark again that was just removed.
 READER: Final = f"{marks.IDENT}.reader"
-_READER_SECONDS: Final = 10 * 60
-_ROWS_PER_BATCH: Final = 300_000
 _POLL_SECONDS: Final = 2.0
 
 
@@ -71,13 +69,9 @@ class ArchiveJob:
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
         """Start the query. Its checkpoint only avoids reading archived messages again."""
-        options: dict[str, Any] = {
-            "client": READER,
-            "timeout": _READER_SECONDS,
-            "topic": ",".join(topics),
-        }
+        options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
         # The archive detects missing messages itself: see _guard.
-        options |= {"maxRowsPerTrigger": _ROWS_PER_BATCH, "failOnDataLoss": "false"}
+        options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}
         return (
             self._spark.readStream.format("psqlmessages")
             .options(**options)

@@ -87,10 +87,6 @@ FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
 # The longest wait of the driver, and so the delay until it sees new definitions or a stop.
 _WAIT_SECONDS: Final = 0.5
-_SCHEMA: Final = (
-    "exchange string, outcome string, destination int, count bigint, seconds double,"
-    " buckets array<bigint>, selector_seconds double"
-)
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,10 @@ class ExchangeSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of :class:`TaskCounts`."""
-        return _SCHEMA
+        return (
+            "exchange string, outcome string, destination int, count bigint, seconds double,"
+            " buckets array<bigint>, selector_seconds double"
+        )
 
     def streamReader(self, schema: StructType) -> ExchangeReader:  # noqa: N802
         """Return the reader that runs the exchanges."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
@@ -22,57 +23,46 @@ logger = logging.getLogger("psqlmessages")
 _LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
+@dataclass(eq=False)
 class WatchedSource:
     """One source queue, and when to query its state again."""
 
-    def __init__(
-        self,
-        source: ExchangeInput,
-        listener: QueueListener,
-        log: RateLimitedLogger,
-        woken: asyncio.Event,
-    ) -> None:
-        self.source = source
-        self.next_at = 0.0
-        self._listener = listener
-        self._log = log
-        self._woken = woken
-        self._wakeups = 0
-        self._poll = POLL_LEAST
-        self._backoff = Backoff(_LEAST, _MOST)
-        listener.add(source.place.queue, self.wake)
+    source: ExchangeInput
+    listener: QueueListener
+    log: RateLimitedLogger
+    woken: asyncio.Event
+    backoff: Backoff = field(default_factory=lambda: Backoff(_LEAST, _MOST))
+    next_at: float = 0.0
+    wakeups: int = 0
+    poll: float = POLL_LEAST
 
     def wake(self) -> None:
         """Query the state now, or after the backoff if its server is down."""
-        self._wakeups += 1
-        self._poll = POLL_LEAST
-        self.next_at = self._backoff.next_at
-        self._woken.set()
-
-    def stop(self) -> None:
-        """Stop listening for pushes."""
-        self._listener.remove(self.source.place.queue, self.wake)
+        self.wakeups += 1
+        self.poll = POLL_LEAST
+        self.next_at = self.backoff.next_at
+        self.woken.set()
 
     async def has_work(self) -> bool:
         """Return whether the queue has available elements; schedule the next query."""
-        wakeups = self._wakeups
+        wakeups = self.wakeups
         try:
-            state = await self._listener.follow(self.source.ident, self.source.place.queue)
+            state = await self.listener.follow(self.source.ident, self.source.place.queue)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
-            self.next_at = now + self._backoff.failed(now)
+            self.next_at = now + self.backoff.failed(now)
             text = " ".join(str(error).split())
-            self._log.warning("node %s cannot watch queue %s: %s", *self.source, text)
+            self.log.warning("node %s cannot watch queue %s: %s", *self.source, text)
             return False
-        self._backoff.succeeded()
+        self.backoff.succeeded()
         now = monotonic()
         if state.is_paused or state.next_at is None:
             next_at = state.again_at
         else:
             next_at = max(min(state.next_at, state.again_at), now)
-        if self._wakeups == wakeups:
-            self.next_at = min(now + self._poll, next_at)
-            self._poll = min(self._poll * 2, POLL_MOST)
+        if self.wakeups == wakeups:
+            self.next_at = min(now + self.poll, next_at)
+            self.poll = min(self.poll * 2, POLL_MOST)
         return next_at <= now
 
 
@@ -122,12 +112,14 @@ class SourceWatcher:
 
     def _watch_only(self, sources: Collection[ExchangeInput]) -> None:
         for source in self._watched.keys() - set(sources):
-            self._watched.pop(source).stop()
+            watched = self._watched.pop(source)
+            watched.listener.remove(source.place.queue, watched.wake)
         for source in sources:
             namespace = source.place.namespace
             if namespace not in self._listeners:
                 self._listeners[namespace] = QueueListener(self._address(namespace))
             if source not in self._watched:
-                self._watched[source] = WatchedSource(
-                    source, self._listeners[namespace], self._log, self._woken
-                )
+                listener = self._listeners[namespace]
+                watched = WatchedSource(source, listener, self._log, self._woken)
+                listener.add(source.place.queue, watched.wake)
+                self._watched[source] = watched

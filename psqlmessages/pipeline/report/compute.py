@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
-from psqlmessages.pipeline.report.contents import (
-    DRAWN,
-    Period,
-    ReportFigures,
-    TrafficAmount,
-)
+from psqlmessages.pipeline.report.contents import DRAWN, Period, ReportFigures, TrafficAmount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
