@@ -102,30 +102,30 @@ logger = logging.getLogger("psqlmessages.pipeline")
 T = TypeVar("T")
 
 # Enough for a restart, a failover or nightly maintenance; after that a supervisor should know.
-PATIENCE: Final = timedelta(minutes=10)
-NO_PATIENCE: Final = timedelta(0)
+OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
+NO_RETRY: Final = timedelta(0)
 
 # Errors that may be gone a moment later. The last two have rolled back the transaction.
-PASSING: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
+TRANSIENT: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
 
 _LEAST, _MOST = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries of one call. After ``patience`` without a success it raises ServerUnreachable."""
+    """Retries of one call. After ``timeout`` without a success it raises ServerUnreachable."""
 
-    def __init__(self, patience: timedelta = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
+        self._timeout = timeout
         self._backoff = Backoff(_LEAST, _MOST)
         self._log = RateLimitedLogger(logger)
         self._since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call until an attempt raises none of the errors in PASSING; return its result."""
+        """Call until an attempt raises none of the errors in TRANSIENT; return its result."""
         while True:
             try:
                 result = attempt()
-            except PASSING as error:
+            except TRANSIENT as error:
                 self.after(error)
             else:
                 self.over()
@@ -139,7 +139,7 @@ class OutageRetry:
         now = monotonic()
         self._since = self._since or now
         text = (str(error).strip() or repr(error)).splitlines()[0]
-        if now - self._since >= self._patience.total_seconds():
+        if now - self._since >= self._timeout.total_seconds():
             raise ServerUnreachable(f"the database is unreachable: {text}") from None
         self._log.warning("the database is unreachable, retrying: %s", text)
         sleep(self._backoff.failed(now))
@@ -196,12 +196,12 @@ class Database:
     """Runs statements one by one in autocommit mode; threads may share it.
 
     If the connection breaks, the statement is run again, so it may be executed twice. If the
-    database is down, it retries for ``patience``, but only if this machine has reached it before.
+    database is down, it retries for ``timeout``, but only if this machine has reached it before.
     """
 
-    def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
+    def __init__(self, address: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._address = address
-        self._patience = patience
+        self._timeout = timeout
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
         self._closings = 0
@@ -218,7 +218,7 @@ class Database:
             was_reached = False
             with suppress(OSError):
                 was_reached = _mark(address).exists()
-            retry = OutageRetry(self._patience if was_reached else NO_PATIENCE)
+            retry = OutageRetry(self._timeout if was_reached else NO_RETRY)
             closings = self._closings
 
             def attempt() -> list[tuple[Any, ...]]:
@@ -281,7 +281,7 @@ class KeepAliveThread:
         """Start the thread, unless it has been started."""
         if self._thread is None:
             # A daemon thread, because Spark ends its worker without warning.
-            self._thread = threading.Thread(target=self._run, name="pinging", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:

@@ -26,9 +26,7 @@ _STOP_POLL_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
-_OWN: Final = "psqlmessages."
 
 
 class JobFailed(MessagesError):
@@ -208,12 +206,13 @@ class _Follower:
 def sentence(error: BaseException) -> str:
     """Return the cause of an error in one line, without the wrapping of Java and Python."""
     text = str(error)
-    head, traceback, tail = text.rpartition(_TRACEBACK)
+    head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
             if found := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
                 kind, said = found["kind"], found["text"].strip()
-                return said if kind.startswith(_OWN) else f"{kind.rpartition('.')[2]}: {said}"
+                is_own = kind.startswith("psqlmessages.")
+                return said if is_own else f"{kind.rpartition('.')[2]}: {said}"
         text = head
     text = text.partition("terminated with exception: ")[2] or text
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.pipeline import literals
-from psqlmessages.pipeline.database import NO_PATIENCE, Database
+from psqlmessages.pipeline.database import NO_RETRY, Database
 from psqlmessages.pipeline.errors import MessagesGone, OtherCluster
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_cluster(expected: str, found: str) -> None:
         )
 
 
-def check_not_put_back(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
+def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
     """Raise OtherCluster if a topic's last message is before the position already read.
 
     Ids only grow, so the server was restored to an earlier state, or it lost its last commits.
@@ -57,7 +57,7 @@ def check_not_put_back(offset: Offset, topics: Mapping[str, TopicWatermark]) -> 
             )
 
 
-def vanished(topic: str, position: int) -> MessagesGone:
+def topic_gone(topic: str, position: int) -> MessagesGone:
     """Make the error for a topic that disappeared while a batch was planned or read."""
     return MessagesGone(
         f"topic {topic} was removed, or no rule allows reading it: this query loses the messages"
@@ -65,7 +65,7 @@ def vanished(topic: str, position: int) -> MessagesGone:
     )
 
 
-def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
+def messages_gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
     """Make the error for messages removed before they were read, with the remedy."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
@@ -144,7 +144,7 @@ class Lag:
         self._query = query
         self._client = client
         self._topics = topics
-        self._database = Database({}, NO_PATIENCE)
+        self._database = Database({}, NO_RETRY)
 
     def __call__(self) -> float | None:
         """Return the age in seconds of the oldest unread message; 0.0 if all are read.

@@ -99,7 +99,7 @@ class LeaseKeeper:
         self._lock = threading.RLock()
         self._held: Sequence[str] = ()
         self._settled = 0
-        self._pinging = KeepAliveThread(self._renew, options.timeout)
+        self._keep_alive = KeepAliveThread(self._renew, options.timeout)
 
     def available(self) -> int:
         """Return the number of available elements."""
@@ -125,7 +125,7 @@ class LeaseKeeper:
         """Renew these leases from now on instead of the previous ones."""
         with self._lock:
             self._held = held
-        self._pinging.start()
+        self._keep_alive.start()
 
     def settle(self, batch: int, done: Sequence[str]) -> None:
         """Commit the elements of a batch, unless that was done before."""
@@ -142,15 +142,12 @@ class LeaseKeeper:
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
-                " expired: they will be read again",
-                lost,
-                len(done),
-                batch,
-            )
+                " expired: they will be read again", lost, len(done), batch,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Close the connection; elements stay reserved until their leases expire."""
-        self._pinging.stop()
+        self._keep_alive.stop()
         self._database.close()
 
     def _renew(self) -> None:
@@ -230,10 +227,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if count < len(held):
             logger.warning(
                 "%d of %d elements of queue %s are missing in this batch: their leases had expired",
-                len(held) - count,
-                len(held),
-                self._queue,
-            )
+                len(held) - count, len(held), self._queue,
+            )  # fmt: skip
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the elements of a batch."""

@@ -20,8 +20,8 @@ from psqlmessages.pipeline.arrow_connections import (
     sentence,
 )
 from psqlmessages.pipeline.database import (
-    NO_PATIENCE,
-    PASSING,
+    NO_RETRY,
+    TRANSIENT,
     Database,
     OutageRetry,
     connectable,
@@ -76,7 +76,7 @@ def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
 
     with suppress(MessagesError, DriverError):
         address = connectable(dsn(options))
-        OutageRetry(NO_PATIENCE).call(attempt)
+        OutageRetry(NO_RETRY).call(attempt)
 
 
 class _Task:
@@ -123,7 +123,7 @@ class _Task:
             if not isinstance(error, DriverError):
                 raise
             found = _connections.failed(self._address, error)
-            if isinstance(found, PASSING):
+            if isinstance(found, TRANSIENT):
                 self.abandoned.append(str(staging))
                 raise found from None
             text = sentence(error).rpartition("ERROR:")[2].strip()

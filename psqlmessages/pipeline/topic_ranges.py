@@ -157,7 +157,7 @@ class StreamCalls:
             calls = (
                 f"generate_series({low}::bigint, {high - 1}, {step}) AS g CROSS JOIN LATERAL"
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
-                f" with_bodies => {_boolean(self._has_bodies)})"
+                f" with_bodies => {self._has_bodies})"
             )
             found = _Found()
             yield self._statement([calls], [part], found.count, ())
@@ -200,7 +200,7 @@ def call(client: str, part: IdRange, most: int | None, *, with_bodies: bool) -> 
     """Return the SQL call that reads a range, with at most ``most`` rows."""
     return (
         f"messages.read_stream({literals.text(client)}, {literals.text(part.topic)}, {part.low},"
-        f" {part.high}, {'NULL' if most is None else most}, {_boolean(with_bodies)})"
+        f" {part.high}, {'NULL' if most is None else most}, {with_bodies})"
     )
 
 
@@ -238,10 +238,6 @@ def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
         of_topic.rows += row["id_count"]
         of_topic.first = of_topic.first or row["id_min"]
         of_topic.last = max(of_topic.last, row["id_max"])
-
-
-def _boolean(value: bool) -> str:
-    return str(value).lower()
 
 
 # Density: how the messages of a topic are distributed over its ids, from a sample of one percent.

@@ -96,16 +96,16 @@ class TopicSubscription:
         self._options = options
         self._database = Database(options.address)
         self._lock = threading.RLock()
-        self._sent_positions: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._lost: dict[str, int] = {}
-        self._pinging = KeepAliveThread(self._ping, options.timeout)
+        self._keep_alive = KeepAliveThread(self._ping, options.timeout)
 
     def start(self) -> Offset:
         """Return the start position of a new query, and subscribe from it."""
         found = self.ask()
         positions = {topic.name: self._start_of(topic) for topic in found.topics.values()}
         offset = Offset(found.cluster, positions)
-        self._take_up(offset, found)
+        self._subscribe_all(offset, found)
         return offset
 
     def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
@@ -113,28 +113,23 @@ class TopicSubscription:
         found = self.ask(start.positions, max_rows)
         offsets.check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
-            offsets.check_not_put_back(start, found.topics)
-        self._take_up(start, found)
+            offsets.check_not_restored(start, found.topics)
+        self._subscribe_all(start, found)
         return found
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
         """Return the position of an offset in a topic, which may be newer than the offset."""
-        return offset.positions.get(topic.name, self._sent_positions.get(topic.name, topic.removed))
+        return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def committed(self, offset: Offset) -> None:
         """Move the subscriptions to an offset: messages before it may be removed."""
         with self._lock:
-            self._subscribe(
-                {
-                    topic: position
-                    for topic, position in offset.positions.items()
-                    if self._sent_positions.get(topic, position) != position
-                }
-            )
+            known = self._positions
+            self._subscribe({t: p for t, p in offset.positions.items() if known.get(t, p) != p})
 
     def close(self) -> None:
         """Close the connection; the subscriptions remain until the timeout."""
-        self._pinging.stop()
+        self._keep_alive.stop()
         self._database.close()
 
     def ask(
@@ -166,23 +161,21 @@ class TopicSubscription:
                 return newest
             position = int(last)
 
-    def _take_up(self, offset: Offset, found: Watermarks) -> None:
+    def _subscribe_all(self, offset: Offset, found: Watermarks) -> None:
         """Subscribe to all known topics that are not subscribed at their position yet."""
         positions = {t.name: self.position(offset, t) for t in found.topics.values()}
         self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
         with self._lock:
             # A removed topic cannot be subscribed to; its subscription expires.
-            self._sent_positions = {t: p for t, p in self._sent_positions.items() if t in positions}
-            self._subscribe(
-                {t: p for t, p in positions.items() if self._sent_positions.get(t) != p}
-            )
-        self._pinging.start()
+            self._positions = {t: p for t, p in self._positions.items() if t in positions}
+            self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
+        self._keep_alive.start()
 
     def _ping(self) -> None:
         with self._lock:
             # If a topic of a pattern is gone, the others must still be renewed.
             found = self.ask().topics
-            self._subscribe({t: p for t, p in self._sent_positions.items() if t in found})
+            self._subscribe({t: p for t, p in self._positions.items() if t in found})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:
@@ -190,17 +183,15 @@ class TopicSubscription:
         options = self._options
         names, ids = list(positions), list(positions.values())
         answer = self._database.ask(_SUBSCRIBE, (options.client, names, ids, options.timeout))
-        self._sent_positions.update(positions)
+        self._positions.update(positions)
         self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
     def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
         """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
             if last > max(positions[topic], self._lost.get(topic, 0)):
-                _report(
-                    offsets.gone(topic, positions[topic], last, self._options.timeout),
-                    self._options,
-                )
+                error = offsets.messages_gone(topic, positions[topic], last, self._options.timeout)
+                _report(error, self._options)
                 self._lost[topic] = last
 
 
@@ -329,11 +320,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for range_ in ranges:
             topic = found.topics.get(range_.topic)
             if topic is None:
-                _report(offsets.vanished(range_.topic, range_.low), self._options)
+                _report(offsets.topic_gone(range_.topic, range_.low), self._options)
             elif topic.removed <= range_.low:
                 continue
             elif range_.is_checked:
-                error = offsets.gone(range_.topic, range_.low, topic.removed, self._options.timeout)
+                error = offsets.messages_gone(
+                    range_.topic, range_.low, topic.removed, self._options.timeout
+                )
                 _report(error, self._options)
             if is_resumed:
                 raise ReadBroken(

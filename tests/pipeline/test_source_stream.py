@@ -399,7 +399,7 @@ def test_a_read_that_had_new_rows_since_waits_again(
     source.end_sessions()
     while sum(batch.num_rows for batch in read) < 20:
         read.append(next(batches))
-    later = database.monotonic() + database.PATIENCE.total_seconds()
+    later = database.monotonic() + database.OUTAGE_TIMEOUT.total_seconds()
     monkeypatch.setattr(database, "monotonic", lambda: later)
     source.end_sessions()
     assert bodies_of([*read, *batches]) == bodies

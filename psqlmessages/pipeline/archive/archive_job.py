@@ -16,7 +16,7 @@ from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import marks, store
 from psqlmessages.pipeline.archive.log import ArchiveError
 from psqlmessages.pipeline.archive.store import Archive
-from psqlmessages.pipeline.database import NO_PATIENCE, Database
+from psqlmessages.pipeline.database import NO_RETRY, Database
 from psqlmessages.pipeline.errors import MessagesGone
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ArchiveJob:
 
         def watch() -> None:
             # Do not retry here if the database is down: the query retries, and logs it.
-            with closing(Database({}, NO_PATIENCE)) as database:
+            with closing(Database({}, NO_RETRY)) as database:
                 while not over.wait(_POLL_SECONDS):
                     if self._is_changed(database, topics):
                         changed.set()

@@ -288,8 +288,8 @@ class ArchiveLog:
             # After a long pause (the machine slept), the next entry may have been deleted already.
             self.load()
         self._refreshed_at = time()
-        while (text := self._entry(self.version + 1)) is not None:
-            self._advance(ArchiveLogEntry.of(text))
+        while (entry := self._entry(self.version + 1)) is not None:
+            self._advance(entry)
 
     def commit(self, entry: ArchiveLogEntry) -> bool:
         """Add an entry and move its files; return False if another process added an entry first."""
@@ -312,14 +312,14 @@ class ArchiveLog:
         present = self.folder.names(_LOG)
         snapshots = [int(name[1:-5]) for name in present if name[0] == "s"]
         if snapshots:
-            self._fold(ArchiveLogEntry.of(self.folder.read(_snapshot(max(snapshots)))))
+            self._fold(ArchiveLogEntry.of(self.folder.read(_name(max(snapshots), "s"))))
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return
         # Before a process adds an entry, it finishes the others: only the last can be incomplete.
         last = self._entry(self.version) if self.version >= 0 else None
         if last is not None:
-            self._apply(ArchiveLogEntry.of(last))
+            self._apply(last)
         self.refresh()
 
     def _advance(self, entry: ArchiveLogEntry) -> None:
@@ -357,9 +357,10 @@ class ArchiveLog:
         if self._entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 
-    def _entry(self, version: int) -> str | None:
+    def _entry(self, version: int) -> ArchiveLogEntry | None:
         name = _name(version)
-        return self.folder.read(name) if self.folder.exists(name) else None
+        exists = self.folder.exists(name)
+        return ArchiveLogEntry.of(self.folder.read(name)) if exists else None
 
     def _shorten(self) -> None:
         """Write a snapshot, and delete the entries in it that are over a day old.
@@ -369,16 +370,12 @@ class ArchiveLog:
         whole = ArchiveLogEntry(
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster
         )
-        self.folder.create(_snapshot(self.version), whole.as_json())
+        self.folder.create(_name(self.version, "s"), whole.as_json())
         before = time() - _DAY_SECONDS
         for name, changed_at in self.folder.names(_LOG).items():
             if int(name.lstrip("s")[:-5]) < self.version and changed_at < before:
                 self.folder.delete(f"{_LOG}/{name}")
 
 
-def _name(version: int) -> str:
-    return f"{_LOG}/{version:020}.json"
-
-
-def _snapshot(version: int) -> str:
-    return f"{_LOG}/s{version:020}.json"
+def _name(version: int, prefix: str = "") -> str:
+    return f"{_LOG}/{prefix}{version:020}.json"

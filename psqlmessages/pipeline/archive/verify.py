@@ -8,6 +8,7 @@ its own data.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -173,11 +174,9 @@ def _archived(archive: Archive, bounds: Mapping[str, _Range]) -> dict[str, dict[
         .agg(sf.count("*").alias("rows"), sf.expr(_IN_FILES).alias("checksum"))
         .collect()
     )
-    sums: dict[str, dict[int, Checksum]] = {}
+    sums: dict[str, dict[int, Checksum]] = defaultdict(dict)
     for row in rows:
-        sums.setdefault(row["topic"], {})[row["place"]] = Checksum(
-            row["rows"], int(row["checksum"])
-        )
+        sums[row.topic][row.place] = Checksum(row.rows, int(row.checksum))
     return sums
 
 
