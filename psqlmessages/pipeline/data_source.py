@@ -5,13 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns
@@ -27,7 +21,7 @@ from psqlmessages.pipeline.topic_source import (
 _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-class MessagesSource(DataSource):
+class MessagesSource(datasource.DataSource):
     """Reads and writes topics and queues. Options: those of SourceOptions and of the sink."""
 
     @classmethod
@@ -39,7 +33,7 @@ class MessagesSource(DataSource):
         """Return all columns; raises OptionRefused."""
         return columns.TOPIC if SourceOptions.of(self.options).queue is None else columns.QUEUE
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of ``spark.read``."""
         options = SourceOptions.of(self.options)
         if options.queue is not None:
@@ -47,18 +41,18 @@ class MessagesSource(DataSource):
         reader = FilteredTopicBatchReader if _is_asked_for_filters() else TopicBatchReader
         return reader(options, schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802
         """Return the reader of ``spark.readStream``."""
         options = SourceOptions.of(self.options)
         if options.queue is not None:
             return QueueStreamReader(options, schema)
         return TopicStreamReader(options, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> MessagesWriter:
         """Return the writer of ``df.write``."""
         return MessagesWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MessagesStreamWriter:  # noqa: N802
         """Return the writer of ``df.writeStream``."""
         return MessagesStreamWriter(self.options, schema, overwrite=overwrite)
 

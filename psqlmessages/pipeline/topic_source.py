@@ -324,9 +324,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif topic.removed <= range_.low:
                 continue
             elif range_.is_checked:
-                error = offsets.messages_gone(
-                    range_.topic, range_.low, topic.removed, self._options.timeout
-                )
+                timeout = self._options.timeout
+                error = offsets.messages_gone(topic.name, range_.low, topic.removed, timeout)
                 _report(error, self._options)
             if is_resumed:
                 raise ReadBroken(

@@ -26,8 +26,6 @@ _PLACES: Final = 10_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
-Moment = int | datetime
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
@@ -65,7 +63,9 @@ def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[in
         yield number + 1, len(plan.ends)
 
 
-def plan_between(wanted: ReplayPlan, begin: Moment | None, end: Moment | None) -> ReplayPlan:
+def plan_between(
+    wanted: ReplayPlan, begin: int | datetime | None, end: int | datetime | None
+) -> ReplayPlan:
     """Add a range of ids or times to a plan, both inclusive; None means no limit."""
     if isinstance(begin, datetime):
         wanted = replace(wanted, since=begin.isoformat())

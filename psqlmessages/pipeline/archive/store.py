@@ -31,7 +31,7 @@ from psqlmessages.pipeline.archive.log import (
 from psqlmessages.pipeline.spark_session import configured
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
 # Bodies may have 64 MB. The vectorized reader puts 4,096 of them into one array of at most 2 GB.
 _ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
 # By default, 100 rows would be buffered before their size is checked.
-_LOOKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
+_SIZE_CHECKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
 # By default Spark writes times as INT96, which few other readers support and none can filter by.
 _TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
@@ -108,13 +108,14 @@ class Archive:
         with self.staged(self._fresh(batch)) as files:
             if guard is not None:
                 guard()
-            while files and all(
-                file.first > self.log.positions.get(file.topic, 0) for file in files
-            ):
-                if self.log.commit(ArchiveLogEntry(add=files, positions=_ends(files))):
+            if not files:
+                return True
+            ends = {file.topic: file.last for file in sorted(files, key=lambda file: file.last)}
+            while all(file.first > self.log.positions.get(file.topic, 0) for file in files):
+                if self.log.commit(ArchiveLogEntry(add=files, positions=ends)):
                     return True
                 self.log.refresh()
-        return not files
+        return False
 
     def retry_reads(self, read: Callable[[], T]) -> T:
         """Call ``read``, which reads files; repeat it if another process has compacted them."""
@@ -166,12 +167,17 @@ class Archive:
 
     def _stage(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
         target = self.log.folder.address(staging)
+        # As ``log.key``.
+        key = sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
+        # The day in UTC, independent of the session's time zone.
+        days = sf.floor(sf.unix_micros("published_at") / _MICROSECONDS_A_DAY).cast("int")
+        date_ = sf.date_from_unix_date(days).cast("string")
         with configured(rows.sparkSession, _TIMESTAMPS):
             (
-                rows.select(*COLUMNS, _key().alias("key"), _date().alias("date"))
+                rows.select(*COLUMNS, key.alias("key"), date_.alias("date"))
                 .sortWithinPartitions("key", "date", "id")
                 .write.partitionBy("key", "date")
-                .options(compression="zstd", **_LOOKS)
+                .options(compression="zstd", **_SIZE_CHECKS)
                 .parquet(target)
             )
         if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
@@ -203,24 +209,6 @@ class Archive:
         known = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "passed"))
         found = batch.join(sf.broadcast(known), "topic", "left")
         return found.where(sf.col("passed").isNull() | (sf.col("id") > sf.col("passed")))
-
-
-def _ends(files: Iterable[ArchiveFile]) -> Mapping[str, int]:
-    ends: dict[str, int] = {}
-    for file in files:
-        ends[file.topic] = max(file.last, ends.get(file.topic, 0))
-    return ends
-
-
-def _key() -> Column:
-    """Return the column that equals ``log.key`` of the topic."""
-    return sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
-
-
-def _date() -> Column:
-    """Return the day of a message in UTC, independent of the session's time zone."""
-    days = sf.floor(sf.unix_micros("published_at") / sf.lit(_MICROSECONDS_A_DAY))
-    return sf.date_from_unix_date(days.cast("int")).cast("string")
 
 
 # Compaction: merge many small files of one topic and day into few large ones, in one log entry.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS: Final = 0.02
 
-Record = Callable[[int, Sequence[TaskCounts]], object]
-
 
 class SparkExchanges:
     """Runs exchanges in a Spark session, in parallel ``tasks`` (default: the number of cores).
@@ -41,7 +39,7 @@ class SparkExchanges:
     def __init__(
         self,
         spark: SparkSession,
-        record: Record,
+        record: Callable[[int, Sequence[TaskCounts]], object],
         *,
         tasks: int | None = None,
         span: float = 5.0,

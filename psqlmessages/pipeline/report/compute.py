@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
+from psqlmessages.pipeline.archive.store import Archive
 from psqlmessages.pipeline.report.contents import DRAWN, Period, ReportFigures, TrafficAmount
 
 if TYPE_CHECKING:
@@ -79,14 +80,10 @@ def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> Rep
 
 
 def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
-    from psqlmessages.pipeline.archive.store import Archive
-
     rows = Archive.opened(spark, root).rows()
-    matches = sf.lit(False)
-    for name in (each.strip() for each in topics.split(",")):
-        is_pattern = name.endswith("*")
-        column = sf.col("topic")
-        matches |= column.startswith(name[:-1]) if is_pattern else column == name
+    matches, topic = sf.lit(False), sf.col("topic")
+    for name in map(str.strip, topics.split(",")):
+        matches |= topic.startswith(name[:-1]) if name.endswith("*") else topic == name
     return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
 
 
