@@ -69,11 +69,8 @@ def fitted(
             column = pa.repeat(value, batch.num_rows)
         else:
             column = next(read)
-        if column.type == field.type:
-            columns.append(column)
-            continue
         try:
-            columns.append(column.cast(field.type))
+            columns.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
             raise ColumnRefused(
                 f"cannot cast column {field.name} to {field.type}: {error}"

@@ -55,7 +55,10 @@ def driver_folder() -> Path:
     parent = shared_by_own_processes()
     lock = _lock(parent / LOCK)
     try:
-        sweep(parent)
+        for other in parent.glob(f"{DRIVER}*"):
+            if _is_dead(other):
+                # A Java process that is just exiting may delete files at the same time: no error.
+                shutil.rmtree(other, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=DRIVER, dir=parent))
         _lock(folder / LOCK)
     finally:
@@ -67,15 +70,6 @@ def _lock(path: Path) -> int:
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
-
-
-def sweep(parent: Path) -> list[Path]:
-    """Delete the folders of dead processes under ``parent``, and return them."""
-    dead = [folder for folder in parent.glob(f"{DRIVER}*") if _is_dead(folder)]
-    for folder in dead:
-        # A Java process that is just exiting may delete files at the same time: no error.
-        shutil.rmtree(folder, ignore_errors=True)
-    return dead
 
 
 def _is_dead(folder: Path) -> bool:

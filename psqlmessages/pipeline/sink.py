@@ -61,9 +61,8 @@ def check(schema: types.StructType, known: Sequence[str]) -> None:
 
 
 def _check_type(name: str, kind: types.DataType) -> None:
-    if isinstance(kind, types.StringType) or (
-        name == "body" and isinstance(kind, types.BinaryType)
-    ):
+    allowed = types.StringType | types.BinaryType if name == "body" else types.StringType
+    if isinstance(kind, allowed):
         return
     problem = f"the column {name} is of type {kind.simpleString()}"
     if isinstance(kind, types.StructType | types.MapType | types.ArrayType | types.VariantType):

@@ -48,7 +48,15 @@ def figures(
         found = both.dropDuplicates(["topic", "id"])
         source = "all stored and archived messages"
     step = period.step()
-    messages = _measured(found, period, step).persist(StorageLevel.MEMORY_AND_DISK)
+    published_at, begin, end = sf.col("published_at"), *map(sf.lit, period)
+    at = sf.unix_seconds(published_at)
+    measured = found.where((published_at >= begin) & (published_at < end)).select(
+        "topic",
+        "sender",
+        (at - sf.pmod(at, sf.lit(step))).alias("at"),
+        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
+    )
+    messages = measured.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         return _of(spark, messages, step, f"{source}, read by Spark")
     finally:
@@ -85,18 +93,6 @@ def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
     for name in map(str.strip, topics.split(",")):
         matches |= topic.startswith(name[:-1]) if name.endswith("*") else topic == name
     return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
-
-
-def _measured(messages: DataFrame, period: Period, step: int) -> DataFrame:
-    at = sf.unix_seconds("published_at")
-    begin, end = (sf.lit(moment) for moment in period)
-    within = (sf.col("published_at") >= begin) & (sf.col("published_at") < end)
-    return messages.where(within).select(
-        "topic",
-        "sender",
-        (at - sf.pmod(at, sf.lit(step))).alias("at"),
-        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
-    )
 
 
 def _amount(row: Row) -> TrafficAmount:

@@ -149,7 +149,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) 
     head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in columns)
     body = ""
     for first, *cells in rows:
-        rest = zip(cells, kinds[1:], strict=True)
+        rest = zip(cells, kinds[1:], strict=False)
         others = "".join(f"<td{kind}>{cell}</td>" for cell, kind in rest)
         body += f'<tr><th scope="row">{first}</th>{others}</tr>'
     return f'<table class="list"><thead>{head}</thead><tbody>{body}</tbody></table>'
