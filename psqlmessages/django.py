@@ -20,8 +20,6 @@ from psqlmessages.client.queue_calls import (
     AckResult,
     Element,
     Headers,
-    acknowledge,
-    leases_of,
 )
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
@@ -38,7 +36,7 @@ from psqlmessages.orm import (
 )
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
-from psqlmessages.wire import EncodedBody, encode_many
+from psqlmessages.wire import encode_many
 
 __all__ = [
     "acall",
@@ -101,7 +99,7 @@ def send(
     receives them.
     """
     ident = own_ident(ident)
-    call = calls.topic_send_as(ident, topic, EncodedBody.of(body), token or "")
+    call = calls.topic_send_as(ident, topic, body, token or "")
     try:
         run(call, using)
     except NoListeners:
@@ -160,7 +158,7 @@ def publish(
     ``ident``. An error does not break the transaction.
     """
     ident = own_ident(ident)
-    call = stream_calls.publish(ident, topic, EncodedBody.of(body))
+    call = stream_calls.publish(ident, topic, body)
     return _publish(call, using, ident, topic, [body])
 
 
@@ -226,7 +224,7 @@ def push(  # noqa: PLR0913 - one option per property of the element
     call = queue_calls.push(
         own_ident(ident),
         queue,
-        EncodedBody.of(body),
+        body,
         headers=headers,
         mature=mature,
         delay=delay,
@@ -256,7 +254,7 @@ def push_many(  # noqa: PLR0913
     call = queue_calls.push_many(
         own_ident(ident),
         queue,
-        list(bodies),
+        bodies,
         headers=headers,
         mature=mature,
         delay=delay,
@@ -307,8 +305,7 @@ def commit(
     The result is False if a lease expired and another consumer has taken its element: roll back the
     writes for it. The result has the state of each element.
     """
-    call = queue_calls.commit(own_ident(ident), leases_of(elements))
-    return acknowledge(elements, run(call, using))
+    return run(queue_calls.commit(own_ident(ident), *elements), using)
 
 
 def rollback(
@@ -318,8 +315,7 @@ def rollback(
     using: str | None = None,
 ) -> AckResult:
     """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
-    call = queue_calls.rollback(own_ident(ident), leases_of(elements), delay)
-    return acknowledge(elements, run(call, using))
+    return run(queue_calls.rollback(own_ident(ident), *elements, delay=delay), using)
 
 
 def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:

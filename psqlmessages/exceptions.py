@@ -6,6 +6,7 @@ Numbers 57 to 59 come from the WebSocket relay.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 registry: dict[int, type[MessagesError]] = {}
@@ -15,7 +16,9 @@ class MessagesError(Exception):
     """Base of all errors of this package; used directly for unknown error numbers."""
 
     number: int | None = None
+    #: What to do; the names that ``_names`` finds in the text replace {ident}, {type} and {dest}.
     hint: ClassVar[str] = ""
+    _names: ClassVar[str] = ""
 
     def __init__(self, text: str, *, number: int | None = None) -> None:
         super().__init__(text)
@@ -31,13 +34,29 @@ class MessagesError(Exception):
 
     def __str__(self) -> str:
         numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
-        return f"{numbered} ({self.hint})" if self.hint else numbered
+        if not self._names:
+            return f"{numbered} ({self.hint})" if self.hint else numbered
+        found = re.fullmatch(self._names, self.text, re.DOTALL)
+        names = {
+            "ident": "NODE",
+            "type": "Topic",
+            "dest": "TOPIC",
+            **(found.groupdict() if found else {}),
+        }
+        quoted = {key: name.replace("'", "''") for key, name in names.items()}
+        return f"{numbered} ({self.hint.format(**quoted)})"
 
 
 def error_for(number: int, text: str) -> MessagesError:
     """Build the error of a number; an unknown number gives a plain :class:`MessagesError`."""
     error_class = registry.get(number)
     return error_class(text) if error_class else MessagesError(text, number=number)
+
+
+def _allowed_by(ident: str, type_: str, dest: str, mode: str) -> str:
+    columns = "(role, ident, type, dest, mode, timeout)"
+    values = f"('ROLE', '{ident}', '{type_}', '{dest}', '{mode}', 60)"
+    return f"an administrator allows it: INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
 
 
 class InvalidArgument(MessagesError):
@@ -97,7 +116,8 @@ class NotAuthorized(MessagesError):
 class DestinationNotAuthorized(NotAuthorized, number=2):
     """No rule lets this node use this destination with this type."""
 
-    hint = "an administrator can add a rule to messages.auth"
+    hint = _allowed_by("NODE", "{type}", "{dest}", "W")
+    _names = "cannot use (?P<type>.*) to (?P<dest>.*)"
 
 
 class ModeNotAuthorized(NotAuthorized, number=3):
@@ -109,7 +129,10 @@ class ModeNotAuthorized(NotAuthorized, number=3):
 class IdentNotAuthorized(NotAuthorized, number=5):
     """No rule lets this PostgreSQL role use this ident."""
 
-    hint = "an administrator can add a rule for this role and ident to messages.auth"
+    hint = "no rule names this node for this role; " + _allowed_by(
+        "{ident}", "Topic", "TOPIC", "RW"
+    )
+    _names = "there are no permissions for ident (?P<ident>.*)"
 
 
 class NotListening(NotAuthorized, number=11):
@@ -145,6 +168,9 @@ class NotExistent(MessagesError):
 class TopicNotExistent(NotExistent, number=9):
     """No rule and no topic row names this topic."""
 
+    hint = "no rule names this topic; " + _allowed_by("NODE", "Topic", "{dest}", "RW")
+    _names = "Topic (?P<dest>.*) is not existent"
+
 
 class MessageNotExistent(NotExistent, number=13):
     """The large body is unknown, removed, or not for this node (all answer the same)."""
@@ -152,6 +178,9 @@ class MessageNotExistent(NotExistent, number=13):
 
 class IdentNotExistent(NotExistent, number=16):
     """No rule names the recipient."""
+
+    hint = "no rule names this node; " + _allowed_by("{ident}", "Topic", "TOPIC", "RW")
+    _names = "Client (?P<ident>.*) don't exist"
 
 
 class AskerNotExistent(NotExistent, number=19):
@@ -182,6 +211,11 @@ class Unreachable(MessagesError):
 
 class NoListeners(Unreachable, number=10):
     """The topic has no listener."""
+
+    hint = "start a node that listens, or use a stream or a queue, which store; " + _allowed_by(
+        "NODE", "Topic", "{dest}", "R"
+    )
+    _names = "cannot listeners for Topic (?P<dest>.*)"
 
 
 class NotConnected(Unreachable, number=17):

@@ -213,11 +213,11 @@ def _as_text(element: Element) -> str:
 
 
 def _commit(arguments: Namespace) -> int:
-    return _acknowledge(arguments, queue_calls.commit(arguments.client, arguments.leases))
+    return _acknowledge(arguments, queue_calls.commit(arguments.client, *arguments.leases))
 
 
 def _rollback(arguments: Namespace) -> int:
-    call = queue_calls.rollback(arguments.client, arguments.leases, arguments.delay)
+    call = queue_calls.rollback(arguments.client, *arguments.leases, delay=arguments.delay)
     return _acknowledge(arguments, call)
 
 

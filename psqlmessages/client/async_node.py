@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
-from math import inf
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
-import psycopg
-
-from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.async_node_queues import AsyncQueueConsumer, AsyncQueueMethods
+from psqlmessages.client import calls, queue_calls, stream_calls
+from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
-from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.handlers import TopicHandlers, wants_reply
-from psqlmessages.client.messages import RPC, Message
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
+from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.pending_calls import PendingCall
-from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
+from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -31,11 +25,10 @@ from psqlmessages.client.subscription import (
     SubscriptionReader,
 )
 from psqlmessages.client.transactions import drive_async
-from psqlmessages.exceptions import CallTimeout, InvalidArgument, MessagesError
-from psqlmessages.wire import EncodedBody
+from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
-class AsyncNode(AsyncQueueMethods, TopicHandlers):
+class AsyncNode(NodeBase):
     """A named sender and receiver of messages; ``async with`` registers and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
@@ -43,13 +36,10 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
-        super().__init__()
         options = options or Options()
-        self.ident = ident
-        self._state = NodeState(ident, options)
+        super().__init__(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
-        self._taker = AsyncQueueConsumer(self._session, self._state)
-        self._stream_poll_interval = options.stream_poll_interval
+        self._consumer = AsyncQueueConsumer(self._session, self._state)
         self._least_timeout = options.probe_timeout
 
     # Opening and closing
@@ -58,12 +48,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def open(self) -> None:
@@ -74,7 +59,7 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """Deregister, disconnect and end all waits immediately."""
         try:
             self._session.stop()
-            await self._taker.finish()
+            await self._consumer.finish()
         finally:
             await self._session.close()
 
@@ -82,121 +67,43 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         """See :meth:`Node.stop`; not awaited, callable from any thread and from signal handlers."""
         self._session.stop()
 
-    @property
-    def is_healthy(self) -> bool:
-        """See :attr:`Node.is_healthy`."""
-        return self._state.is_healthy(monotonic())
-
-    @property
-    def counters(self) -> NodeCounters:
-        """See :attr:`Node.counters`."""
-        return self._state.counters
-
-    @property
-    def channel(self) -> str:
-        """See :attr:`Node.channel`."""
-        return self._state.channel
-
     # Functions of the SQL core
+
+    deinit = async_method(calls.deinit)
+    crash = async_method(calls.crash)
+    use = async_method(calls.use)
+    topic_auth = async_method(calls.topic_auth)
+    topic_status = async_method(calls.topic_status)
+    topic_notify = async_method(calls.topic_notify)
+    topic_unnotify = async_method(calls.topic_unnotify)
+    topic_listen = async_method(calls.topic_listen)
+    topic_unlisten = async_method(calls.topic_unlisten)
+    topic_observe = async_method(calls.topic_observe)
+    topic_unobserve = async_method(calls.topic_unobserve)
+    topic_send = async_method(calls.topic_send)
+    topic_send_many = async_method(calls.topic_send_many)
+    topic_send_as = async_method(calls.topic_send_as)
+    rpc = async_method(calls.rpc)
+    audience = async_method(calls.audience)
+    evaluate = async_method(calls.evaluate)
 
     async def init(self, ident: str) -> None:
         """See :meth:`Node.init`."""
         await self._session.run(calls.init(ident))
 
-    async def deinit(self, ident: str) -> bool:
-        """See :meth:`Node.deinit`."""
-        return await self._session.run(calls.deinit(ident))
-
-    async def crash(self, ident: str) -> bool:
-        """See :meth:`Node.crash`."""
-        return await self._session.run(calls.crash(ident))
-
-    async def use(self, ident: str) -> None:
-        """See :meth:`Node.use`; it applies to all tasks that share the node."""
-        await self._session.run(calls.use(ident))
-
-    async def topic_auth(self, topic: str) -> TopicNodes:
-        """See :meth:`Node.topic_auth`."""
-        return await self._session.run(calls.topic_auth(topic))
-
-    async def topic_status(self, topic: str) -> TopicNodes:
-        """See :meth:`Node.topic_status`."""
-        return await self._session.run(calls.topic_status(topic))
-
-    async def topic_notify(self, topic: str) -> bool:
-        """See :meth:`Node.topic_notify`."""
-        return await self._session.run(calls.topic_notify(topic))
-
-    async def topic_unnotify(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unnotify`."""
-        return await self._session.run(calls.topic_unnotify(topic))
-
-    async def topic_listen(self, topic: str) -> bool:
-        """See :meth:`Node.topic_listen`."""
-        return await self._session.run(calls.topic_listen(topic))
-
-    async def topic_unlisten(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unlisten`."""
-        return await self._session.run(calls.topic_unlisten(topic))
-
-    async def topic_observe(self, topic: str) -> bool:
-        """See :meth:`Node.topic_observe`."""
-        return await self._session.run(calls.topic_observe(topic))
-
-    async def topic_unobserve(self, topic: str) -> bool:
-        """See :meth:`Node.topic_unobserve`."""
-        return await self._session.run(calls.topic_unobserve(topic))
-
-    async def topic_send(self, topic: str, body: Any, token: str = "") -> None:
-        """See :meth:`Node.topic_send`."""
-        await self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
-
-    async def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
-        """See :meth:`Node.topic_send_many`."""
-        return await self._session.run(calls.topic_send_many(topic, list(bodies), token))
-
-    async def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
-        """See :meth:`Node.topic_send_as`."""
-        await self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
-
-    async def rpc(self, node: str, token: str, body: Any) -> None:
-        """See :meth:`Node.rpc`."""
-        await self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
-
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        try:
-            await self._session.run(
-                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
-            )
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The caller still needs an answer: allow reply_error.
-            message.is_answered = False
-            raise
+        await self._session.drive(self._state.reply(message, body))
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
         await self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
-    async def audience(self, event: str) -> list[str]:
-        """See :meth:`Node.audience`."""
-        return await self._session.run(calls.audience(event))
-
-    async def evaluate(self) -> int:
-        """See :meth:`Node.evaluate`."""
-        return await self._session.run(calls.evaluate())
-
     # Streams
 
-    async def publish(self, topic: str, body: Any) -> Published:
-        """See :meth:`Node.publish`."""
-        return await self._session.run(
-            stream_calls.publish(self._acting, topic, EncodedBody.of(body))
-        )
-
-    async def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
-        """See :meth:`Node.publish_many`."""
-        return await self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+    publish = async_acting_method(stream_calls.publish)
+    publish_many = async_acting_method(stream_calls.publish_many)
+    subscription = async_acting_method(stream_calls.subscription)
 
     def subscribe(
         self,
@@ -207,70 +114,112 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         idle: timedelta | None = None,
     ) -> AsyncSubscription:
         """See :meth:`Node.subscribe`."""
-        place = SubscriptionKey.of(self._acting, topic, timeout)
-        reading = SubscriptionReader(
-            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
-        )
-        return AsyncSubscription(self._session, reading)
+        reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
+        return AsyncSubscription(self._session, reader)
 
     async def unsubscribe(self, topic: str) -> bool:
         """See :meth:`Node.unsubscribe`."""
         self._state.wakes.end(self._acting, topic)
         return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    async def subscription(self, topic: str) -> SubscriptionState:
-        """See :meth:`Node.subscription`."""
-        return await self._session.run(stream_calls.subscription(self._acting, topic))
-
-    async def wait_published(
-        self,
-        topic: str,
-        timeout: timedelta = DEFAULT_WAIT,  # noqa: ASYNC109
-    ) -> bool:
+    async def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
-        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
-        wakes.are_wanted = True
-        await self._session.wait(lambda: wakes.is_new(topic), deadline)
-        return wakes.take(topic)
+        return await self._session.drive(self._state.wait_published(topic, timeout))
+
+    # Queues
+
+    push = async_acting_method(queue_calls.push)
+    push_many = async_acting_method(queue_calls.push_many)
+    commit = async_acting_method(queue_calls.commit)
+    rollback = async_acting_method(queue_calls.rollback)
+    release = async_acting_method(queue_calls.release)
+    remove = async_acting_method(queue_calls.remove)
+    pause = async_acting_method(queue_calls.pause)
+    resume = async_acting_method(queue_calls.resume)
+    drain = async_acting_method(queue_calls.drain)
+    sizes = async_acting_method(queue_calls.sizes)
+
+    async def pop(
+        self, queue: str, count: int = 1, *, timeout: timedelta | None = None
+    ) -> list[Element]:
+        """See :meth:`Node.pop`; a cancelled call takes nothing.
+
+        It reserves the elements and commits them in the background. If the program dies in between,
+        they are delivered again after two minutes.
+        """
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count)
+        elements = await self._consumer.take(ident, queue, statement, timeout)
+        self._consumer.remove(ident, elements)
+        for element in elements:
+            element.lease = ""
+        return elements
+
+    async def reserve(
+        self,
+        queue: str,
+        count: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        *,
+        timeout: timedelta | None = None,
+    ) -> list[Element]:
+        """See :meth:`Node.reserve`; a cancelled call releases its elements."""
+        ident = self._acting
+        statement = queue_calls.reserve(ident, queue, count, duration)
+        return await self._consumer.take(ident, queue, statement, timeout)
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
+    ) -> AsyncIterator[Element]:
+        """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
+        leased = self._consumer.new_batch(self._acting, queue, duration, group)
+        timeout = FOREVER if idle is None else idle
+        try:
+            while not self._state.is_stopped:
+                leased.add(await self.reserve(queue, batch, duration, timeout=timeout))
+                if leased.is_empty:
+                    return
+                while (element := await self._session.drive(leased.next())) is not None:
+                    yield element
+        except NodeClosed:
+            if not self._state.is_stopped:
+                raise
+        finally:
+            self._consumer.put_back(leased)
 
     # RPC
 
-    # The signatures equal those of Node, so the timeout is a parameter.
-    async def call(
-        self,
-        node: str,
-        body: Any,
-        *,
-        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
-    ) -> Any:
+    async def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
         """See :meth:`Node.call`."""
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
         with self._state.asking(node, came.set) as pending:
             await self._put(self.rpc(node, pending.token, body), timeout)
-            pending.was_put()
+            pending.was_sent()
             answer = await self._next_answer(pending, came, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
         return answer.body
 
     async def call_topic(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        timeout: timedelta = DEFAULT_CALL_TIMEOUT,  # noqa: ASYNC109
+        self, topic: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT
     ) -> AsyncIterator[Message]:
         """See :meth:`Node.call_topic`."""
         deadline = monotonic() + timeout.total_seconds()
         came = asyncio.Event()
         with self._state.asking("", came.set) as pending:
             await self._put(self.topic_send(topic, body, pending.token), timeout)
-            pending.was_put()
+            pending.was_sent()
             while (answer := await self._next_answer(pending, came, deadline)) is not None:
                 yield answer
 
-    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:  # noqa: ASYNC109
+    async def _put(self, question: Awaitable[None], timeout: timedelta) -> None:
         """Send a question; the server has at least ``probe_timeout`` to accept it."""
         seconds = max(timeout, self._least_timeout).total_seconds()
         try:
@@ -289,31 +238,15 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
                     await came.wait()
             except TimeoutError:
                 return None
-        notification = pending.answers.popleft()
-        if isinstance(notification, MessagesError):
-            raise notification
-        return self._state.answer(notification, await self._text(notification), self)
+        return await self._session.drive(self._state.next_answer(pending, self))
 
     # Receiving
 
-    async def messages(
-        self,
-        timeout: timedelta | None = None,  # noqa: ASYNC109
-    ) -> AsyncIterator[Message]:
+    async def messages(self, timeout: timedelta | None = None) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
-        deadline = inf
-        while not self._session.is_stopped:
-            if not self._state.inbox:
-                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                await self._session.wait(lambda: self._state.inbox, deadline)
-            if self._session.is_stopped or not (notification := self._state.take()):
-                if monotonic() >= deadline:
-                    return
-                continue
-            self._session.on_taken()
-            message = await self._complete(notification)
-            if message is not None:
-                yield message
+        session, state = self._session, self._state
+        while (message := await session.drive(state.next_message(timeout, self))) is not None:
+            yield message
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
@@ -323,56 +256,9 @@ class AsyncNode(AsyncQueueMethods, TopicHandlers):
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
         async for message in self.messages():
-            await self._handle(message)
-
-    async def _handle(self, message: Message) -> None:
-        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
-        for handler in self.matching(message):
-            failure = ""
-            try:
-                answer = handler(message)
-                if inspect.isawaitable(answer):
-                    answer = await answer
-            except (Exception, asyncio.CancelledError) as error:
-                if _is_ending(error):
-                    raise
-                failure = self._state.handler_failed(message, error)
-                continue
-            if wants_reply(message, answer):
-                await self._answer(message, answer)
-        if failure and message.wants_answer and not message.is_answered:
-            await self._answer_failure(message, failure)
-
-    async def _answer(self, message: Message, answer: Any) -> None:
-        try:
-            await message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-            await self._answer_failure(message, "the answer could not be sent")
-        except MessagesError as error:
-            self._state.reply_failed(message, error)
-
-    async def _answer_failure(self, message: Message, reason: str) -> None:
-        try:
-            await message.reply_error(reason)
-        except (MessagesError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-
-    async def _complete(self, notification: Notification) -> Message | None:
-        try:
-            text = await self._text(notification)
-        except (MessagesError, psycopg.Error) as error:
-            return self._state.without_body(notification, error, self)
-        return self._state.message(notification, text, self)
-
-    async def _text(self, notification: Notification) -> str | None:
-        if not notification.is_kept:
-            return notification.text
-        return await drive_async(text_of(notification, self._state), self._session.run)
+            await drive_async(self.handling(message, self._state), _run_action)
 
 
-def _is_ending(error: BaseException) -> bool:
-    """Return whether an error cancels the running task, and not only what a handler awaited."""
-    task = asyncio.current_task()
-    is_cancelled = isinstance(error, asyncio.CancelledError)
-    return is_cancelled and (task is None or task.cancelling() > 0)
+async def _run_action(action: Callable[[], Any]) -> Any:
+    result = action()
+    return await result if inspect.isawaitable(result) else result

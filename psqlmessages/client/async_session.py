@@ -20,12 +20,14 @@ from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import TransactionCall, drive_async, transact_async
-from psqlmessages.exceptions import (
-    ConnectionLost,
-    MessagesError,
-    NodeClosed,
+from psqlmessages.client.transactions import (
+    Steps,
+    TransactionCall,
+    Wait,
+    drive_async,
+    transact_async,
 )
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
 # Calls that tasks wait for, and which of them share a round trip. No I/O.
 
@@ -52,38 +54,28 @@ class QueuedCall:
             self.future.set_result(result)
 
 
-class CallQueue:
+class CallQueue(deque[QueuedCall]):
     """The queue of a node's calls, oldest first."""
-
-    def __init__(self) -> None:
-        self._queue: deque[QueuedCall] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
-
-    def add(self, order: QueuedCall) -> None:
-        """Queue a call."""
-        self._queue.append(order)
 
     def first_deadline(self, otherwise: float) -> float:
         """Return the deadline of the oldest call, or ``otherwise`` if the queue is empty."""
-        return self._queue[0].deadline if self._queue else otherwise
+        return self[0].deadline if self else otherwise
 
     def take_batch(self) -> list[QueuedCall]:
         """Take the oldest call; if it is a send, also take the calls after it with the same SQL."""
-        batch, characters = [self._queue.popleft()], 0
-        while self._queue and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
-            following = self._queue[0].call
+        batch, characters = [self.popleft()], 0
+        while self and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
+            following = self[0].call
             characters += following.weight
             if following.sql != batch[0].call.sql or characters > _BATCH_CHARACTERS:
                 break
-            batch.append(self._queue.popleft())
+            batch.append(self.popleft())
         return [order for order in batch if not order.future.done()]
 
     def fail_until(self, now: float, error: BaseException) -> None:
         """Fail the calls whose deadline has passed."""
-        while self._queue and self._queue[0].deadline <= now:
-            self._queue.popleft().fail(error)
+        while self and self[0].deadline <= now:
+            self.popleft().fail(error)
 
 
 T = TypeVar("T")
@@ -101,21 +93,21 @@ class AsyncNodeSession:
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
-        self._dialer = Connector(conninfo, options.answer_timeout)
+        self._connector = Connector(conninfo, options.answer_timeout)
         self._state = state
+        state.on_taken = self.on_taken
         self._options = options
         self._connection: AsyncConnection | None = None
-        self._inlet: NotificationBuffer | None = None
+        self._buffer: NotificationBuffer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
-        self._orders = CallQueue()
-        self._waiting: set[asyncio.Future[None]] = set()
-        self._kick = asyncio.Event()
+        self._queue = CallQueue()
+        self._waiting: set[asyncio.Event] = set()
+        self._wakeup = asyncio.Event()
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._is_polled = False
         self._is_closing = False
-        self.is_stopped = False
         self.is_closed = False
 
     # Opening and closing
@@ -132,16 +124,16 @@ class AsyncNodeSession:
 
     def stop(self) -> None:
         """End all waits immediately; callable from any thread and from signal handlers."""
-        self.is_stopped = True
+        self._state.is_stopped = True
         if self._loop is not None:
             # A closed loop has no waiting tasks.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._stopped)
 
     def _stopped(self) -> None:
-        self._tell()
-        self._kick.set()
-        self._state.stopped()
+        self._wake_waiters()
+        self._wakeup.set()
+        self._state.on_stopped()
 
     async def close(self) -> None:
         """Stop, deregister and disconnect."""
@@ -162,7 +154,7 @@ class AsyncNodeSession:
             return
         if self._connection is None:
             self._worker.cancel()
-        self._kick.set()
+        self._wakeup.set()
         _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
         while unfinished:
             # A cancelled psycopg call first waits until the server has cancelled the query.
@@ -182,7 +174,7 @@ class AsyncNodeSession:
 
     async def _disconnect(self) -> None:
         self.is_closed = True
-        self._orders.fail_until(inf, NodeClosed(f"node {self._state.ident} was closed"))
+        self._queue.fail_until(inf, NodeClosed(f"node {self._state.ident} was closed"))
         if self._worker is not None:
             self._worker.cancel()
         connection, self._connection = self._connection, None
@@ -207,62 +199,66 @@ class AsyncNodeSession:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        self._orders.add(QueuedCall(call, future, deadline))
-        self._kick.set()
+        self._queue.append(QueuedCall(call, future, deadline))
+        self._wakeup.set()
         return future
 
     async def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped."""
         loop = asyncio.get_running_loop()
-        while not (is_ready() or self.is_stopped):
-            future: asyncio.Future[None] = loop.create_future()
-            self._waiting.add(future)
+        while not (is_ready() or self._state.is_stopped):
+            woken = asyncio.Event()
+            self._waiting.add(woken)
             # Even a wait of 0 seconds lasts one turn of the worker, so that it reads once.
             seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
             if not seconds and self._connection is None:
                 # Without a connection the worker reads nothing: wait 1 ms instead.
                 seconds = _AWAY_SECONDS
-            timer = loop.call_later(seconds, self._expire, future) if seconds else None
+            timer = loop.call_later(seconds, woken.set) if seconds else None
             self._is_polled = self._is_polled or not seconds
-            self._kick.set()
+            self._wakeup.set()
             try:
-                await future
+                await woken.wait()
             finally:
-                self._waiting.discard(future)
+                self._waiting.discard(woken)
                 if timer is not None:
                     timer.cancel()
             if monotonic() >= deadline:
                 return
 
+    async def drive(self, steps: Steps[T]) -> T:
+        """Run the calls and waits that a generator yields; return its result."""
+        return await drive_async(steps, self._run_step)
+
+    async def _run_step(self, step: Call[Any] | Wait) -> Any:
+        if isinstance(step, Wait):
+            return await self.wait(step.is_ready, step.deadline)
+        return await self.run(step)
+
     def on_taken(self, number: int = 1) -> None:
         """Resume reading if the inbox was full before ``number`` messages were taken."""
         limit = self._options.inbox_limit
         if limit - number <= len(self._state.inbox) < limit:
-            self._kick.set()
+            self._wakeup.set()
 
-    @staticmethod
-    def _expire(future: asyncio.Future[None]) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    def _tell(self) -> None:
-        for future in self._waiting:
-            self._expire(future)
+    def _wake_waiters(self) -> None:
+        for woken in self._waiting:
+            woken.set()
 
     # The task that owns the connection
 
     async def _work(self) -> None:
         while not self._is_closing:
             try:
-                await self._turn()
+                await self._run_once()
             except Exception as error:  # noqa: BLE001 - logged; the node goes on
                 logger.exception("%s: unexpected error", self._state.ident)
                 await self._drop_connection(error)
                 self._state.backoff.failed(monotonic())
 
-    async def _turn(self) -> None:
+    async def _run_once(self) -> None:
         if self._connection is None:
-            await self._be_away()
+            await self._reconnect()
         else:
             await self._use_connection(await self._poll())
 
@@ -272,21 +268,21 @@ class AsyncNodeSession:
             await self._drop_connection("the inbox is far over its limit")
         if not self._wants_to_read():
             # Each query reads all pending notifications, so a full inbox also delays heartbeats.
-            self._take_in()
+            self._process_notifications()
             return monotonic() + _FULL_SECONDS
         await self._read_now()
-        await self._do_what_is_due()
+        await self._run_due_calls()
         return self._state.heartbeat.next_at()
 
     async def _use_connection(self, until: float) -> None:
         if (connection := self._connection) is None:
             return
-        if not self._orders:
+        if not self._queue:
             await self._pause(until, connection)
             return
-        batch = self._orders.take_batch()
+        batch = self._queue.take_batch()
         try:
-            await self._carry(connection, batch)
+            await self._send_batch(connection, batch)
         except asyncio.CancelledError:
             # ``close`` cancels this task after waiting 5 seconds for the answer.
             await self._failed(batch, NodeClosed(f"node {self._state.ident} was closed"))
@@ -298,67 +294,59 @@ class AsyncNodeSession:
 
     async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
         """Wait for a queued call, a wake-up, the given time, or something to read."""
-        if self._kick.is_set():
-            self._kick.clear()
+        if self._wakeup.is_set():
+            self._wakeup.clear()
             return
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(max(0.0, until - monotonic()), self._kick.set)
+        timer = loop.call_later(max(0.0, until - monotonic()), self._wakeup.set)
         is_reading = connection is not None and self._wants_to_read()
         descriptor = connection.fileno() if connection is not None else -1
         if is_reading:
-            loop.add_reader(descriptor, self._kick.set)
+            loop.add_reader(descriptor, self._wakeup.set)
         try:
-            await self._kick.wait()
+            await self._wakeup.wait()
         finally:
             timer.cancel()
             if is_reading:
                 loop.remove_reader(descriptor)
-        self._kick.clear()
+        self._wakeup.clear()
 
     async def _read_now(self) -> None:
-        if self._inlet is None:
+        if self._buffer is None:
             return
         try:
-            self._inlet.read()
+            self._buffer.read()
         except psycopg.OperationalError as error:
             await self._drop_connection(error)
-        self._take_in()
+        self._process_notifications()
 
-    def _take_in(self) -> None:
-        arrived = self._inlet.take() if self._inlet is not None else []
+    def _process_notifications(self) -> None:
+        arrived = self._buffer.take() if self._buffer is not None else []
         if arrived:
             self._state.heartbeat.on_received(monotonic())
         for channel, payload in arrived:
             self._state.feed(channel, payload)
         if arrived or self._is_polled:
             self._is_polled = False
-            self._tell()
+            self._wake_waiters()
 
-    async def _do_what_is_due(self) -> None:
-        heartbeat, now = self._state.heartbeat, monotonic()
+    async def _run_due_calls(self) -> None:
         if (connection := self._connection) is None:
             return
-        if not self._state.registration.idents:
-            heartbeat.rest(now)
-        if heartbeat.is_overdue(now):
-            await self._drop_connection("a probe of its own channel got no echo")
-            return
-        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.evaluation_due(now) else []
-        if (payload := heartbeat.probe_due(now)) is not None:
-            due.append(calls.probe(self._state.channel, payload))
+        now = monotonic()
         try:
-            with connection.within(heartbeat.patience):
-                for call in due:
+            with connection.within(self._state.heartbeat.answer_seconds):
+                for call in self._state.due_calls(now):
                     await self._ask(connection, call)
         except ConnectionLost as error:
             await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
             self._state.evaluation_failed(error, now)
-        self._take_in()
+        self._process_notifications()
 
     # Queued calls
 
-    async def _carry(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
+    async def _send_batch(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
         self._state.counters.calls += len(batch)
         try:
             answers = await self._execute(connection, [order.call for order in batch])
@@ -366,7 +354,7 @@ class AsyncNodeSession:
             if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
                 # The batch was one transaction, which was rolled back: run each call in its own.
                 for order in batch:
-                    await self._carry(connection, [order])
+                    await self._send_batch(connection, [order])
                 return
             await self._failed(
                 batch, calls.translate_error(error, is_broken=is_broken(connection, error))
@@ -375,11 +363,11 @@ class AsyncNodeSession:
             await self._failed(batch, error)
         else:
             if batch and batch[0].call.is_after_events:
-                self._take_in()
+                self._process_notifications()
             for order, answer in zip(batch, answers, strict=True):
                 self._acknowledge(order, answer)
         finally:
-            self._take_in()
+            self._process_notifications()
 
     async def _failed(self, batch: list[QueuedCall], error: Exception) -> None:
         for order in batch:
@@ -419,21 +407,21 @@ class AsyncNodeSession:
 
     # Connecting
 
-    async def _be_away(self) -> None:
+    async def _reconnect(self) -> None:
         now = monotonic()
         error = ConnectionLost(f"node {self._state.ident} is not connected")
-        self._orders.fail_until(now, error)
+        self._queue.fail_until(now, error)
         until = self._state.backoff.next_at
         if until > now:
-            await self._pause(min(until, self._orders.first_deadline(until)))
+            await self._pause(min(until, self._queue.first_deadline(until)))
             return
         try:
             await self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._state.could_not_return(error, monotonic())
+            self._state.on_reconnect_failed(error, monotonic())
 
     async def _connect(self) -> None:
-        connection = await self._dialer.connect_async()
+        connection = await self._connector.connect_async()
         buffer = NotificationBuffer(connection.pgconn)
         try:
             await drive_async(self._state.opening(), partial(self._ask, connection))
@@ -442,14 +430,14 @@ class AsyncNodeSession:
         except BaseException:
             await connection.close()
             raise
-        self._connection, self._inlet = connection, buffer
+        self._connection, self._buffer = connection, buffer
         self._state.on_connected(monotonic())
-        self._take_in()
-        self._tell()
+        self._process_notifications()
+        self._wake_waiters()
 
     async def _drop_connection(self, reason: object) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
         self._state.on_connection_lost(reason, monotonic())
-        self._tell()
+        self._wake_waiters()

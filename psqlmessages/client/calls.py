@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -17,13 +17,7 @@ from psqlmessages.exceptions import (
     NotInstalled,
     error_for,
 )
-from psqlmessages.wire import (
-    EncodedBody,
-    MalformedPayload,
-    Payload,
-    encode_many,
-    parse,
-)
+from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_many, parse
 
 T = TypeVar("T")
 
@@ -144,11 +138,13 @@ def _nothing(answer: Any) -> None:
     raise_for_error(answer)
 
 
-def _is_new(answer: Any) -> bool:
+def is_new(answer: Any) -> bool:
+    """Return whether a call changed something; raise the error of its answer."""
     return not raise_for_error(answer).get("Already")
 
 
-def _channel(answer: Any) -> str:
+def channel_of(answer: Any) -> str:
+    """Return the channel that ``init`` or ``connect_stream`` answered."""
     return str(raise_for_error(answer)["Channel"])
 
 
@@ -157,7 +153,8 @@ def _topic_nodes(answer: Any) -> TopicNodes:
     return TopicNodes(tuple(answer["Notifiers"]), tuple(answer["Listeners"]))
 
 
-def _payload(text: Any) -> Payload:
+def payload_of(text: Any) -> Payload:
+    """Parse an answer of ``get_data``."""
     try:
         payload = parse(str(text))
     except MalformedPayload as error:
@@ -188,7 +185,7 @@ def _opened(row: Any) -> BackendInfo:
 
 def _opened_as(row: Any) -> tuple[BackendInfo, str]:
     pid, clock, answer = str(row).split("|", 2)
-    return BackendInfo(int(pid), clock), _channel(json.loads(answer))
+    return BackendInfo(int(pid), clock), channel_of(json.loads(answer))
 
 
 def _setting(synchronous_commit: bool) -> str:
@@ -214,106 +211,105 @@ def probe(channel: str, payload: str) -> Call[None]:
 
 def init(ident: str) -> Call[str]:
     """Register a node; the result is the session's channel."""
-    return Call("SELECT messages.init(%s)", check_names(ident), _channel, ("init", ident))
+    return Call("SELECT messages.init(%s)", check_names(ident), channel_of, ("init", ident))
 
 
 def deinit(ident: str) -> Call[bool]:
-    return Call("SELECT messages.deinit(%s)", check_names(ident), _is_new, ("deinit", ident))
+    """Deregister a node; return False if it was not registered."""
+    return Call("SELECT messages.deinit(%s)", check_names(ident), is_new, ("deinit", ident))
 
 
 def crash(ident: str) -> Call[bool]:
     """Deregister a node whose program is gone; other nodes receive a crash event."""
-    return Call("SELECT messages.crash(%s)", check_names(ident), _is_new, ("deinit", ident))
+    return Call("SELECT messages.crash(%s)", check_names(ident), is_new, ("deinit", ident))
 
 
 def use(ident: str) -> Call[None]:
+    """Choose the node that acts in the calls that follow, of all threads and tasks."""
     return Call("SELECT messages.use(%s)", check_names(ident), _nothing, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
+    """Return the nodes that may send to a topic and that may listen to it."""
     return Call("SELECT messages.topic_auth(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_status(topic: str) -> Call[TopicNodes]:
+    """Return the nodes that send to a topic and that listen to it now."""
     return Call("SELECT messages.topic_status(%s)", check_names(topic), _topic_nodes)
 
 
 def topic_notify(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_notify(%s)", check_names(topic), _is_new, ("topic_notify", topic)
-    )
+    """Register as a sender of a topic; return False if the node was one."""
+    return _membership("topic_notify", topic)
 
 
 def topic_unnotify(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unnotify(%s)", check_names(topic), _is_new, ("topic_unnotify", topic)
-    )
+    """Undo topic_notify; return False if the node was no sender."""
+    return _membership("topic_unnotify", topic)
 
 
 def topic_listen(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_listen(%s)", check_names(topic), _is_new, ("topic_listen", topic)
-    )
+    """Receive the messages of a topic from now on; return False if the node did already."""
+    return _membership("topic_listen", topic)
 
 
 def topic_unlisten(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unlisten(%s)", check_names(topic), _is_new, ("topic_unlisten", topic)
-    )
+    """Undo topic_listen; return False if the node did not listen."""
+    return _membership("topic_unlisten", topic)
 
 
 def topic_observe(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_observe(%s)", check_names(topic), _is_new, ("topic_observe", topic)
-    )
+    """Receive messages and events of a topic or pattern, without counting as a listener."""
+    return _membership("topic_observe", topic)
 
 
 def topic_unobserve(topic: str) -> Call[bool]:
-    return Call(
-        "SELECT messages.topic_unobserve(%s)",
-        check_names(topic),
-        _is_new,
-        ("topic_unobserve", topic),
-    )
+    """Undo topic_observe; return False if the node did not observe."""
+    return _membership("topic_unobserve", topic)
 
 
-def topic_send(topic: str, body: EncodedBody, token: str = "") -> Call[None]:
-    return Call(
+def _membership(function: str, topic: str) -> Call[bool]:
+    sql = f"SELECT messages.{function}(%s)"
+    return Call(sql, check_names(topic), is_new, (function, topic))
+
+
+def _send(sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _nothing) -> Call[Any]:
+    return Call(sql, params, read, is_send=True, is_hot=True)
+
+
+def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
+    """Send a body to every listener; with a token, they may answer."""
+    encoded = EncodedBody.of(body)
+    return _send(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
-        (*check_names(topic), body.text, _token(token), body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
+        (*check_names(topic), encoded.text, _token(token), encoded.enc),
     )
 
 
-def topic_send_many(topic: str, bodies: Sequence[Any], token: str = "") -> Call[int]:
-    """Send many values in one call; the result is their number."""
+def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[int]:
+    """Send many bodies in one call and one transaction; return their number."""
     texts, enc = encode_many(list(bodies))
     # Binary arrays: psycopg's text arrays are ten times slower (measured).
-    return Call(
+    return _send(
         "SELECT messages.topic_send_many(%s, %b, %s, %s)",
         (*check_names(topic), texts, _token(token), enc),
         lambda answer: int(raise_for_error(answer)["Count"]),
-        is_send=True,
-        is_hot=True,
     )
 
 
-def topic_send_as(ident: str, topic: str, body: EncodedBody, token: str = "") -> Call[None]:
-    """Send as a node that needs no session; works on any connection."""
-    return Call(
+def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[None]:
+    """Send as a node that does not need to be registered."""
+    encoded = EncodedBody.of(body)
+    return _send(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
-        (*check_names(ident, topic), body.text, _token(token), body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
+        (*check_names(ident, topic), encoded.text, _token(token), encoded.enc),
     )
 
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a large body; ``message`` is the payload as received."""
-    return Call("SELECT messages.get_data(%s)", check_names(message), _payload, is_hot=True)
+    return Call("SELECT messages.get_data(%s)", check_names(message), payload_of, is_hot=True)
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
@@ -336,46 +332,40 @@ def _texts(answers: Any) -> list[str | None]:
         begin = answers.index("\n", place) + 1
         place = begin + int(answers[place : begin - 1])
         try:
-            texts.append(_payload(answers[begin:place]).text)
+            texts.append(payload_of(answers[begin:place]).text)
         except MessagesError:
             texts.append(None)
     return texts
 
 
-def rpc(node: str, token: str, body: EncodedBody) -> Call[None]:
-    return Call(
+def rpc(node: str, token: str, body: Any) -> Call[None]:
+    """Send to a node without waiting; its answer arrives as a message with this token."""
+    encoded = EncodedBody.of(body)
+    return _send(
         "SELECT messages.rpc(%s, %s, %s, %s)",
-        (*check_names(node, token), body.text, body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
+        (*check_names(node, token), encoded.text, encoded.enc),
     )
 
 
-def return_(node: str, token: str, body: EncodedBody) -> Call[None]:
+def return_(node: str, token: str, body: Any) -> Call[None]:
     """Answer ``node``; ``token`` is the one received."""
-    return Call(
+    encoded = EncodedBody.of(body)
+    return _send(
         "SELECT messages.return(%s, %s, %s, %s)",
-        (*check_names(node, token), body.text, body.enc),
-        _nothing,
-        is_send=True,
-        is_hot=True,
+        (*check_names(node, token), encoded.text, encoded.enc),
     )
 
 
 def return_error(node: str, token: str, reason: str) -> Call[None]:
     """Answer ``node`` that its request failed."""
-    return Call(
+    return _send(
         "SELECT messages.return_error(%s, %s, %s)",
         (*check_names(node, token), EncodedBody.of(reason).text),
-        _nothing,
-        is_send=True,
-        is_hot=True,
     )
 
 
 def audience(event: str) -> Call[list[str]]:
-    """Return the nodes of this session that may receive an event; ``event`` is its payload."""
+    """Return the nodes of this connection that may receive an event, given its payload."""
     return Call(
         "SELECT messages.audience(%s)",
         check_names(event),
@@ -384,7 +374,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping when this call commits; the result is the number of events it will send."""
+    """Run housekeeping when this call commits; return the number of events it will send."""
     return Call(
         "SELECT messages.evaluate()",
         (),

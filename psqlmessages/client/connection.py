@@ -10,7 +10,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -192,6 +192,12 @@ _ENDS = ("FATAL", "PANIC")
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
+# After this long without a call, look whether the server has closed the connection: several times,
+# as its last data, such as a FATAL message, may arrive before the end of the stream.
+STALE_SECONDS = 1.0
+STALE_READS = 3
+
+
 class AnswerTimeout(psycopg.OperationalError):
     """The server did not answer in time; the connection is unusable."""
 
@@ -304,10 +310,14 @@ class Waker:
         self._sockets = None
 
 
-class AnswerTimeoutMixin:
-    """Time limit of a connection for answers."""
+class HotCallsMixin:
+    """Prepared statements of a connection, and its time limit for answers."""
 
     answer_seconds = 60.0
+
+    @cached_property
+    def _statements(self) -> PreparedStatements:
+        return PreparedStatements()
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
@@ -319,38 +329,28 @@ class AnswerTimeoutMixin:
             self.answer_seconds = usual
 
 
-class Connection(AnswerTimeoutMixin, psycopg.Connection[tuple[Any, ...]]):
+class Connection(HotCallsMixin, psycopg.Connection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`Node`."""
-
-    _hot_calls: PreparedStatements | None = None
 
     def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
         """Run a prepared statement that returns one row of JSON or text; raise psycopg's errors."""
-        if self._hot_calls is None:
-            self._hot_calls = PreparedStatements()
-        return self.wait(self._hot_calls.ask(self.pgconn, sql, params))
+        return self.wait(self._statements.ask(self.pgconn, sql, params))
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Run a psycopg generator, as each psycopg method does, with a time limit."""
         return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
 
 
-class AsyncConnection(AnswerTimeoutMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
+class AsyncConnection(HotCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`AsyncNode`."""
-
-    _hot_calls: PreparedStatements | None = None
 
     async def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
         """See :meth:`Connection.ask`."""
-        if self._hot_calls is None:
-            self._hot_calls = PreparedStatements()
-        return await self.wait(self._hot_calls.ask(self.pgconn, sql, params))
+        return await self.wait(self._statements.ask(self.pgconn, sql, params))
 
     async def ask_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run a prepared statement for many rows of parameters, in one transaction."""
-        if self._hot_calls is None:
-            self._hot_calls = PreparedStatements()
-        return await self.wait(self._hot_calls.ask_many(self.pgconn, sql, rows))
+        return await self.wait(self._statements.ask_many(self.pgconn, sql, rows))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""

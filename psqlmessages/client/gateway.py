@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from functools import partial
 from math import inf
+from operator import itemgetter
 from time import monotonic
 from typing import Any, Final, TypeVar
 
@@ -15,10 +17,10 @@ from psqlmessages.client import calls, gateway_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import BackendInfo, Call
 from psqlmessages.client.gateway_calls import CHANGES, FUNCTIONS, REGISTRATIONS, Answer
-from psqlmessages.client.messages import CONNECTION_LOST, SYS
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification
+from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
+from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import Options, conninfo
-from psqlmessages.client.registration import Registration
+from psqlmessages.client.registration import ENDS, Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
 from psqlmessages.retry import LEAST_SECONDS, LockWaitBudget
 
@@ -26,7 +28,6 @@ from psqlmessages.retry import LEAST_SECONDS, LockWaitBudget
 
 T = TypeVar("T")
 Script = Generator[Call[Any], Any, T]
-Join = tuple[str, str, str]
 
 # Registrations per transaction, which blocks rule changes for a fraction of a second.
 _CHUNK: Final = 50
@@ -37,11 +38,7 @@ _RETURNING_SECONDS: Final = 5.0
 _OVERRUN: Final = 4
 _BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
-_ENDED_BY: Final = {
-    "topic_listen": "topic_unlisten",
-    "topic_notify": "topic_unnotify",
-    "topic_observe": "topic_unobserve",
-}
+_ENDED_BY: Final = {begun: ended for ended, begun in ENDS.items()}
 
 
 class GatewayState(NodeState):
@@ -106,14 +103,16 @@ class GatewayState(NodeState):
     def opening(self) -> Script[None]:
         """Yield the calls that restore all registrations on a new connection; take answers."""
         self._backends.append(
-            (yield calls.backend_info(synchronous_commit=self._synchronous_commit))
+            (yield calls.backend_info(synchronous_commit=self.options.synchronous_commit))
         )
         del self._backends[:-_BACKENDS]
         self._returning = LockWaitBudget(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
         if self.registration.idents:
             yield from self._end_earlier_session()
         for chunk in _chunks(self.registration.idents):
-            answers = yield from self._each(_init_many, chunk, str)
+            answers = yield from self._each(
+                partial(gateway_calls.register_many, "init"), chunk, str
+            )
             for ident, answer in zip(chunk, answers, strict=True):
                 yield from self._returned(ident, answer)
         yield from self._join_again()
@@ -150,7 +149,7 @@ class GatewayState(NodeState):
         observed = [join for join in joins if join[1] == "topic_observe"]
         others = [join for join in joins if join[1] != "topic_observe"]
         for chunk in (*_chunks(others), *([join] for join in observed)):
-            answers = yield from self._each(gateway_calls.join_many, chunk, _topic_of)
+            answers = yield from self._each(gateway_calls.join_many, chunk, itemgetter(2))
             for (ident, function, topic), answer in zip(chunk, answers, strict=True):
                 if answer["Err"] != "0" and self.registration.has(ident, function, topic):
                     self._end(ident, function, topic, answer)
@@ -195,14 +194,6 @@ class GatewayState(NodeState):
         self._ended.append(Notification({**header, "Nodes": [ident]}, None, ""))
 
 
-def _init_many(idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
-    return gateway_calls.register_many("init", idents, seconds)
-
-
-def _topic_of(join: Join) -> str:
-    return join[2]
-
-
 def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), _CHUNK):
         yield values[start : start + _CHUNK]
@@ -244,7 +235,7 @@ class Gateway:
     @property
     def is_closed(self) -> bool:
         """Whether the gateway is closed or closing; it does not reconnect then."""
-        return self._session.is_stopped
+        return self._state.is_stopped
 
     @property
     def echo_seconds(self) -> float | None:
@@ -339,7 +330,7 @@ class Gateway:
         each registration that could not be restored.
         """
         inbox: Any = self._state.inbox
-        while not self._session.is_stopped:
+        while not self._state.is_stopped:
             await self._session.wait(lambda: inbox, inf)
             batch = [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
             self._taken += len(batch)

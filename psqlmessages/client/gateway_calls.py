@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.calls import Call, check_names, payload_of, raise_for_error
 from psqlmessages.client.registration import ENDS, MAKERS
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.retry import MOST_SECONDS
-from psqlmessages.wire import MalformedPayload, parse
 
 Answer = dict[str, Any]
 
@@ -132,8 +131,5 @@ def _answers(number: int) -> Callable[[Any], list[Answer]]:
 
 
 def _data(answer: Any) -> Answer:
-    try:
-        payload = parse(str(answer))
-    except MalformedPayload as error:
-        raise MessagesError(f"unexpected answer of get_data: {error}") from None
-    return {**raise_for_error(payload.header), "Body": payload.text}
+    payload = payload_of(answer)
+    return {**payload.header, "Body": payload.text}

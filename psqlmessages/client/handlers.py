@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from asyncio import CancelledError
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, TypeVar, overload
 
+import psycopg
+
 from psqlmessages.client.messages import RPC, SYS, TOPIC, Message
+from psqlmessages.client.node_state import NodeState
+from psqlmessages.exceptions import InvalidArgument, MessagesError
 
 Handler = Callable[[Message], Any]
+# Functions to call, which may return awaitables; a driver sends their results to the generator.
+Actions = Generator[Callable[[], Any], Any, None]
 F = TypeVar("F", bound=Handler)
 
 
@@ -72,6 +80,38 @@ class TopicHandlers:
             yield from self._on_rpc
         elif message.type == SYS:
             yield from (h for events, h in self._on_event if not events or message.event in events)
+
+    def handling(self, message: Message, state: NodeState) -> Actions:
+        """Call the handlers of a message and send their answers, or why there is none."""
+        failure = f"{state.ident} has no handler for this" if message.type == RPC else ""
+        for handler in self.matching(message):
+            failure = ""
+            try:
+                answer = yield partial(handler, message)
+            except (Exception, CancelledError) as error:  # noqa: BLE001 - logged and counted
+                failure = state.handler_failed(message, error)
+                continue
+            if wants_reply(message, answer):
+                yield from _answer(message, answer, state)
+        if failure and message.wants_answer and not message.is_answered:
+            yield from _refuse(message, failure, state)
+
+
+def _answer(message: Message, answer: Any, state: NodeState) -> Actions:
+    try:
+        yield partial(message.reply, answer)
+    except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
+        state.reply_failed(message, error)
+        yield from _refuse(message, "the answer could not be sent", state)
+    except MessagesError as error:
+        state.reply_failed(message, error)
+
+
+def _refuse(message: Message, reason: str, state: NodeState) -> Actions:
+    try:
+        yield partial(message.reply_error, reason)
+    except (MessagesError, psycopg.Error) as error:
+        state.reply_failed(message, error)
 
 
 def matches(pattern: str, name: str) -> bool:

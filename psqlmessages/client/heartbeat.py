@@ -23,7 +23,7 @@ class Heartbeat:
         self._probe_timeout = options.probe_timeout.total_seconds()
         # Time limit of housekeeping and probes. With the pause before it, a loss is found within
         # probe_interval + probe_timeout, as by a probe.
-        self.patience = max(
+        self.answer_seconds = max(
             self._probe_timeout,
             self._probe_interval + self._probe_timeout - self._evaluate_interval,
         )

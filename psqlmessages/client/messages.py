@@ -1,14 +1,16 @@
-"""Messages that a node receives, and the cache of parsed headers."""
+"""Messages that a node receives: notifications, their headers, and answers of pending calls."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from psqlmessages.client.heartbeat import PROBE
-from psqlmessages.exceptions import MessagesError
+from psqlmessages.exceptions import CalleeGone, MessagesError
 from psqlmessages.wire import MalformedPayload
 
 RPC = "Rpc"
@@ -80,6 +82,70 @@ class Message:
             raise ValueError("cannot answer this message: its sender gave no token")
         self.is_answered = True
         return self.replier
+
+
+@dataclass(slots=True)
+class Notification:
+    """A notification: its header, the text of its body if included, and the whole payload.
+
+    ``fetched`` is the text of a large body, once it was fetched.
+    """
+
+    header: dict[str, Any]
+    text: str | None
+    payload: str
+    away: timedelta | None = None
+    fetched: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the body is too large for a notification and must be fetched."""
+        return "Dkey" in self.header
+
+
+@dataclass(slots=True)
+class PendingCall:
+    """A call that waits for its answers: notifications, or the error that ends the wait."""
+
+    token: str
+    callee: str
+    on_answer: Callable[[], object]
+    answers: deque[Notification | MessagesError] = field(default_factory=deque)
+    _is_sent: bool = False
+    _end: MessagesError | None = None
+
+    def add(self, answer: Notification | MessagesError) -> None:
+        """Add an answer and wake the caller."""
+        self.answers.append(answer)
+        self.on_answer()
+
+    def on_event(self, event: str) -> None:
+        """Record an event of the callee.
+
+        Events that are read before the call is sent may be old, so only the last one counts.
+        """
+        if event == "connect" and isinstance(self._end, CalleeGone):
+            self._end = None
+        elif event in ("crash", "disconnect"):
+            self.on_ended(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
+
+    def on_ended(self, error: MessagesError) -> None:
+        """End the wait because the callee or the connection is lost, but only if it was sent."""
+        self._end = error
+        # Set the error first: another thread may send the call at this moment.
+        if self._is_sent:
+            self.add(error)
+
+    def on_connected(self) -> None:
+        """Record a new connection; for a call not yet sent, earlier events do not matter."""
+        if not self._is_sent:
+            self._end = None
+
+    def was_sent(self) -> None:
+        """Record that the call was sent; from now on, events of the callee end the wait."""
+        self._is_sent = True
+        if self._end is not None:
+            self.add(self._end)
 
 
 # Header cache: the headers of one sender and topic are parsed once.

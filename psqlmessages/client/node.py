@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from math import inf
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
-import psycopg
-
-from psqlmessages.client import calls, stream_calls
-from psqlmessages.client.calls import TopicNodes
-from psqlmessages.client.handlers import TopicHandlers, wants_reply
-from psqlmessages.client.messages import RPC, Message
-from psqlmessages.client.node_queues import QueueMethods
-from psqlmessages.client.node_state import NodeCounters, NodeState, Notification, text_of
+from psqlmessages.client import calls, queue_calls, stream_calls
+from psqlmessages.client.messages import Message, PendingCall
+from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
-from psqlmessages.client.pending_calls import PendingCall
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
+from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER, LeasedBatch, QueuePoller
 from psqlmessages.client.session import NodeSession
-from psqlmessages.client.stream_calls import Published, SubscriptionKey, SubscriptionState
 from psqlmessages.client.subscription import (
     DEFAULT_ROWS,
     DEFAULT_TIMEOUT,
@@ -28,17 +21,11 @@ from psqlmessages.client.subscription import (
     Subscription,
     SubscriptionReader,
 )
-from psqlmessages.client.transactions import drive
-from psqlmessages.exceptions import (
-    CallTimeout,
-    InvalidArgument,
-    MessagesError,
-    NodeClosed,
-)
-from psqlmessages.wire import EncodedBody
+from psqlmessages.client.transactions import SqlStatement, drive
+from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
-class Node(QueueMethods, TopicHandlers):
+class Node(NodeBase):
     """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
     If the connection is lost, the node reconnects and then yields the local event "reconnected".
@@ -46,12 +33,9 @@ class Node(QueueMethods, TopicHandlers):
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
-        super().__init__()
         options = options or Options()
-        self.ident = ident
-        self._state = NodeState(ident, options)
+        super().__init__(ident, options)
         self._session = NodeSession(conninfo(dsn, ident), self._state, options)
-        self._stream_poll_interval = options.stream_poll_interval
 
     # Opening and closing
 
@@ -59,12 +43,7 @@ class Node(QueueMethods, TopicHandlers):
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:
@@ -79,119 +58,43 @@ class Node(QueueMethods, TopicHandlers):
         """End ``messages``, ``run`` and ``call`` immediately; sending works until ``close``."""
         self._session.stop()
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether the node is connected, according to its last probe and calls."""
-        return self._state.is_healthy(monotonic())
-
-    @property
-    def counters(self) -> NodeCounters:
-        """Counters since the node was created."""
-        return self._state.counters
-
-    @property
-    def channel(self) -> str:
-        """The channel on which PostgreSQL notifies this session."""
-        return self._state.channel
-
     # Functions of the SQL core
+
+    deinit = method(calls.deinit)
+    crash = method(calls.crash)
+    use = method(calls.use)
+    topic_auth = method(calls.topic_auth)
+    topic_status = method(calls.topic_status)
+    topic_notify = method(calls.topic_notify)
+    topic_unnotify = method(calls.topic_unnotify)
+    topic_listen = method(calls.topic_listen)
+    topic_unlisten = method(calls.topic_unlisten)
+    topic_observe = method(calls.topic_observe)
+    topic_unobserve = method(calls.topic_unobserve)
+    topic_send = method(calls.topic_send)
+    topic_send_many = method(calls.topic_send_many)
+    topic_send_as = method(calls.topic_send_as)
+    rpc = method(calls.rpc)
+    audience = method(calls.audience)
+    evaluate = method(calls.evaluate)
 
     def init(self, ident: str) -> None:
         """Register another node on this connection; it acts in the calls that follow."""
         self._session.run(calls.init(ident))
 
-    def deinit(self, ident: str) -> bool:
-        """Deregister a node; return False if it was not registered."""
-        return self._session.run(calls.deinit(ident))
-
-    def crash(self, ident: str) -> bool:
-        """Deregister a node whose program is gone; other nodes receive a crash event."""
-        return self._session.run(calls.crash(ident))
-
-    def use(self, ident: str) -> None:
-        """Choose the node of this connection that acts in the calls that follow."""
-        self._session.run(calls.use(ident))
-
-    def topic_auth(self, topic: str) -> TopicNodes:
-        """Return the nodes that may send to a topic and that may listen to it."""
-        return self._session.run(calls.topic_auth(topic))
-
-    def topic_status(self, topic: str) -> TopicNodes:
-        """Return the nodes that send to a topic and that listen to it now."""
-        return self._session.run(calls.topic_status(topic))
-
-    def topic_notify(self, topic: str) -> bool:
-        """Register as a sender of a topic; return False if the node was one."""
-        return self._session.run(calls.topic_notify(topic))
-
-    def topic_unnotify(self, topic: str) -> bool:
-        """Undo topic_notify; return False if the node was no sender."""
-        return self._session.run(calls.topic_unnotify(topic))
-
-    def topic_listen(self, topic: str) -> bool:
-        """Receive the messages of a topic from now on; return False if the node did already."""
-        return self._session.run(calls.topic_listen(topic))
-
-    def topic_unlisten(self, topic: str) -> bool:
-        """Undo topic_listen; return False if the node did not listen."""
-        return self._session.run(calls.topic_unlisten(topic))
-
-    def topic_observe(self, topic: str) -> bool:
-        """Receive messages and events of a topic or pattern, without counting as a listener."""
-        return self._session.run(calls.topic_observe(topic))
-
-    def topic_unobserve(self, topic: str) -> bool:
-        """Undo topic_observe; return False if the node did not observe."""
-        return self._session.run(calls.topic_unobserve(topic))
-
-    def topic_send(self, topic: str, body: Any, token: str = "") -> None:
-        """Send a body to every listener; with a token, they may answer."""
-        self._session.run(calls.topic_send(topic, EncodedBody.of(body), token))
-
-    def topic_send_many(self, topic: str, bodies: Iterable[Any], token: str = "") -> int:
-        """Send many bodies in one call and one transaction; return their number."""
-        return self._session.run(calls.topic_send_many(topic, list(bodies), token))
-
-    def topic_send_as(self, ident: str, topic: str, body: Any, token: str = "") -> None:
-        """Send as a node that does not need to be registered."""
-        self._session.run(calls.topic_send_as(ident, topic, EncodedBody.of(body), token))
-
-    def rpc(self, node: str, token: str, body: Any) -> None:
-        """Send to a node without waiting; its answer arrives as a message with this token."""
-        self._session.run(calls.rpc(node, token, EncodedBody.of(body)))
-
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        try:
-            self._session.run(
-                calls.return_(message.sender, message.token or "", EncodedBody.of(body))
-            )
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The caller still needs an answer: allow reply_error.
-            message.is_answered = False
-            raise
+        self._session.drive(self._state.reply(message, body))
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
         self._session.run(calls.return_error(message.sender, message.token or "", reason))
 
-    def audience(self, event: str) -> list[str]:
-        """Return the nodes of this connection that may receive an event, given its payload."""
-        return self._session.run(calls.audience(event))
-
-    def evaluate(self) -> int:
-        """Run housekeeping when this call commits; return the number of events it will send."""
-        return self._session.run(calls.evaluate())
-
     # Streams
 
-    def publish(self, topic: str, body: Any) -> Published:
-        """Store a body for a topic's subscriptions, and send it to its listeners."""
-        return self._session.run(stream_calls.publish(self._acting, topic, EncodedBody.of(body)))
-
-    def publish_many(self, topic: str, bodies: Iterable[Any]) -> Published:
-        """Publish many bodies in one call and one transaction, in their order."""
-        return self._session.run(stream_calls.publish_many(self._acting, topic, list(bodies)))
+    publish = acting_method(stream_calls.publish)
+    publish_many = acting_method(stream_calls.publish_many)
+    subscription = acting_method(stream_calls.subscription)
 
     def subscribe(
         self,
@@ -207,39 +110,112 @@ class Node(QueueMethods, TopicHandlers):
         most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``, and if no
         message comes within ``idle``.
         """
-        place = SubscriptionKey.of(self._acting, topic, timeout)
-        reading = SubscriptionReader(
-            self._state, place, max_rows=max_rows, idle=idle, poll=self._stream_poll_interval
-        )
-        return Subscription(self._session, reading)
+        reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
+        return Subscription(self._session, reader)
 
     def unsubscribe(self, topic: str) -> bool:
         """End the subscription and all iterations over it; return False if there was none."""
         self._state.wakes.end(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
-    def subscription(self, topic: str) -> SubscriptionState:
-        """Return the state of the subscription; raise NotSubscribed if there is none."""
-        return self._session.run(stream_calls.subscription(self._acting, topic))
-
     def wait_published(self, topic: str, timeout: timedelta = DEFAULT_WAIT) -> bool:
         """Wait until a subscription should be read, for readers that use another connection.
 
         Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
         """
-        wakes, deadline = self._state.wakes, monotonic() + timeout.total_seconds()
-        wakes.are_wanted = True
-        self._session.wait(lambda: wakes.is_new(topic), deadline)
-        return wakes.take(topic)
+        return self._session.drive(self._state.wait_published(topic, timeout))
+
+    # Queues
+
+    push = acting_method(queue_calls.push)
+    push_many = acting_method(queue_calls.push_many)
+    commit = acting_method(queue_calls.commit)
+    rollback = acting_method(queue_calls.rollback)
+    release = acting_method(queue_calls.release)
+    remove = acting_method(queue_calls.remove)
+    pause = acting_method(queue_calls.pause)
+    resume = acting_method(queue_calls.resume)
+    drain = acting_method(queue_calls.drain)
+    sizes = acting_method(queue_calls.sizes)
+
+    def pop(self, queue: str, count: int = 1, *, timeout: timedelta | None = None) -> list[Element]:
+        """Take and remove up to ``count`` elements, oldest mature time first; maybe none.
+
+        With a timeout, wait that long for the first element. ``stop`` and ``close`` end the wait
+        with NodeClosed.
+        """
+        return self._take(queue, queue_calls.pop(self._acting, queue, count), timeout)
+
+    def reserve(
+        self,
+        queue: str,
+        count: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        *,
+        timeout: timedelta | None = None,
+    ) -> list[Element]:
+        """Take elements as ``pop`` does, but hide them; they return unless committed in time."""
+        statement = queue_calls.reserve(self._acting, queue, count, duration)
+        return self._take(queue, statement, timeout)
+
+    def consume(
+        self,
+        queue: str,
+        *,
+        batch: int = 1,
+        duration: timedelta = DEFAULT_DURATION,
+        idle: timedelta | None = None,
+        group: timedelta = DEFAULT_GROUP,
+    ) -> Iterator[Element]:
+        """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
+
+        Requesting the next element marks the previous one as done. Finished elements are committed
+        at the end of the batch, when ``group`` has passed since the first of them was yielded (at
+        most a tenth of ``duration``; zero: one commit per element), and when the loop is left. In
+        that case the current element is rolled back, with a delay of 1 s that doubles with each try
+        up to 5 minutes, and the unread elements of the batch are released. No lease is extended.
+        """
+        leased = LeasedBatch(self._state, self._acting, queue, duration, group)
+        timeout = FOREVER if idle is None else idle
+        try:
+            while not self._state.is_stopped:
+                leased.add(self.reserve(queue, batch, duration, timeout=timeout))
+                if leased.is_empty:
+                    return
+                while (element := self._session.drive(leased.next())) is not None:
+                    yield element
+        except NodeClosed:
+            # Without a server, finished elements are not committed: they return, as is logged.
+            if not self._state.is_stopped:
+                raise
+        finally:
+            self._session.drive(leased.put_back())
+
+    def _take(
+        self, queue: str, statement: SqlStatement, timeout: timedelta | None
+    ) -> list[Element]:
+        if not timeout:
+            return self._session.run(queue_calls.take(queue, statement))
+        taken: list[Element] = []
+        call = queue_calls.take_recorded(queue, statement, taken)
+        poller = QueuePoller(self._state, self._acting, queue, call, timeout, self._session.wake)
+        try:
+            return self._session.drive(poller.steps())
+        except BaseException:
+            # Ctrl-C came after the commit. Popped elements have no lease and are lost.
+            leased = LeasedBatch(self._state, self._acting, queue)
+            leased.add([element for element in taken if element.lease])
+            self._session.drive(leased.put_back())
+            raise
 
     # RPC
 
     def call(self, node: str, body: Any, *, timeout: timedelta = DEFAULT_CALL_TIMEOUT) -> Any:
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._state.asking(node, _nobody_to_tell) as pending:
-            self._session.run_within(timeout, calls.rpc(node, pending.token, EncodedBody.of(body)))
-            pending.was_put()
+        with self._state.asking(node) as pending:
+            self._session.run_within(timeout, calls.rpc(node, pending.token, body))
+            pending.was_sent()
             answer = self._next_answer(pending, deadline)
         if answer is None:
             raise CallTimeout(f"no answer from {node} within {timeout.total_seconds():g} s")
@@ -250,40 +226,28 @@ class Node(QueueMethods, TopicHandlers):
     ) -> Iterator[Message]:
         """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
         deadline = monotonic() + timeout.total_seconds()
-        with self._state.asking("", _nobody_to_tell) as pending:
-            question = calls.topic_send(topic, EncodedBody.of(body), pending.token)
+        with self._state.asking("") as pending:
+            question = calls.topic_send(topic, body, pending.token)
             self._session.run_within(timeout, question)
-            pending.was_put()
+            pending.was_sent()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 
     def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
         self._session.wait(lambda: pending.answers, deadline, is_asking=True)
-        if not pending.answers:
-            if self._session.is_stopped:
-                raise NodeClosed(f"node {self.ident} was stopped while it waited for an answer")
-            return None
-        notification = pending.answers.popleft()
-        if isinstance(notification, MessagesError):
-            raise notification
-        return self._state.answer(notification, self._text(notification), self)
+        if pending.answers:
+            return self._session.drive(self._state.next_answer(pending, self))
+        if self._state.is_stopped:
+            raise self._state.stopped_error("while it waited for an answer")
+        return None
 
     # Receiving
 
     def messages(self, timeout: timedelta | None = None) -> Iterator[Message]:
         """Yield messages as they come; end if none comes within ``timeout``, or at ``stop``."""
-        deadline = inf
-        while not self._session.is_stopped:
-            if not self._state.inbox:
-                deadline = monotonic() + timeout.total_seconds() if timeout is not None else inf
-                self._session.wait(lambda: self._state.inbox, deadline)
-            if self._session.is_stopped or not (notification := self._state.take()):
-                if monotonic() >= deadline:
-                    return
-                continue
-            message = self._complete(notification)
-            if message is not None:
-                yield message
+        session, state = self._session, self._state
+        while (message := session.drive(state.next_message(timeout, self))) is not None:
+            yield message
 
     def __iter__(self) -> Iterator[Message]:
         return self.messages()
@@ -293,49 +257,4 @@ class Node(QueueMethods, TopicHandlers):
         for topic in self.topics_to_listen():
             self.topic_listen(topic)
         for message in self.messages():
-            self._handle(message)
-
-    def _handle(self, message: Message) -> None:
-        failure = f"{self.ident} has no handler for this" if message.type == RPC else ""
-        for handler in self.matching(message):
-            failure = ""
-            try:
-                answer = handler(message)
-            except Exception as error:  # noqa: BLE001 - logged and counted
-                failure = self._state.handler_failed(message, error)
-                continue
-            if wants_reply(message, answer):
-                self._answer(message, answer)
-        if failure and message.wants_answer and not message.is_answered:
-            self._answer_failure(message, failure)
-
-    def _answer(self, message: Message, answer: Any) -> None:
-        try:
-            message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-            self._answer_failure(message, "the answer could not be sent")
-        except MessagesError as error:
-            self._state.reply_failed(message, error)
-
-    def _answer_failure(self, message: Message, reason: str) -> None:
-        try:
-            message.reply_error(reason)
-        except (MessagesError, psycopg.Error) as error:
-            self._state.reply_failed(message, error)
-
-    def _complete(self, notification: Notification) -> Message | None:
-        try:
-            text = self._text(notification)
-        except (MessagesError, psycopg.Error) as error:
-            return self._state.without_body(notification, error, self)
-        return self._state.message(notification, text, self)
-
-    def _text(self, notification: Notification) -> str | None:
-        if not notification.is_kept:
-            return notification.text
-        return drive(text_of(notification, self._state), self._session.run)
-
-
-def _nobody_to_tell() -> None:
-    """Do nothing: the waiting thread checks for answers."""
+            drive(self.handling(message, self._state), lambda action: action())

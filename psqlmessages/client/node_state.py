@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
+from math import inf
+from time import monotonic
 from typing import Any, Final
 
 import psycopg
@@ -25,18 +27,20 @@ from psqlmessages.client.messages import (
     TOPIC,
     HeaderCache,
     Message,
+    Notification,
+    PendingCall,
     Replier,
     check,
 )
 from psqlmessages.client.options import Options
-from psqlmessages.client.pending_calls import PendingCall
 from psqlmessages.client.registration import Registration
-from psqlmessages.client.transactions import Steps
+from psqlmessages.client.transactions import Steps, Wait
 from psqlmessages.client.wakeups import PUBLISHED, WaitLists, WakeupCounters
 from psqlmessages.exceptions import (
     CallFailed,
     ConnectionLost,
     IdentTaken,
+    InvalidArgument,
     MessagesError,
     NodeClosed,
     NotAuthorized,
@@ -76,30 +80,12 @@ _STABLE_SECONDS = 5.0
 _UNHEARD_EVENTS = 1_000
 
 
-@dataclass(slots=True)
-class Notification:
-    """A notification: its header, the text of its body if included, and the whole payload.
-
-    ``fetched`` is the text of a large body, once it was fetched.
-    """
-
-    header: dict[str, Any]
-    text: str | None
-    payload: str
-    away: timedelta | None = None
-    fetched: str | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the body is too large for a notification and must be fetched."""
-        return "Dkey" in self.header
-
-
 class NodeState:
     """State of a node between its connection and its caller."""
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
+        self.options = options
         self.registration = Registration(ident)
         self.heartbeat = Heartbeat(options)
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
@@ -112,7 +98,9 @@ class NodeState:
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
         self._opened_at = 0.0
-        self._synchronous_commit = options.synchronous_commit
+        self.is_stopped = False
+        # Called after a message was taken from the inbox.
+        self.on_taken: Callable[[], object] = lambda: None
         self._is_taking = False
         self._pending: dict[str, PendingCall] = {}
         # Distinguishes the tokens of our calls from tokens chosen by a caller of rpc.
@@ -166,9 +154,46 @@ class NodeState:
         """Take the oldest notification; None if there is none: another thread may have taken it."""
         self._is_taking = True
         try:
-            return self.inbox.popleft()
+            notification = self.inbox.popleft()
         except IndexError:
             return None
+        self.on_taken()
+        return notification
+
+    def next_message(self, timeout: timedelta | None, replier: Replier) -> Steps[Message | None]:
+        """Return the next message; None if none comes within ``timeout``, or at ``stop``."""
+        seconds = timeout.total_seconds() if timeout is not None else inf
+        while not self.is_stopped:
+            deadline = inf
+            if not self.inbox:
+                deadline = monotonic() + seconds
+                yield Wait(lambda: self.inbox, deadline)
+            notification = self.take() if not self.is_stopped else None
+            if notification is not None:
+                if notification.is_kept:
+                    message = yield from self._with_body(notification, replier)
+                else:
+                    message = self.message(notification, notification.text, replier)
+                if message is not None:
+                    return message
+            elif monotonic() >= deadline:
+                break
+        return None
+
+    def _with_body(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
+        try:
+            text = yield from text_of(notification, self)
+        except (MessagesError, psycopg.Error) as error:
+            # ``body`` raises the error.
+            self.counters.lost_bodies += 1
+            self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
+            message = self.message(notification, None, replier)
+            if message is not None:
+                if not isinstance(error, MessagesError):
+                    error = MessagesError(_one_line(error))
+                message.error = error
+            return message
+        return self.message(notification, text, replier)
 
     def message(
         self, notification: Notification, text: str | None, replier: Replier
@@ -199,23 +224,12 @@ class NodeState:
             replier=replier,
         )
 
-    def without_body(
-        self, notification: Notification, error: Exception, replier: Replier
-    ) -> Message | None:
-        """Create a message whose body could not be fetched: ``body`` raises the error."""
-        self.counters.lost_bodies += 1
-        self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
-        message = self.message(notification, None, replier)
-        if message is not None:
-            if not isinstance(error, MessagesError):
-                error = MessagesError(_one_line(error))
-            message.error = error
-        return message
-
     # Calls and their answers
 
     @contextmanager
-    def asking(self, callee: str, on_answer: Callable[[], None]) -> Iterator[PendingCall]:
+    def asking(
+        self, callee: str, on_answer: Callable[[], object] = lambda: None
+    ) -> Iterator[PendingCall]:
         """Create a token and collect its answers; ``callee`` is "" for a topic's listeners."""
         self._questions += 1
         pending = PendingCall(f"{self._prefix}{self._questions}", callee, on_answer)
@@ -225,19 +239,42 @@ class NodeState:
         finally:
             del self._pending[pending.token]
 
-    def stopped(self) -> None:
-        """End all pending calls and waits for elements, because the node was stopped."""
+    def on_stopped(self) -> None:
+        """End all pending calls and waits for elements."""
         self.queues.wake_all()
         for pending in list(self._pending.values()):
-            pending.add(NodeClosed(f"node {self.ident} was stopped while it waited for an answer"))
+            pending.add(self.stopped_error("while it waited for an answer"))
+
+    def stopped_error(self, when: str) -> NodeClosed:
+        """Create the error of a wait that ``stop`` ended."""
+        return NodeClosed(f"node {self.ident} was stopped {when}")
+
+    def reply(self, message: Message, body: Any) -> Steps[None]:
+        """Answer a message whose sender gave a token."""
+        try:
+            yield calls.return_(message.sender, message.token or "", body)
+        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
+            # The caller still needs an answer: allow reply_error.
+            message.is_answered = False
+            raise
+
+    def wait_published(self, topic: str, timeout: timedelta) -> Steps[bool]:
+        """Wait until a subscription should be read; return False at the timeout."""
+        self.wakes.are_wanted = True
+        yield Wait(lambda: self.wakes.is_new(topic), monotonic() + timeout.total_seconds())
+        return self.wakes.take(topic)
 
     @property
     def is_asking(self) -> bool:
         """Whether any call is pending."""
         return bool(self._pending)
 
-    def answer(self, notification: Notification, text: str | None, replier: Replier) -> Message:
-        """Create the message of an answer; raise the error it carries, or that it is malformed."""
+    def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
+        """Return the next answer; raise the error that it is or has, or that it is malformed."""
+        notification = pending.answers.popleft()
+        if isinstance(notification, MessagesError):
+            raise notification
+        text = yield from text_of(notification, self)
         if notification.header.get("Err", "0") != "0":
             raise error_for(
                 int(notification.header["Err"]), text or notification.header.get("Errstr", "")
@@ -251,7 +288,7 @@ class NodeState:
 
     def opening(self) -> Generator[Call[Any], Any, None]:
         """Yield the calls that restore all registrations on a new connection; take answers."""
-        is_durable = self._synchronous_commit
+        is_durable = self.options.synchronous_commit
         backend: calls.BackendInfo | None = None
         acting = ""
         for ident, own in self.registration.replay():
@@ -317,7 +354,7 @@ class NodeState:
         self.wakes.connected()
         self.queues.wake_all()
         for pending in list(self._pending.values()):
-            pending.connected()
+            pending.on_connected()
         if lost_at is not None:
             self.counters.reconnects += 1
             away = timedelta(seconds=now - lost_at)
@@ -336,11 +373,11 @@ class NodeState:
         self.backoff.failed(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
         for pending in list(self._pending.values()):
-            pending.on_connection_lost(
+            pending.on_ended(
                 ConnectionLost(f"{self.ident}: the connection was lost during the call")
             )
 
-    def could_not_return(self, reason: object, now: float) -> None:
+    def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
@@ -349,6 +386,21 @@ class NodeState:
             delay,
             _one_line(reason),
         )
+
+    def due_calls(self, now: float) -> list[Call[Any]]:
+        """Return housekeeping and the probe if they are due.
+
+        Raises ConnectionLost if the last probe got no echo.
+        """
+        heartbeat = self.heartbeat
+        if not self.registration.idents:
+            heartbeat.rest(now)
+        if heartbeat.is_overdue(now):
+            raise ConnectionLost("a probe of its own channel got no echo")
+        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.evaluation_due(now) else []
+        if (payload := heartbeat.probe_due(now)) is not None:
+            due.append(calls.probe(self.channel, payload))
+        return due
 
     @property
     def is_overrun(self) -> bool:

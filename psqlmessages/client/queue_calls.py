@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.calls import Call, check_names, is_new, raise_for_error
 from psqlmessages.client.transactions import (
     Rows,
     Script,
@@ -97,8 +97,7 @@ def element_of(queue: str, row: tuple[Any, ...]) -> Element:
     return element
 
 
-def leases_of(elements: Iterable[Element | str]) -> list[str]:
-    """Return the leases; raise ValueError for popped elements, which have none."""
+def _leases_of(elements: Iterable[Element | str]) -> list[str]:
     leases = []
     for element in elements:
         if not isinstance(element, str | Element):
@@ -107,15 +106,7 @@ def leases_of(elements: Iterable[Element | str]) -> list[str]:
         if not lease:
             raise ValueError("a popped element has no lease: it is already removed")
         leases.append(lease)
-    return leases
-
-
-def acknowledge(elements: Iterable[Element | str], answer: AckResult) -> AckResult:
-    """Mark the leases of these elements as used, and return the answer."""
-    for element in elements:
-        if isinstance(element, Element):
-            element.is_settled = True
-    return answer
+    return list(check_names(*leases))
 
 
 # Django reads jsonb as text, psycopg as Python objects. As text it is the same for both.
@@ -127,14 +118,14 @@ Headers = Mapping[str, Any]
 _LARGE_FLOAT = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+(?:\.\d+)?e\+\d+)')
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED")
 # A node's connection must not hang.
-_BEGIN_WITHOUT_PATIENCE = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100ms'")
+_BEGIN_WITH_TIMEOUT = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100ms'")
 _COMMIT = SqlStatement("COMMIT")
 
 
 def push(
     ident: str,
     queue: str,
-    body: EncodedBody,
+    body: Any,
     *,
     headers: Headers | None = None,
     mature: datetime | None = None,
@@ -142,12 +133,17 @@ def push(
     tries: int = 0,
     key: str | None = None,
 ) -> Call[int]:
-    """Push one body; the result is its id, or the id of the earlier element with this key."""
+    """Add an element to a queue; return its id.
+
+    It is available from ``mature`` on, or after ``delay``, or immediately. A second push with
+    the same ``key`` adds nothing and returns the id of the first element.
+    """
+    encoded = EncodedBody.of(body)
     if headers is None and mature is None and delay is None and key is None and tries == 0:
         # Without these five parameters a call costs the client a fifth less.
         return Call(
             "SELECT messages.push(%s, %s, %s, %s)",
-            (*check_names(ident, queue), body.text, body.enc),
+            (*check_names(ident, queue), encoded.text, encoded.enc),
             _id,
             is_send=True,
         )
@@ -155,8 +151,8 @@ def push(
         "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
         (
             *check_names(ident, queue),
-            body.text,
-            body.enc,
+            encoded.text,
+            encoded.enc,
             _headers(headers),
             _mature(mature),
             _seconds(delay),
@@ -171,7 +167,7 @@ def push(
 def push_many(
     ident: str,
     queue: str,
-    bodies: Sequence[Any],
+    bodies: Iterable[Any],
     *,
     headers: Iterable[Headers | None] | None = None,
     mature: datetime | None = None,
@@ -179,7 +175,11 @@ def push_many(
     tries: int = 0,
     keys: Iterable[str | None] | None = None,
 ) -> Call[list[int]]:
-    """Push many values of one encoding; the result is their ids, in the same order."""
+    """Add many elements in one call, in their order, all or none; return their ids.
+
+    ``headers`` and ``keys`` have one entry for each body. Bytes cannot be mixed with other
+    values.
+    """
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.push_many(%s, %s, %b::text[], %s, %b::text[], %s, %s, %s, %b::text[])",
@@ -221,7 +221,7 @@ def elements(queue: str, rows: Rows) -> list[Element]:
     return [element_of(queue, row) for row in rows]
 
 
-def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
+def take(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
     """Create a call of :func:`pop` or :func:`reserve` that is committed with its answer."""
 
     def script() -> Script[list[Element]]:
@@ -231,44 +231,62 @@ def taking(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]
     return transaction(script)
 
 
-def holding(
-    queue: str, statement: SqlStatement, held: list[Element]
+def take_recorded(
+    queue: str, statement: SqlStatement, taken: list[Element]
 ) -> TransactionCall[list[Element]]:
     """Create a call that takes nothing if it is interrupted before its commit.
 
-    ``held`` receives the elements just before the commit, so that the caller can give them back.
+    ``taken`` receives the elements just before the commit, so that the caller can give them back.
     """
 
     def script() -> Script[list[Element]]:
-        held.clear()
+        taken.clear()
         yield _BEGIN
         rows = yield statement
-        held.extend(elements(queue, rows))
+        taken.extend(elements(queue, rows))
         yield _COMMIT
-        return list(held)
+        return list(taken)
 
     return transaction(script)
 
 
-def commit(ident: str, leases: Sequence[str]) -> Call[AckResult]:
-    """Remove reserved elements; False for each lease that another consumer has taken over."""
-    return _settling("SELECT messages.commit(%s, VARIADIC %b::text[])", ident, leases)
+def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
+    """Remove reserved elements for good; pass the elements or their leases.
+
+    The result has a bool for each and is true if all were removed. False: the lease had run out
+    and another consumer has taken the element.
+    """
+    return _acknowledge("SELECT messages.commit(%s, VARIADIC %b::text[])", ident, elements)
 
 
-def rollback(ident: str, leases: Sequence[str], delay: timedelta | None = None) -> Call[AckResult]:
+def rollback(
+    ident: str, *elements: Element | str, delay: timedelta | None = None
+) -> Call[AckResult]:
     """Give back elements with one more try, behind the waiting ones or after ``delay``."""
-    return _settling(
-        "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])", ident, leases, _seconds(delay)
-    )
+    sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
+    return _acknowledge(sql, ident, elements, _seconds(delay))
 
 
-def release(ident: str, leases: Sequence[str]) -> Call[AckResult]:
+def release(ident: str, *elements: Element | str) -> Call[AckResult]:
     """Give back unread elements; they keep their place and number of tries."""
-    return _settling("SELECT messages.release(%s, VARIADIC %b::text[])", ident, leases)
+    return _acknowledge("SELECT messages.release(%s, VARIADIC %b::text[])", ident, elements)
+
+
+def _acknowledge(
+    sql: str, ident: str, elements: Sequence[Element | str], *more: Any
+) -> Call[AckResult]:
+    def read(answer: Any) -> AckResult:
+        result = AckResult(raise_for_error(answer)["Done"])
+        for element in elements:
+            if isinstance(element, Element):
+                element.is_settled = True
+        return result
+
+    return Call(sql, (*check_names(ident), *more, _leases_of(elements)), read, is_send=True)
 
 
 def remove(ident: str, queue: str, id_: int) -> Call[bool]:
-    """Remove an element; False if it is unknown, reserved or locked."""
+    """Remove an element; return False if it is unknown, reserved or locked."""
     return Call(
         "SELECT messages.remove(%s, %s, %s::bigint)",
         (*check_names(ident, queue), id_),
@@ -277,17 +295,17 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 
 def pause(ident: str, queue: str) -> Call[bool]:
-    """Pause a queue for all consumers; False if it was paused."""
-    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), _is_new)
+    """Pause a queue for all consumers; return False if it was paused."""
+    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), is_new)
 
 
 def resume(ident: str, queue: str) -> Call[bool]:
-    """End a pause; False if the queue was not paused."""
-    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), _is_new)
+    """End a pause; return False if the queue was not paused."""
+    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), is_new)
 
 
 def drain(ident: str, queue: str) -> Call[int]:
-    """Remove all available elements; the result is their number."""
+    """Remove all available elements; return their number."""
     return Call(
         "SELECT messages.drain(%s, %s)",
         check_names(ident, queue),
@@ -296,37 +314,31 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
-    """Count the elements of a queue."""
+    """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
     return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _sizes)
 
 
 def queue_listen(
-    ident: str, queue: str, noting: Callable[[ListenResult], None]
+    ident: str, queue: str, on_answer: Callable[[ListenResult], None]
 ) -> TransactionCall[ListenResult]:
     """Receive notifications on this connection, for some time, when elements become available.
 
-    ``noting`` receives the answer before the notifications that came with it are processed.
+    ``on_answer`` receives the answer before the notifications that came with it are processed.
     Raises LockNotAvailable if an open transaction of another session is creating the queue.
     """
 
     def script() -> Script[ListenResult]:
-        yield _BEGIN_WITHOUT_PATIENCE
+        yield _BEGIN_WITH_TIMEOUT
         rows = yield SqlStatement("SELECT messages.queue_listen(%s, %s)", check_names(ident, queue))
-        awaiting = _awaiting(rows[0][0])
+        answer = raise_for_error(rows[0][0])
+        result = ListenResult(
+            str(answer["Channel"]), float(answer["Seconds"]), answer["Next"], answer["Paused"]
+        )
         yield _COMMIT
-        noting(awaiting)
-        return awaiting
+        on_answer(result)
+        return result
 
     return transaction(script)
-
-
-def _settling(sql: str, ident: str, leases: Sequence[str], *more: Any) -> Call[AckResult]:
-    return Call(
-        sql,
-        (*check_names(ident), *more, list(check_names(*leases))),
-        lambda answer: AckResult(raise_for_error(answer)["Done"]),
-        is_send=True,
-    )
 
 
 def _headers(headers: Headers | None) -> str | None:
@@ -368,10 +380,6 @@ def _id(answer: Any) -> int:
     return int(raise_for_error(answer)["Id"])
 
 
-def _is_new(answer: Any) -> bool:
-    return not raise_for_error(answer).get("Already")
-
-
 def _sizes(answer: Any) -> QueueSizes:
     answer = raise_for_error(answer)
     next_ = answer["Next"]
@@ -382,11 +390,4 @@ def _sizes(answer: Any) -> QueueSizes:
         answer["Reserved"],
         datetime.fromisoformat(next_) if next_ is not None else None,
         answer["Paused"],
-    )
-
-
-def _awaiting(answer: Any) -> ListenResult:
-    answer = raise_for_error(answer)
-    return ListenResult(
-        str(answer["Channel"]), float(answer["Seconds"]), answer["Next"], answer["Paused"]
     )

@@ -50,8 +50,12 @@ class Registration:
             self.acting = subject
         elif function == "deinit":
             self._forget(subject)
+        elif (own := self._nodes.get(ident or self.acting)) is None:
+            return
+        elif function in MAKERS:
+            own[function, subject] = True
         else:
-            self._note(ident or self.acting, function, subject)
+            own.pop((ENDS[function], subject), None)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
         """Record an event: an administrator may have ended a registration of our nodes."""
@@ -91,15 +95,6 @@ class Registration:
 
     def _joins_of(self, ident: str) -> list[tuple[str, str]]:
         return [join for join, holds in self._nodes.get(ident, {}).items() if holds]
-
-    def _note(self, ident: str, function: str, topic: str) -> None:
-        own = self._nodes.get(ident)
-        if own is None:
-            return
-        if function in MAKERS:
-            own[function, topic] = True
-        else:
-            own.pop((ENDS[function], topic), None)
 
     def _forget(self, ident: str) -> None:
         self._nodes.pop(ident, None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
+    STALE_READS,
+    STALE_SECONDS,
     Connection,
     NotificationBuffer,
     Waker,
@@ -23,19 +26,12 @@ from psqlmessages.client.connection import (
 )
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import TransactionCall, transact
-from psqlmessages.exceptions import (
-    ConnectionLost,
-    MessagesError,
-    NodeClosed,
-)
+from psqlmessages.client.transactions import Steps, TransactionCall, Wait, drive, transact
+from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
-_STALE_SECONDS = 1.0
-# A FATAL message may come before the end of the stream.
-_STALE_READS = 3
 
 
 class NodeSession:
@@ -45,7 +41,7 @@ class NodeSession:
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
-        self._dialer = Connector(conninfo, options.answer_timeout)
+        self._connector = Connector(conninfo, options.answer_timeout)
         self._state = state
         self._options = options
         self.connection: Connection | None = None
@@ -57,7 +53,6 @@ class NodeSession:
         self._waker = Waker()
         self._used_at = 0.0
         self._is_closing = False
-        self.is_stopped = False
         self.is_closed = False
 
     # Opening and closing
@@ -77,7 +72,7 @@ class NodeSession:
 
     def stop(self) -> None:
         """End all waits immediately; callable from any thread and from signal handlers."""
-        self.is_stopped = True
+        self._state.is_stopped = True
         self._waker.wake()
         with self._turn:
             self._turn.notify_all()
@@ -141,7 +136,7 @@ class NodeSession:
             self._state.counters.calls += 1
             answer = self._ask(connection, call)
             if call.is_after_events:
-                self._take_in()
+                self._process_notifications()
             self._state.on_call_succeeded(call, answer)
         except ConnectionLost as error:
             self._drop_connection(error)
@@ -149,7 +144,7 @@ class NodeSession:
         finally:
             self._runner = None
             self._used_at = monotonic()
-            self._take_in()
+            self._process_notifications()
             if self._is_closing:
                 self._finish()
         return answer
@@ -167,9 +162,18 @@ class NodeSession:
             raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
         return call.read(row[0] if row else None)
 
+    def drive(self, steps: Steps[T]) -> T:
+        """Run the calls and waits that a generator yields; return its result."""
+        return drive(steps, self._run_step)
+
+    def _run_step(self, step: Call[Any] | Wait) -> Any:
+        if isinstance(step, Wait):
+            return self.wait(step.is_ready, step.deadline)
+        return self.run(step)
+
     # Waiting
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Make waiting threads check whether they are ready."""
         self._waker.wake()
 
@@ -181,7 +185,7 @@ class NodeSession:
         With ``is_asking``, housekeeping and probes also end at the deadline, but have at least
         ``probe_timeout``.
         """
-        while not (is_ready() or self.is_stopped):
+        while not (is_ready() or self._state.is_stopped):
             try:
                 if self._take_turn(is_ready, deadline):
                     self._read(is_ready, deadline, is_asking=is_asking)
@@ -194,12 +198,12 @@ class NodeSession:
     def _take_turn(self, is_ready: Callable[[], object], deadline: float) -> bool:
         """Become the thread that reads for all, or wait until that thread has read something."""
         with self._turn:
-            if is_ready() or self.is_stopped:
+            if is_ready() or self._state.is_stopped:
                 return False
             if self._reader is None:
                 self._reader = threading.get_ident()
                 return True
-            self._turn.wait(max(0.0, min(deadline - monotonic(), _STALE_SECONDS)))
+            self._turn.wait(max(0.0, min(deadline - monotonic(), STALE_SECONDS)))
             return False
 
     def _end_turn(self) -> None:
@@ -213,16 +217,16 @@ class NodeSession:
 
     def _read(self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool) -> None:
         with self._io:
-            if self.is_stopped:
+            if self._state.is_stopped:
                 return
             if self.connection is None:
                 until = self._state.backoff.next_at
                 if until <= monotonic():
-                    self._try_to_return()
+                    self._try_to_connect()
                     return
                 descriptor = None
             else:
-                self._do_what_is_due(self.connection, deadline if is_asking else inf)
+                self._run_due_calls(self.connection, deadline if is_asking else inf)
                 if self.connection is None or is_ready():
                     return
                 descriptor = self.connection.fileno()
@@ -239,9 +243,9 @@ class NodeSession:
             self.buffer.read()
         except psycopg.OperationalError as error:
             self._drop_connection(error)
-        self._take_in()
+        self._process_notifications()
 
-    def _take_in(self) -> None:
+    def _process_notifications(self) -> None:
         if not self.buffer:
             return
         self._state.heartbeat.on_received(monotonic())
@@ -251,23 +255,15 @@ class NodeSession:
             # The reading thread waits for a socket whose data this thread has read.
             self._waker.wake()
 
-    def _do_what_is_due(self, connection: Connection, deadline: float) -> None:
-        heartbeat, now = self._state.heartbeat, monotonic()
-        if not self._state.registration.idents:
-            heartbeat.rest(now)
-        if heartbeat.is_overdue(now):
-            self._drop_connection("a probe of its own channel got no echo")
-            return
-        payload = heartbeat.probe_due(now)
+    def _run_due_calls(self, connection: Connection, deadline: float) -> None:
+        now = monotonic()
+        seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
         try:
-            seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
-            with connection.within(min(seconds, heartbeat.patience)):
-                if heartbeat.evaluation_due(now):
-                    self._run_on(connection, calls.evaluate())
-                if payload is not None:
-                    self._run_on(connection, calls.probe(self._state.channel, payload))
-        except ConnectionLost:
-            return
+            with connection.within(min(seconds, self._state.heartbeat.answer_seconds)):
+                for call in self._state.due_calls(now):
+                    self._run_on(connection, call)
+        except ConnectionLost as error:
+            self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
             self._state.evaluation_failed(error, now)
 
@@ -275,9 +271,9 @@ class NodeSession:
 
     def _connected(self, until: float = inf) -> Connection:
         self._refuse_closed()
-        if monotonic() - self._used_at > _STALE_SECONDS:
+        if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap way to detect that the server is gone, before anything is sent.
-            for _ in range(_STALE_READS):
+            for _ in range(STALE_READS):
                 if self.connection is not None and is_readable(self.connection.fileno()):
                     self._read_now()
         deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())
@@ -289,23 +285,23 @@ class NodeSession:
                 raise ConnectionLost(f"node {self._state.ident} is not connected")
             if pause > 0:
                 self._waker.wait(None, pause)
-            if self.is_stopped:
-                raise NodeClosed(f"node {self._state.ident} was stopped while disconnected")
+            if self._state.is_stopped:
+                raise self._state.stopped_error("while disconnected")
             if self._state.backoff.next_at <= monotonic():
-                self._try_to_return()
+                self._try_to_connect()
         return self.connection
 
-    def _try_to_return(self) -> None:
+    def _try_to_connect(self) -> None:
         try:
             self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._state.could_not_return(error, monotonic())
+            self._state.on_reconnect_failed(error, monotonic())
 
     def _connect(self) -> None:
-        connection = self._dialer.connect()
+        connection = self._connector.connect()
         buffer = NotificationBuffer(connection.pgconn)
         try:
-            self._drive(connection, self._state.opening())
+            drive(self._state.opening(), partial(self._ask, connection))
             # A signal handler may have closed the node while it connected.
             self._refuse_closed()
         except BaseException:
@@ -314,21 +310,8 @@ class NodeSession:
         self.connection, self.buffer = connection, buffer
         self._used_at = monotonic()
         self._state.on_connected(self._used_at)
-        self._take_in()
+        self._process_notifications()
         self._waker.wake()
-
-    def _drive(self, connection: Connection, script: Generator[Call[Any], Any, None]) -> None:
-        try:
-            call = next(script)
-            while True:
-                try:
-                    answer = self._ask(connection, call)
-                except MessagesError as error:
-                    call = script.throw(error)
-                else:
-                    call = script.send(answer)
-        except StopIteration:
-            return
 
     def _drop_connection(self, reason: object) -> None:
         connection, self.connection = self.connection, None

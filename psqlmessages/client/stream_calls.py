@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.calls import Call, channel_of, check_names, is_new, raise_for_error
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
@@ -134,18 +134,19 @@ class MessageBatch(NamedTuple):
     state: SubscriptionState | None
 
 
-def publish(ident: str, topic: str, body: EncodedBody) -> Call[Published]:
-    """Publish as a node without a session; works on any connection, as all calls of this module."""
+def publish(ident: str, topic: str, body: Any) -> Call[Published]:
+    """Store a body for a topic's subscriptions, and send it to its listeners."""
+    encoded = EncodedBody.of(body)
     return Call(
         "SELECT messages.publish(%s, %s, %s, %s)",
-        (*check_names(ident, topic), body.text, body.enc),
+        (*check_names(ident, topic), encoded.text, encoded.enc),
         _published,
         is_send=True,
     )
 
 
-def publish_many(ident: str, topic: str, bodies: Sequence[Any]) -> Call[Published]:
-    """Publish many values of one encoding in one call."""
+def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Published]:
+    """Publish many bodies in one call and one transaction, in their order."""
     texts, enc = encode_many(list(bodies))
     return Call(
         "SELECT messages.publish_many(%s, %s, %b, %s)",
@@ -157,26 +158,18 @@ def publish_many(ident: str, topic: str, bodies: Sequence[Any]) -> Call[Publishe
 
 def unsubscribe(ident: str, topic: str) -> Call[bool]:
     """End a subscription; the result is whether there was one."""
-    return Call(
-        "SELECT messages.unsubscribe(%s, %s)",
-        check_names(ident, topic),
-        lambda answer: not raise_for_error(answer).get("Already"),
-    )
+    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), is_new)
 
 
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
-    """Ask for the state of a subscription."""
+    """Return the state of the subscription; raise NotSubscribed if there is none."""
     return Call("SELECT messages.subscription(%s, %s)", check_names(ident, topic), _state)
 
 
 def connect_stream(ident: str) -> Call[str]:
     """Register a node; its living subscriptions count as recovered from now on."""
-    return Call(
-        "SELECT messages.connect_stream(%s)",
-        check_names(ident),
-        lambda answer: str(raise_for_error(answer)["Channel"]),
-        ("init", ident),
-    )
+    sql = "SELECT messages.connect_stream(%s)"
+    return Call(sql, check_names(ident), channel_of, ("init", ident))
 
 
 def subscribe(place: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:

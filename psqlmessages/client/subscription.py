@@ -6,7 +6,7 @@ Requesting the next message acknowledges the previous ones: see docs/adr/0006.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from datetime import timedelta
 from math import inf
 from time import monotonic
@@ -23,17 +23,9 @@ from psqlmessages.client.stream_calls import (
     StreamMessage,
     SubscriptionKey,
     SubscriptionState,
-    Watermark,
     message_of,
 )
-from psqlmessages.client.transactions import (
-    Script,
-    Steps,
-    Wait,
-    drive,
-    drive_async,
-    transaction,
-)
+from psqlmessages.client.transactions import Script, Steps, TransactionCall, Wait, transaction
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, NotSubscribed
 
 if TYPE_CHECKING:
@@ -67,22 +59,23 @@ class SubscriptionReader:
     def __init__(
         self,
         state: NodeState,
-        place: SubscriptionKey,
-        *,
+        topic: str,
+        timeout: timedelta,
         max_rows: int,
         idle: timedelta | None,
-        poll: timedelta,
     ) -> None:
         self._state = state
-        self._place = place
+        self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
         self._max_rows = max_rows
         self._rows = min(max_rows, _FIRST_ROWS)
         self._idle_seconds = idle.total_seconds() if idle is not None else inf
-        self._ping_seconds = place.seconds / 3
-        self._poll_seconds = min(poll.total_seconds(), self._ping_seconds)
+        self._ping_seconds = key.seconds / 3
+        self._poll_seconds = min(
+            state.options.stream_poll_interval.total_seconds(), self._ping_seconds
+        )
         self._buffer: deque[tuple[Any, ...]] = deque()
         # Ids handed out, now or in an earlier read, that are not yet acknowledged in the database.
-        self._handed: deque[int] = deque()
+        self._unacknowledged: deque[int] = deque()
         self._last = NOTHING
         self._is_begun = False
         self._since: object = None
@@ -91,38 +84,41 @@ class SubscriptionReader:
         self._held_pause = _HELD_BACK_SECONDS[0]
         self._due_at = self._read_at = -inf
         state.wakes.are_wanted = True
-        self._ends = state.wakes.ends(place.ident, place.topic)
+        self._ends = state.wakes.ends(key.ident, key.topic)
         self._connections = -1
-        self._seen = state.wakes.count(place.topic)
+        self._seen = state.wakes.count(key.topic)
 
     @property
     def topic(self) -> str:
         """The topic that is read."""
-        return self._place.topic
+        return self._key.topic
 
     @property
     def is_ended(self) -> bool:
         """Whether this node has ended the subscription since the reader was created."""
-        return self._state.wakes.ends(self._place.ident, self._place.topic) != self._ends
+        return self._state.wakes.ends(self._key.ident, self._key.topic) != self._ends
 
     def begin(self) -> Steps[None]:
         """Subscribe, or resume an existing subscription; this also reads unread messages."""
         if self._is_begun:
             return
-        state = yield from self._state_before()
+        try:
+            state: SubscriptionState | None = yield stream_calls.subscription(*self._key[:2])
+        except NotSubscribed:
+            state = None
         if state is not None and not state.is_recovered:
             # This gap was reported before. After this, only new gaps are reported.
-            yield stream_calls.connect_stream(self._place.ident)
+            yield stream_calls.connect_stream(self._key.ident)
         self._since = state.since if state is not None else None
         yield from self._read()
         self._is_begun = True
 
-    def next(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+    def next(self) -> Steps[StreamMessage | None]:
         """Return the next message; None at the end, or if none comes within ``idle``."""
         asked_at = monotonic()
         until = asked_at + self._idle_seconds
-        while not (is_stopped() or self.is_ended):
-            message = yield from self._attempt(is_stopped)
+        while not (self._state.is_stopped or self.is_ended):
+            message = yield from self._attempt()
             if message is not None:
                 return message
             now = monotonic()
@@ -139,33 +135,33 @@ class SubscriptionReader:
     def confirm(self, last_id: int | None = None) -> Steps[None]:
         """Acknowledge the messages handed out, or those up to an id."""
         last = self._last if last_id is None else self._last.up_to(last_id)
-        count = sum(1 for id_ in self._handed if id_ <= last.id)
+        count = sum(1 for id_ in self._unacknowledged if id_ <= last.id)
         if not count:
             return
         started_at = monotonic()
-        is_ours = yield transaction(lambda: self._unless_ended(self._confirming(count, last)))
+        is_ours = yield self._unless_ended(stream_calls.confirm(self._key, count, last))
         for _ in range(count):
-            self._handed.popleft()
+            self._unacknowledged.popleft()
         if is_ours:
             self._pinged_at = started_at
 
     # Internals
 
-    def _attempt(self, is_stopped: Callable[[], bool]) -> Steps[StreamMessage | None]:
+    def _attempt(self) -> Steps[StreamMessage | None]:
         try:
             return (yield from self._poll())
         except ConnectionLost:
             # The node reconnects, which wakes this reader.
             self._due_at = monotonic() + self._poll_seconds
         except NodeClosed:
-            if not is_stopped():
+            if not self._state.is_stopped:
                 raise
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
             self._state.log.warning(
                 "%s: could not read the subscription to %s, maybe read elsewhere; retrying: %s",
-                self._place.ident, self.topic, error,
+                self._key.ident, self.topic, error,
             )  # fmt: skip
             self._due_at = monotonic() + _AGAIN_SECONDS
         return None
@@ -176,11 +172,11 @@ class SubscriptionReader:
             yield from self.begin()
         elif not self._buffer and self._wants_to_read():
             yield from self._read()
-        if self._handed and monotonic() - self._pinged_at >= self._ping_seconds:
+        if self._unacknowledged and monotonic() - self._pinged_at >= self._ping_seconds:
             yield from self.confirm()
         while self._buffer:
             row = self._buffer.popleft()
-            self._handed.append(row[0])
+            self._unacknowledged.append(row[0])
             # Skip messages that were handed out but not acknowledged, and so were read again.
             if not self._last.includes(row[0], row[3]):
                 self._last = self._last.then(row[0], row[3])
@@ -191,10 +187,11 @@ class SubscriptionReader:
         self._read_at = started_at = monotonic()
         self._seen = self._state.wakes.count(self.topic)
         self._due_at = -inf
-        batch: MessageBatch | None = yield transaction(lambda: self._unless_ended(self._reading()))
+        script = stream_calls.read(self._key, self._rows, len(self._unacknowledged), self._last)
+        batch: MessageBatch | None = yield self._unless_ended(script)
         if batch is None:
             return
-        self._handed.clear()
+        self._unacknowledged.clear()
         self._buffer.extend(batch.rows)
         if batch.is_confirmed or batch.state is not None:
             self._pinged_at = started_at
@@ -202,23 +199,17 @@ class SubscriptionReader:
             self._compare(batch.state)
             self._due_at = started_at + self._next_pause(batch.state)
         else:
-            self._choose_size(batch)
-
-    def _state_before(self) -> Steps[SubscriptionState | None]:
-        try:
-            state: SubscriptionState = yield stream_calls.subscription(
-                self._place.ident, self.topic
-            )
-        except NotSubscribed:
-            return None
-        return state
+            # Adapt the next batch to the size of the bodies.
+            characters = sum(len(row[2]) for row in batch.rows)
+            fitting = len(batch.rows) * _BATCH_CHARACTERS // max(characters, 1)
+            self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
 
     def _compare(self, state: SubscriptionState) -> None:
         if self._since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             self._state.log.warning(
                 "%s: the subscription to %s timed out; messages before %s were missed",
-                self._place.ident, self.topic, state.since,
+                self._key.ident, self.topic, state.since,
             )  # fmt: skip
         self._since = state.since
 
@@ -235,20 +226,15 @@ class SubscriptionReader:
         self._pause = min(self._pause, self._poll_seconds)
         return self._pause
 
-    def _choose_size(self, batch: MessageBatch) -> None:
-        characters = sum(len(row[2]) for row in batch.rows)
-        fitting = len(batch.rows) * _BATCH_CHARACTERS // max(characters, 1)
-        self._rows = max(1, min(fitting, 4 * self._rows, self._max_rows))
-
     def _wants_to_read(self) -> bool:
-        return bool(self._handed) or self._is_woken() or self._due_at <= monotonic()
+        return bool(self._unacknowledged) or self._is_woken() or self._due_at <= monotonic()
 
     def _is_woken(self) -> bool:
         return self.is_ended or self._state.wakes.count(self.topic) != self._seen
 
     def _leave(self) -> Steps[None]:
         """Acknowledge the messages handed out, if there is a connection."""
-        if self._handed and self._state.heartbeat.is_connected:
+        if self._unacknowledged and self._state.heartbeat.is_connected:
             try:
                 yield from self.confirm()
             except NodeClosed:
@@ -256,21 +242,16 @@ class SubscriptionReader:
             except (MessagesError, psycopg.Error) as error:
                 self._state.log.warning(
                     "%s: could not acknowledge messages of %s; they are delivered again: %s",
-                    self._place.ident, self.topic, error,
+                    self._key.ident, self.topic, error,
                 )  # fmt: skip
 
-    def _reading(self) -> Script[MessageBatch]:
-        return stream_calls.read(self._place, self._rows, len(self._handed), self._last)
+    def _unless_ended(self, script: Script[T]) -> TransactionCall[T | None]:
+        def run() -> Script[T | None]:
+            # Checked when the call runs, because unsubscribe may have run before it: a read would
+            # subscribe again.
+            return None if self.is_ended else (yield from script)
 
-    def _confirming(self, count: int, last: Watermark) -> Script[bool]:
-        return stream_calls.confirm(self._place, count, last)
-
-    def _unless_ended(self, script: Script[T]) -> Script[T | None]:
-        # Checked when the call runs, because unsubscribe may have run before it: a read would
-        # subscribe again.
-        if self.is_ended:
-            return None
-        return (yield from script)
+        return transaction(run)
 
 
 # Iterators that a node's ``subscribe`` returns, sync and async
@@ -284,33 +265,25 @@ class Subscription(Iterator[StreamMessage]):
     thread may iterate.
     """
 
-    def __init__(self, session: NodeSession, reading: SubscriptionReader) -> None:
+    def __init__(self, session: NodeSession, reader: SubscriptionReader) -> None:
         self._session = session
-        self._reading = reading
-        self._take(reading.begin())
+        self._reader = reader
+        self._session.drive(reader.begin())
 
     @property
     def topic(self) -> str:
         """The topic that is read."""
-        return self._reading.topic
+        return self._reader.topic
 
     def __next__(self) -> StreamMessage:
-        message = self._take(self._reading.next(lambda: self._session.is_stopped))
+        message = self._session.drive(self._reader.next())
         if message is None:
             raise StopIteration
         return message
 
     def confirm(self, message: StreamMessage | None = None) -> None:
         """Acknowledge all messages so far, or up to this one, now; they are not delivered again."""
-        self._take(self._reading.confirm(message.id if message is not None else None))
-
-    def _take(self, steps: Steps[T]) -> T:
-        return drive(steps, self._do)
-
-    def _do(self, step: Any) -> Any:
-        if isinstance(step, Wait):
-            return self._session.wait(step.is_ready, step.deadline)
-        return self._session.run(step)
+        self._session.drive(self._reader.confirm(message.id if message is not None else None))
 
 
 class AsyncSubscription(AsyncIterator[StreamMessage]):
@@ -319,36 +292,28 @@ class AsyncSubscription(AsyncIterator[StreamMessage]):
     Awaiting it subscribes immediately; otherwise it subscribes with the first message.
     """
 
-    def __init__(self, session: AsyncNodeSession, reading: SubscriptionReader) -> None:
+    def __init__(self, session: AsyncNodeSession, reader: SubscriptionReader) -> None:
         self._session = session
-        self._reading = reading
+        self._reader = reader
 
     @property
     def topic(self) -> str:
         """See :attr:`Subscription.topic`."""
-        return self._reading.topic
+        return self._reader.topic
 
     def __await__(self) -> Generator[Any, Any, Self]:
         return self._begin().__await__()
 
     async def __anext__(self) -> StreamMessage:
-        message = await self._take(self._reading.next(lambda: self._session.is_stopped))
+        message = await self._session.drive(self._reader.next())
         if message is None:
             raise StopAsyncIteration
         return message
 
     async def _begin(self) -> Self:
-        await self._take(self._reading.begin())
+        await self._session.drive(self._reader.begin())
         return self
 
     async def confirm(self, message: StreamMessage | None = None) -> None:
         """See :meth:`Subscription.confirm`."""
-        await self._take(self._reading.confirm(message.id if message is not None else None))
-
-    async def _take(self, steps: Steps[T]) -> T:
-        return await drive_async(steps, self._do)
-
-    async def _do(self, step: Any) -> Any:
-        if isinstance(step, Wait):
-            return await self._session.wait(step.is_ready, step.deadline)
-        return await self._session.run(step)
+        await self._session.drive(self._reader.confirm(message.id if message is not None else None))

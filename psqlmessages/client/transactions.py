@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ import psycopg
 from psycopg import pq
 
 from psqlmessages.client.calls import Call
-from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
@@ -50,20 +50,39 @@ def transaction(script: Callable[[], Script[T]]) -> TransactionCall[T]:
 
 def transact(connection: psycopg.Connection[Any], script: Script[T]) -> T:
     """Run a script; the connection has no open transaction before and after it."""
+
+    def execute(statement: SqlStatement) -> Rows:
+        sql, params = statement
+        cursor = connection.execute(sql, params, prepare=statement.may_be_prepared)
+        return cursor.fetchall() if _has_rows(cursor) else []
+
     try:
-        statement = next(script)
-        while True:
-            cursor = connection.execute(
-                statement.sql, statement.params, prepare=statement.may_be_prepared
-            )
-            statement = script.send(cursor.fetchall() if _has_rows(cursor) else [])
-    except StopIteration as end:
-        result: T = end.value
-        return result
+        return drive(script, execute)
     finally:
-        script.close()
         if not _is_idle(connection):
-            _leave(connection)
+            with suppress(psycopg.Error):
+                connection.execute("ROLLBACK", prepare=False)
+        if not _is_idle(connection):
+            # A query was interrupted during its answer: the connection is unusable.
+            connection.close()
+
+
+async def transact_async(connection: psycopg.AsyncConnection[Any], script: Script[T]) -> T:
+    """See :func:`transact`."""
+
+    async def execute(statement: SqlStatement) -> Rows:
+        sql, params = statement
+        cursor = await connection.execute(sql, params, prepare=statement.may_be_prepared)
+        return await cursor.fetchall() if _has_rows(cursor) else []
+
+    try:
+        return await drive_async(script, execute)
+    finally:
+        if not _is_idle(connection):
+            with suppress(psycopg.Error):
+                await connection.execute("ROLLBACK", prepare=False)
+        if not _is_idle(connection):
+            await connection.close()
 
 
 def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
@@ -73,39 +92,6 @@ def _has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
 
 def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
     return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-
-
-def _leave(connection: psycopg.Connection[Any]) -> None:
-    with suppress(psycopg.Error):
-        connection.execute("ROLLBACK", prepare=False)
-    if not _is_idle(connection):
-        # A query was interrupted during its answer: the connection is unusable.
-        connection.close()
-
-
-async def transact_async(connection: psycopg.AsyncConnection[Any], script: Script[T]) -> T:
-    """See :func:`transact`."""
-    try:
-        statement = next(script)
-        while True:
-            cursor = await connection.execute(
-                statement.sql, statement.params, prepare=statement.may_be_prepared
-            )
-            statement = script.send(await cursor.fetchall() if _has_rows(cursor) else [])
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        script.close()
-        if not _is_idle(connection):
-            await _leave_async(connection)
-
-
-async def _leave_async(connection: psycopg.AsyncConnection[Any]) -> None:
-    with suppress(psycopg.Error):
-        await connection.execute("ROLLBACK", prepare=False)
-    if not _is_idle(connection):
-        await connection.close()
 
 
 # Steps: calls and waits that a generator without I/O yields, and drivers that execute them
@@ -122,37 +108,41 @@ class Wait:
 Steps = Generator[Call[Any] | Wait, Any, T]
 
 
-def drive(steps: Steps[T], do: Callable[[Any], Any]) -> T:
-    """Execute the steps one after the other; send the answer or error of each to the generator."""
+def drive(steps: Generator[Any, Any, T], do: Callable[[Any], Any]) -> T:
+    """Execute the steps one after the other; send the result or error of each to the generator."""
     try:
         step = next(steps)
         while True:
             try:
-                answer = do(step)
-            except (MessagesError, psycopg.Error) as error:
+                result = do(step)
+            except Exception as error:  # noqa: BLE001 - raised in the generator
                 step = steps.throw(error)
             else:
-                step = steps.send(answer)
+                step = steps.send(result)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        value: T = end.value
+        return value
     finally:
         steps.close()
 
 
-async def drive_async(steps: Steps[T], do: Callable[[Any], Awaitable[Any]]) -> T:
+async def drive_async(steps: Generator[Any, Any, T], do: Callable[[Any], Awaitable[Any]]) -> T:
     """See :func:`drive`."""
     try:
         step = next(steps)
         while True:
             try:
-                answer = await do(step)
-            except (MessagesError, psycopg.Error) as error:
+                result = await do(step)
+            except (Exception, asyncio.CancelledError) as error:
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and (not task or task.cancelling()):
+                    raise
+                # Only what the step awaited was cancelled, not this task.
                 step = steps.throw(error)
             else:
-                step = steps.send(answer)
+                step = steps.send(result)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        value: T = end.value
+        return value
     finally:
         steps.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -31,7 +32,8 @@ class WakeupCounters:
 
     def published(self, topic: str) -> None:
         """Count a publication to a topic."""
-        if topic in self._published or self._has_room_for(topic):
+        has_room = len(topic) <= _MOST_CHARACTERS and len(self._published) < _MOST_TOPICS
+        if topic in self._published or has_room:
             self._published[topic] += 1
         else:
             # No counter for this topic: wake the readers of all topics.
@@ -40,9 +42,6 @@ class WakeupCounters:
     def connected(self) -> None:
         """Count a new connection: publications before it have sent no wake-up to this session."""
         self.connections += 1
-
-    def _has_room_for(self, topic: str) -> bool:
-        return len(topic) <= _MOST_CHARACTERS and len(self._published) < _MOST_TOPICS
 
     def end(self, ident: str, topic: str) -> None:
         """Count the end of a subscription: its readers must stop."""
@@ -86,11 +85,11 @@ _ASK_SECONDS = 0.02
 MOVED: Final = "moved"
 
 
+@dataclass(eq=False)
 class Waiter:
     """One waiter in a wait list; ``wake`` is called when it may be its turn."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
+    wake: Callable[[], None]
 
 
 class WaitList:
@@ -161,15 +160,11 @@ class WaitList:
         self._is_next_known = False
         self.wake()
 
-    def has_news(self) -> bool:
-        """Return whether there was a reason to look since the last look that found nothing."""
-        return self.count != self._looked
-
     def is_due(self, now: float) -> bool:
         """Return whether the first waiter should look now."""
         if not self.is_listening(now):
             return now >= self._retry_at
-        return self.has_news() or now >= self._due_at
+        return self.count != self._looked or now >= self._due_at
 
     @property
     def due_at(self) -> float:
@@ -184,7 +179,8 @@ class WaitList:
 
     def wants_listening(self, now: float) -> bool:
         """Return whether to listen, or to ask when the next element becomes available."""
-        return not self.is_listening(now) or not (self.has_news() or self._is_next_known)
+        has_news = self.count != self._looked
+        return not (self.is_listening(now) and (has_news or self._is_next_known))
 
     def listened(self, answer: ListenResult, connection: int, seen: int, now: float) -> None:
         """Record an answer of queue_listen; connection and count are the ones before the call."""
@@ -230,27 +226,25 @@ class WaitLists:
 
     def of(self, queue: str) -> WaitList:
         """Return the wait list of a queue."""
-        if (waiters_of_queue := self._by_queue.get(queue)) is None:
-            waiters_of_queue = self._by_queue.setdefault(queue, WaitList(self._wakes))
-        return waiters_of_queue
+        return self._by_queue.setdefault(queue, WaitList(self._wakes))
 
-    def listens(self, waiters_of_queue: WaitList, channel: str) -> None:
+    def listens(self, wait_list: WaitList, channel: str) -> None:
         """Record the channel of a queue; it may change."""
-        self._by_channel[channel] = waiters_of_queue
+        self._by_channel[channel] = wait_list
 
     def on_notification(self, channel: str, payload: str) -> bool:
         """Process a notification; return False if its channel belongs to no queue."""
-        if (waiters_of_queue := self._by_channel.get(channel)) is None:
+        if (wait_list := self._by_channel.get(channel)) is None:
             return False
         try:
             header = wire.parse(payload).header
         except MalformedPayload:
             # A malformed notification is also a reason to look.
             header = {}
-        waiters_of_queue.on_notification(str(header.get("Evt")))
+        wait_list.on_notification(str(header.get("Evt")))
         return True
 
     def wake_all(self) -> None:
         """Wake all waiters, because the node has connected or was stopped."""
-        for waiters_of_queue in list(self._by_queue.values()):
-            waiters_of_queue.wake_all()
+        for wait_list in list(self._by_queue.values()):
+            wait_list.wake_all()

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
-from psqlmessages.client.options import Options
 from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
-from psqlmessages.pubsub.pubsub import (
-    MAX_UNFINISHED,
-    MAX_UNFINISHED_BYTES,
-    Bus,
-    Publishing,
-)
+from psqlmessages.pubsub.pubsub import Bus
 from psqlmessages.pubsub.segments import channel_name
 
 
-class AsyncPubSub(Bus):
+class AsyncPubSub(Bus[psycopg.AsyncConnection[Any]]):
     """Plain NOTIFY channels of one database, for asyncio; same methods as :class:`PubSub`.
 
     ``connection`` is a connection string or your own ``psycopg.AsyncConnection``. Handlers can be
@@ -26,39 +19,16 @@ class AsyncPubSub(Bus):
     share a bus.
     """
 
+    _given_class = psycopg.AsyncConnection
+    _connection_class = AsyncBusConnection
     _awaits_handlers = True
-
-    def __init__(
-        self,
-        connection: psycopg.AsyncConnection[Any] | str = "",
-        *,
-        interval: float = 1.0,
-        skip_self: bool = False,
-        max_unfinished: int = MAX_UNFINISHED,
-        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
-        options: Options | None = None,
-    ) -> None:
-        if not isinstance(connection, psycopg.AsyncConnection | str):
-            raise TypeError(
-                "connection must be a psycopg.AsyncConnection or str,"
-                f" not {type(connection).__name__}"
-            )
-        options = options or Options()
-        super().__init__(
-            options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
-        )
-        self._connection = AsyncBusConnection(connection, self._subscriptions, options)
+    _connection: AsyncBusConnection
 
     async def __aenter__(self) -> Self:
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def open(self) -> None:
@@ -93,4 +63,4 @@ class AsyncPubSub(Bus):
 
     async def publish(self, channel: str, payload: Any = None) -> None:
         """See :meth:`PubSub.publish`."""
-        await self._connection.run(Publishing(self._subscriptions, channel, payload))
+        await self._connection.run(self._subscriptions.publishing(channel, payload))

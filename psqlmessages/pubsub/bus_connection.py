@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -12,35 +11,33 @@ import psycopg
 from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connect import address_of, refuse_shared
 from psqlmessages.client.connection import (
+    STALE_READS,
+    STALE_SECONDS,
     Waker,
     bounded,
     is_broken,
     is_readable,
 )
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options
+from psqlmessages.client.transactions import drive
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
+    BUSY_SECONDS,
+    BusConnectionBase,
     BusNotifications,
+    BusStatement,
+    MakeScript,
     Script,
     Subscriptions,
-    carry_out,
-    conninfo_of,
-    is_closed_by_owner,
     logger,
 )
 
 T = TypeVar("T")
-MakeScript = Callable[[BusNotifications], Script[T]]
-
+Buffer = BusNotifications[psycopg.Connection[Any]]
 _CLOSING_SECONDS = 5.0
-# How soon to retry while the owner is using the connection.
-_BUSY_SECONDS = 0.05
-_STALE_SECONDS = 1.0
-# The server's last data may arrive before the end of the stream.
-_STALE_READS = 3
 
 
-class BusConnection:
+class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     """The connection of a :class:`PubSub`; threads may share it.
 
     Lock order: ``_io``, then the connection's own lock, which its owner uses too.
@@ -52,20 +49,11 @@ class BusConnection:
         subscriptions: Subscriptions,
         options: Options,
     ) -> None:
-        self._given = None if isinstance(connection, str) else connection
-        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._subscriptions = subscriptions
-        self._options = options
-        self.connection: psycopg.Connection[Any] | None = None
-        self._buffer: BusNotifications | None = None
+        super().__init__(connection, subscriptions, options)
         self._io = threading.RLock()
         self._waker = Waker()
         self._thread: threading.Thread | None = None
         self._runner: int | None = None
-        self._used_at = 0.0
-        self._is_broken_amid_transaction = False
-        # Whether the pooler is known to give each client its own backend.
-        self._is_trusted = False
         self._is_closing = False
         self.ended = threading.Event()
 
@@ -80,7 +68,7 @@ class BusConnection:
             self._waker.open()
             try:
                 if self._given is not None:
-                    self._adopt(self._given)
+                    self._use(self._adopt(self._given))
                 else:
                     self._connect()
             except BaseException:
@@ -111,19 +99,18 @@ class BusConnection:
     def _finish(self) -> None:
         if self.ended.is_set():
             return
-        connection, buffer = self.connection, self._buffer
-        self.connection = self._buffer = None
-        if connection is not None and buffer is not None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            is_given = buffer.connection is self._given
             try:
-                if connection is self._given and not connection.closed:
-                    script = self._subscriptions.closing()
-                    limit = _CLOSING_SECONDS
-                    self._drive(connection, buffer, script, limit, busy_seconds=limit)
+                if is_given and not buffer.connection.closed:
+                    script, limit = self._subscriptions.closing(), _CLOSING_SECONDS
+                    self._drive(buffer, script, limit, busy_seconds=limit)
             except psycopg.Error as error:
                 logger.debug("PubSub was closed without UNLISTEN: %s", error)
             buffer.close()
-            if connection is not self._given:
-                connection.close()
+            if not is_given:
+                buffer.connection.close()
         self._subscriptions.is_connected = False
         self._waker.close()
         self.ended.set()
@@ -137,19 +124,19 @@ class BusConnection:
     def run(self, make: MakeScript[T]) -> T:
         """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
         with self._io:
-            connection, buffer = self._connected()
+            buffer = self._connected()
             self._runner = threading.get_ident()
             try:
                 limit = self._options.answer_timeout.total_seconds()
-                return self._drive(connection, buffer, make(buffer), limit)
+                return self._drive(buffer, make(buffer), limit)
             except psycopg.Error as error:
-                if broken := is_broken(connection, error):
+                if broken := is_broken(buffer.connection, error):
                     self._drop_connection(error)
                 raise translate_error(error, is_broken=broken) from error
             finally:
                 self._runner = None
                 self._used_at = monotonic()
-                self._take_in()
+                self._process_notifications()
                 if self._is_closing:
                     self._finish()
 
@@ -160,58 +147,44 @@ class BusConnection:
             self._is_trusted = True
 
     @staticmethod
-    def _drive(
-        connection: psycopg.Connection[Any],
-        buffer: BusNotifications,
-        script: Script[T],
-        limit: float,
-        *,
-        busy_seconds: float = -1,
-    ) -> T:
+    def _drive(buffer: Buffer, script: Script[T], limit: float, *, busy_seconds: float = -1) -> T:
+        connection = buffer.connection
+
+        def execute(statement: BusStatement) -> list[str]:
+            return connection.wait(bounded(buffer.execute(statement), limit))
+
         if not connection.lock.acquire(timeout=busy_seconds):
             raise psycopg.OperationalError("the connection is in use by its owner")
         try:
-            statement = next(script)
-            while True:
-                steps = carry_out(connection.pgconn, statement, buffer.encoding)
-                statement = script.send(connection.wait(bounded(steps, limit)))
-        except StopIteration as end:
-            result: T = end.value
-            return result
+            return drive(script, execute)
         finally:
-            script.close()
             connection.lock.release()
 
-    def _connected(self) -> tuple[psycopg.Connection[Any], BusNotifications]:
+    def _connected(self) -> Buffer:
         self.open()
-        if monotonic() - self._used_at > _STALE_SECONDS:
+        if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap check whether the server has closed the connection, before anything is sent.
-            for _ in range(_STALE_READS):
+            for _ in range(STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
-        self._refuse_broken_transaction()
+        self._subscriptions.raise_if_transaction_lost()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        while self.connection is None or self._buffer is None:
+        while self._buffer is None:
             self._refuse_closed()
             pause = self._subscriptions.next_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
                 self._waker.wait(None, pause)
-            self._return_if_due()
-        return self.connection, self._buffer
-
-    def _refuse_broken_transaction(self) -> None:
-        if self._is_broken_amid_transaction:
-            self._is_broken_amid_transaction = False
-            raise ConnectionLost("the connection was lost during a transaction: run it again")
+            self._reconnect_if_due()
+        return self._buffer
 
     # The thread
 
     def _work(self) -> None:
         while not self._is_closing:
             try:
-                self._turn()
+                self._run_once()
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
                 logger.exception("unexpected error in PubSub: reconnecting")
                 with self._io:
@@ -219,22 +192,22 @@ class BusConnection:
                     self._subscriptions.backoff.failed(monotonic())
         self.close()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         with self._io:
             if self._is_closing:
                 return
             until = self._maintain()
             descriptor = self._buffer.descriptor if self._buffer is not None else None
         if until is None:
-            until, descriptor = monotonic() + _BUSY_SECONDS, None
+            until, descriptor = monotonic() + BUSY_SECONDS, None
         self._deliver()
         if not self._is_closing and not self._subscriptions.inbox:
             self._waker.wait(descriptor, until - monotonic())
 
     def _maintain(self) -> float | None:
         """Read and do what is due; return the time of the next turn, None if the owner is busy."""
-        if self.connection is None:
-            self._return_if_due()
+        if self._buffer is None:
+            self._reconnect_if_due()
         elif not self._read_now():
             return None
         self._keep_alive_if_due()
@@ -242,10 +215,9 @@ class BusConnection:
 
     def _read_now(self) -> bool:
         """Read available data; False if the owner is using the connection."""
-        connection, buffer = self.connection, self._buffer
-        if connection is None or buffer is None:
+        if (buffer := self._buffer) is None:
             return True
-        if not connection.lock.acquire(timeout=_BUSY_SECONDS):
+        if not buffer.connection.lock.acquire(timeout=BUSY_SECONDS):
             return False
         try:
             if not buffer.is_touchable:
@@ -253,37 +225,34 @@ class BusConnection:
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
         except psycopg.OperationalError as error:
-            self._is_broken_amid_transaction = was_in_transaction
+            self._subscriptions.is_transaction_lost = was_in_transaction
             self._drop_connection(error)
         finally:
-            connection.lock.release()
-        self._take_in()
+            buffer.connection.lock.release()
+        self._process_notifications()
         return True
 
-    def _take_in(self) -> None:
-        if (buffer := self._buffer) is None:
-            return
-        for notification in buffer.take():
-            self._subscriptions.feed(notification, buffer.encoding, buffer.process_id)
+    def _process_notifications(self) -> None:
+        self._subscriptions.feed_all(self._buffer)
         if self._subscriptions.inbox and threading.current_thread() is not self._thread:
             # The bus's thread waits for a socket whose data this thread has already read.
             self._waker.wake()
 
     def _keep_alive_if_due(self) -> None:
-        connection, buffer = self.connection, self._buffer
-        if connection is None or buffer is None:
+        buffer = self._buffer
+        if buffer is None or not buffer.is_idle:
             return
-        if not (buffer.is_idle and self._subscriptions.keep_alive_due(monotonic())):
+        if not self._subscriptions.keep_alive_due(monotonic()):
             return
         limit = self._options.probe_timeout.total_seconds()
         try:
-            self._drive(connection, buffer, self._subscriptions.keeping_alive(), limit)
+            self._drive(buffer, self._subscriptions.keeping_alive(), limit)
         except psycopg.Error as error:
-            if is_broken(connection, error):
+            if is_broken(buffer.connection, error):
                 self._drop_connection(error)
             else:
                 self._subscriptions.log.warning("PubSub keep-alive failed: %s", error)
-        self._take_in()
+        self._process_notifications()
 
     def _deliver(self) -> None:
         for handler, event in self._subscriptions.deliveries():
@@ -296,12 +265,6 @@ class BusConnection:
 
     # Connecting
 
-    def _adopt(self, given: psycopg.Connection[Any]) -> None:
-        if given.closed:
-            raise NodeClosed("the connection given to the bus is closed")
-        self._dsn = conninfo(conninfo_of(given), "PubSub")
-        self._use(given, BusNotifications(given, self._subscriptions.wants))
-
     def _connect(self) -> None:
         try:
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
@@ -310,42 +273,40 @@ class BusConnection:
         buffer = BusNotifications(connection, self._subscriptions.wants)
         try:
             limit = self._options.answer_timeout.total_seconds()
-            self._drive(connection, buffer, buffer.identifying(), limit)
-            self._drive(connection, buffer, self._subscriptions.opening(), limit)
+            self._drive(buffer, self._subscriptions.opening(buffer), limit)
             # A signal handler may have closed the bus during the connection attempt.
             self._refuse_closed()
         except BaseException:
             buffer.close()
             connection.close()
             raise
-        self._use(connection, buffer)
+        self._use(buffer)
 
-    def _use(self, connection: psycopg.Connection[Any], buffer: BusNotifications) -> None:
-        self.connection, self._buffer = connection, buffer
+    def _use(self, buffer: Buffer) -> None:
+        self._buffer = buffer
         self._used_at = monotonic()
         self._subscriptions.on_connected(self._used_at)
-        self._take_in()
+        self._process_notifications()
         self._waker.wake()
 
-    def _return_if_due(self) -> None:
+    def _reconnect_if_due(self) -> None:
         if self._subscriptions.next_at() > monotonic():
             return
         try:
             self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._subscriptions.could_not_return(error, monotonic())
+            self._subscriptions.on_reconnect_failed(error, monotonic())
 
     def _drop_connection(self, reason: object) -> None:
-        connection, buffer = self.connection, self._buffer
-        if connection is None or buffer is None:
+        if (buffer := self._buffer) is None:
             return
-        if is_closed_by_owner(connection):
+        if buffer.is_closed_by_owner:
             # The owner closed the connection given to the bus, so do not open another one.
             self._is_closing = True
             self._finish()
             return
-        self.connection = self._buffer = None
+        self._buffer = None
         buffer.close()
-        connection.close()
+        buffer.connection.close()
         self._subscriptions.on_connection_lost(reason, monotonic())
         self._waker.wake()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import psycopg
 from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.options import Options
+from psqlmessages.client.options import Options, conninfo
+from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
 from psqlmessages.retry import Backoff, RateLimitedLogger
@@ -60,6 +61,7 @@ class BusCounters:
 # All SQL statements of a bus, and how to execute them on a connection.
 
 T = TypeVar("T")
+C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,19 @@ class BusStatement:
     params: tuple[str, ...] = ()
 
 
+# How soon to retry while the owner is using the connection.
+BUSY_SECONDS: Final = 0.05
+
 # Work on the connection: yields statements, receives their results, returns its own.
 Script = Generator[BusStatement, list[str], T]
+MakeScript = Callable[["BusNotifications[Any]"], Script[T]]
 
 BACKEND: Final = BusStatement("SELECT pg_backend_pid()")
 # The call of pg_notification_queue_usage() frees a full queue whose slow listener has gone.
 LISTENED: Final = BusStatement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
 )
+LIVING_SENDERS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 BEGAN_AT: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
 # Notifications are not durable, so waiting for the WAL flush has no benefit.
 COMMIT_AT_ONCE: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
@@ -102,30 +109,6 @@ def notify(channel: str, segments: list[str]) -> BusStatement:
         "SELECT count(pg_notify($1, segment)) FROM unnest(string_to_array($2, ',')) AS segment",
         (channel, ",".join(segments)),
     )
-
-
-def living_senders(process_ids: Iterable[int]) -> BusStatement:
-    """Ask which of these backends still exist."""
-    return BusStatement(
-        "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])",
-        ("{" + ",".join(map(str, process_ids)) + "}",),
-    )
-
-
-def carry_out(pgconn: pq.abc.PGconn, statement: BusStatement, encoding: str) -> PQGen[list[str]]:
-    """Execute a statement without the BEGIN that psycopg's cursors send first.
-
-    So it is a transaction of its own, or part of the open one.
-    """
-    if pgconn.pipeline_status != pq.PipelineStatus.OFF:
-        raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
-    params = [param.encode(encoding) for param in statement.params]
-    pgconn.send_query_params(statement.sql.encode(encoding), params)
-    result = (yield from generators.execute(pgconn))[-1]
-    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
-        raise errors.error_from_result(result, encoding)
-    values = (result.get_value(row, 0) for row in range(result.ntuples))
-    return [value.decode(encoding) for value in values if value is not None]
 
 
 logger = logging.getLogger("psqlmessages")
@@ -159,6 +142,8 @@ class Subscriptions:
         self.log = RateLimitedLogger(logger)
         self.is_connected = False
         self.has_been_connected = False
+        # Whether the connection was lost within a transaction, and no caller knows it yet.
+        self.is_transaction_lost = False
 
     # Handlers
 
@@ -219,10 +204,17 @@ class Subscriptions:
         finally:
             self.counters.unfinished = self._assembly.dropped
 
+    def feed_all(self, buffer: BusNotifications[Any] | None) -> None:
+        """Process the notifications that a connection has received."""
+        if buffer is not None:
+            for notification in buffer.take():
+                self.feed(notification, buffer.encoding, buffer.process_id)
+
     # Scripts for the connection
 
-    def opening(self) -> Script[None]:
+    def opening(self, buffer: BusNotifications[Any]) -> Script[None]:
         """Prepare a new connection of the bus: settings, and LISTEN for all channels."""
+        yield from buffer.identifying()
         if not self._synchronous_commit:
             yield COMMIT_AT_ONCE
         for channel in list(self._channels):
@@ -260,21 +252,25 @@ class Subscriptions:
         self._assembly.forget(channel)
         return True
 
-    def publishing(self, channel: str, text: str, *, is_in_transaction: bool) -> Script[None]:
-        """Send flagged text, with all its segments in one statement."""
-        yield (yield from self._notification(channel, text, is_in_transaction=is_in_transaction))
-        self.counters.published += 1
+    def publishing(self, channel: str, payload: Any) -> MakeScript[None]:
+        """Check a message; return what makes the script that sends it.
 
-    def _notification(
-        self, channel: str, text: str, *, is_in_transaction: bool
-    ) -> Script[BusStatement]:
-        characters = segments.encoded(text)
-        if not characters:
-            return notify(channel, [text])
-        if not is_in_transaction:
-            return notify(channel, segments.cut(characters))
-        (began_at,) = yield BEGAN_AT
-        return notify(channel, self._transaction.cut(began_at, channel, characters))
+        All its segments are sent in one statement; they depend on the state of the connection.
+        """
+        name, text = segments.channel_name(channel), segments.flagged(payload)
+
+        def script(buffer: BusNotifications[Any]) -> Script[None]:
+            if not (characters := segments.encoded(text)):
+                parts = [text]
+            elif not buffer.is_in_transaction:
+                parts = segments.cut(characters)
+            else:
+                (began_at,) = yield BEGAN_AT
+                parts = self._transaction.cut(began_at, name, characters)
+            yield notify(name, parts)
+            self.counters.published += 1
+
+        return script
 
     def keeping_alive(self) -> Script[None]:
         """Check the connection, its LISTENs, and whether senders of unfinished messages live."""
@@ -283,9 +279,16 @@ class Subscriptions:
             # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
             yield listen(channel)
         if senders := self._assembly.senders:
-            living = yield living_senders(senders)
+            parameter = "{" + ",".join(map(str, senders)) + "}"
+            living = yield BusStatement(LIVING_SENDERS, (parameter,))
             self._assembly.saw(map(int, living))
             self.counters.unfinished = self._assembly.dropped
+
+    def raise_if_transaction_lost(self) -> None:
+        """Raise ConnectionLost, once, if the connection was lost within a transaction."""
+        if self.is_transaction_lost:
+            self.is_transaction_lost = False
+            raise ConnectionLost("the connection was lost during a transaction: run it again")
 
     # Timers
 
@@ -321,7 +324,7 @@ class Subscriptions:
         self.backoff.failed(now)
         self.log.warning("PubSub lost its connection: %s", _one_line(reason))
 
-    def could_not_return(self, reason: object, now: float) -> None:
+    def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
@@ -335,25 +338,23 @@ def _one_line(reason: object) -> str:
 
 # Buffer: a connection's notifications for the bus, and when the connection may be used.
 
-AnyConnection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
-
 _IDLE = pq.TransactionStatus.IDLE
 _OPEN = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 
-class BusNotifications:
+class BusNotifications(Generic[C]):
     """The notifications of a connection; those of other channels go to psycopg and the owner.
 
     The bus waits on a duplicate of the connection's file descriptor: the owner may wait on the
     original at the same time, or close it.
     """
 
-    def __init__(self, connection: AnyConnection, is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, connection: C, is_wanted: Callable[[str], bool]) -> None:
+        self.connection = connection
         self._pgconn = connection.pgconn
         self._is_wanted = is_wanted
         self._others = self._pgconn.notify_handler
         self._raw: deque[pq.PGnotify] = deque()
-        self._info = connection.info
         self.process_id = self._pgconn.backend_pid
         self._is_identified = False
         self.descriptor = os.dup(self._pgconn.socket)
@@ -368,7 +369,7 @@ class BusNotifications:
     @property
     def encoding(self) -> str:
         """The name of the connection's encoding, which its owner may change."""
-        return self._info.encoding
+        return self.connection.info.encoding
 
     @property
     def is_touchable(self) -> bool:
@@ -385,6 +386,27 @@ class BusNotifications:
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
         return self._pgconn.transaction_status in _OPEN
+
+    @property
+    def is_closed_by_owner(self) -> bool:
+        """Whether the connection was closed on purpose, rather than lost."""
+        return self.connection.closed and not self.connection.broken
+
+    def execute(self, statement: BusStatement) -> PQGen[list[str]]:
+        """Execute a statement without the BEGIN that psycopg's cursors send first.
+
+        So it is a transaction of its own, or part of the open one.
+        """
+        if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
+        encoding = self.encoding
+        params = [param.encode(encoding) for param in statement.params]
+        self._pgconn.send_query_params(statement.sql.encode(encoding), params)
+        result = (yield from generators.execute(self._pgconn))[-1]
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+            raise errors.error_from_result(result, encoding)
+        values = (result.get_value(row, 0) for row in range(result.ntuples))
+        return [value.decode(encoding) for value in values if value is not None]
 
     def identifying(self) -> Script[bool]:
         """Get the real process id of the backend; return whether there is a pooler in between."""
@@ -412,13 +434,32 @@ class BusNotifications:
         os.close(self.descriptor)
 
 
-def conninfo_of(connection: AnyConnection) -> str:
+def conninfo_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
     """Return the connection string of a connection, including its password: do not log it."""
-    password = connection.info.password
     given: dict[str, Any] = dict(connection.info.get_parameters())
-    return make_conninfo(**given, **({"password": password} if password else {}))
+    return make_conninfo(**given, password=connection.info.password or None)
 
 
-def is_closed_by_owner(connection: AnyConnection) -> bool:
-    """Return whether a connection was closed on purpose, rather than lost."""
-    return connection.closed and not connection.broken
+class BusConnectionBase(Generic[C]):
+    """What the connections of a PubSub and of an AsyncPubSub have in common."""
+
+    def __init__(self, connection: C | str, subscriptions: Subscriptions, options: Options) -> None:
+        self._given = None if isinstance(connection, str) else connection
+        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
+        self._subscriptions = subscriptions
+        self._options = options
+        self._buffer: BusNotifications[C] | None = None
+        self._used_at = 0.0
+        # Whether the pooler is known to give each client its own backend.
+        self._is_trusted = False
+
+    @property
+    def connection(self) -> C | None:
+        """The current connection; None while disconnected."""
+        return self._buffer.connection if self._buffer is not None else None
+
+    def _adopt(self, given: C) -> BusNotifications[C]:
+        if given.closed:
+            raise NodeClosed("the connection given to the bus is closed")
+        self._dsn = conninfo(conninfo_of(given), "PubSub")
+        return BusNotifications(given, self._subscriptions.wants)

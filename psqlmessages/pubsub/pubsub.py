@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Generic, Self
 
 import psycopg
 
 from psqlmessages.client.options import Options
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.bus_connection import BusConnection
-from psqlmessages.pubsub.bus_state import (
-    BusCounters,
-    BusNotifications,
-    Handler,
-    Script,
-    Subscriptions,
-)
+from psqlmessages.pubsub.bus_state import BusCounters, C, Handler, Subscriptions
 from psqlmessages.pubsub.segments import SegmentAssembler, channel_name
 
 # Bus: the common part of PubSub and AsyncPubSub.
@@ -26,20 +19,28 @@ MAX_UNFINISHED: Final = 1_000
 MAX_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 
 
-class Bus:
+class Bus(Generic[C]):
     """The handlers and the state of a bus; see :class:`PubSub`."""
 
+    _given_class: ClassVar[type[Any]]
+    _connection_class: ClassVar[type[Any]]
     _awaits_handlers: ClassVar[bool] = False
 
     def __init__(
         self,
-        options: Options,
-        interval: float,
-        max_unfinished: int,
-        max_unfinished_bytes: int,
+        connection: C | str = "",
         *,
-        skip_self: bool,
+        interval: float = 1.0,
+        skip_self: bool = False,
+        max_unfinished: int = MAX_UNFINISHED,
+        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
+        options: Options | None = None,
     ) -> None:
+        if not isinstance(connection, self._given_class | str):
+            raise TypeError(
+                f"connection must be a psycopg.{self._given_class.__name__} or str,"
+                f" not {type(connection).__name__}"
+            )
         for name, value in (
             ("interval", interval),
             ("max_unfinished", max_unfinished),
@@ -47,8 +48,10 @@ class Bus:
         ):
             if not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value!r}")
+        options = options or Options()
         assembly = SegmentAssembler(max_unfinished, max_unfinished_bytes)
         self._subscriptions = Subscriptions(interval, assembly, options, skip_self=skip_self)
+        self._connection = self._connection_class(connection, self._subscriptions, options)
 
     def on(self, channel: str, handler: Handler) -> None:
         """Call a function with each :class:`Event` of a subscribed channel.
@@ -76,22 +79,7 @@ class Bus:
         return self._subscriptions.counters
 
 
-class Publishing:
-    """A checked message; its segments depend on the state of the connection."""
-
-    def __init__(self, subscriptions: Subscriptions, channel: str, payload: Any) -> None:
-        self._subscriptions = subscriptions
-        self._channel = segments.channel_name(channel)
-        self._text = segments.flagged(payload)
-
-    def __call__(self, buffer: BusNotifications) -> Script[None]:
-        """Return the script that sends it; checks the connection's state when the script starts."""
-        yield from self._subscriptions.publishing(
-            self._channel, self._text, is_in_transaction=buffer.is_in_transaction
-        )
-
-
-class PubSub(Bus):
+class PubSub(Bus[psycopg.Connection[Any]]):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
     ``connection`` is a connection string or your own connection. On your own connection, messages
@@ -101,36 +89,15 @@ class PubSub(Bus):
     the bus reconnects with the same parameters and listens again. Threads may share a bus.
     """
 
-    def __init__(
-        self,
-        connection: psycopg.Connection[Any] | str = "",
-        *,
-        interval: float = 1.0,
-        skip_self: bool = False,
-        max_unfinished: int = MAX_UNFINISHED,
-        max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
-        options: Options | None = None,
-    ) -> None:
-        if not isinstance(connection, psycopg.Connection | str):
-            raise TypeError(
-                f"connection must be a psycopg.Connection or str, not {type(connection).__name__}"
-            )
-        options = options or Options()
-        super().__init__(
-            options, interval, max_unfinished, max_unfinished_bytes, skip_self=skip_self
-        )
-        self._connection = BusConnection(connection, self._subscriptions, options)
+    _given_class = psycopg.Connection
+    _connection_class = BusConnection
+    _connection: BusConnection
 
     def __enter__(self) -> Self:
         self.open()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def open(self) -> None:
@@ -168,4 +135,4 @@ class PubSub(Bus):
 
         Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
-        self._connection.run(Publishing(self._subscriptions, channel, payload))
+        self._connection.run(self._subscriptions.publishing(channel, payload))

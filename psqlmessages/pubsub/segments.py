@@ -97,7 +97,7 @@ def decoded(characters: str) -> str:
     return text
 
 
-def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
+def cut(characters: str, is_taken: IsTaken = lambda _: False) -> list[str]:
     """Cut base64 into segments that differ from each other and from those already sent.
 
     PostgreSQL delivers equal notifications of a transaction once; ``is_taken`` returns whether the
@@ -110,7 +110,7 @@ def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
             f" not {len(characters) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
-        segments = _cut(characters, _LONGEST - shortening, is_taken or _nothing)
+        segments = _cut(characters, _LONGEST - shortening, is_taken)
         if segments:
             return segments
     raise ValueError(
@@ -119,15 +119,12 @@ def cut(characters: str, is_taken: IsTaken | None = None) -> list[str]:
     )
 
 
-def _nothing(_: str) -> bool:
-    return False
-
-
 def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
     """Cut into parts of at most ``size`` characters; return an empty list if not possible."""
     segments, position = [], 0
     while len(characters) - position > size:
-        part = _longest_part(characters, position, size, is_taken)
+        parts = (PART + characters[position : position + n] for n in range(size, 0, -1))
+        part = next((part for part in parts if not is_taken(part)), "")
         if not part:
             return []
         segments.append(part)
@@ -140,14 +137,6 @@ def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
     begin = position - len(segments.pop()) + 1 if segments else 0
     ending = _another_ending(characters, begin, position or len(characters), is_taken)
     return [*segments, *ending] if ending else []
-
-
-def _longest_part(characters: str, position: int, size: int, is_taken: IsTaken) -> str:
-    for length in range(size, 0, -1):
-        part = PART + characters[position : position + length]
-        if not is_taken(part):
-            return part
-    return ""
 
 
 def _another_ending(characters: str, begin: int, end: int, is_taken: IsTaken) -> list[str]:

@@ -15,8 +15,7 @@ from psqlmessages import wire
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
-from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC
-from psqlmessages.client.node_state import Notification
+from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
 from psqlmessages.client.registration import ENDS, MAKERS
 from psqlmessages.relay import hub_answers
 from psqlmessages.relay.frames import HubMessage, Receiver

@@ -37,6 +37,26 @@ CREATE TABLE IF NOT EXISTS messages._queues (
 ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
+-- Where readers of a queue start: no element becomes available before start_at. Without it each reader would walk over
+-- the index entries of all elements that were taken since the oldest open transaction began, because nobody may remove them.
+-- The row with the highest version counts; rows are only inserted and deleted, so nobody waits. UNLOGGED, because after a
+-- crash readers may start at the beginning.
+CREATE UNLOGGED TABLE IF NOT EXISTS messages._scan_start (
+    queue_id bigint NOT NULL,
+    version bigint NOT NULL,
+    start_at timestamp with time zone NOT NULL,
+    -- The next start, with its version, as soon as these transactions, which had written elements by then, have ended.
+    pending_at timestamp with time zone NOT NULL,
+    pending_version bigint NOT NULL,
+    pending_writers text[] NOT NULL,
+    -- The last id of an element by then, and how long it took to find the start.
+    element_id bigint NOT NULL,
+    seconds float8 NOT NULL,
+    made_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
+);
+CREATE INDEX IF NOT EXISTS scan_start_by_version ON messages._scan_start (queue_id, version DESC);
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._scan_version;
+
 
 CREATE OR REPLACE FUNCTION messages._queue_argument_error(
     ident text,
@@ -239,6 +259,156 @@ $$;
 
 COMMENT ON FUNCTION messages._wake_readers IS
     'Notify waiting readers, if there are any, that a queue may have elements for them.';
+
+
+CREATE OR REPLACE FUNCTION messages._scan_start(
+    queue_id bigint
+)
+RETURNS timestamp with time zone
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT coalesce((
+        SELECT s.start_at FROM messages._scan_start AS s
+        WHERE s.queue_id = _scan_start.queue_id ORDER BY s.version DESC LIMIT 1
+    ), '-infinity')
+$$;
+
+COMMENT ON FUNCTION messages._scan_start IS
+    'No element of the queue becomes available before this time.';
+
+
+CREATE OR REPLACE FUNCTION messages._advance_scan_start(
+    queue_id bigint
+)
+RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET enable_sort = off
+SET jit = off
+AS $$
+DECLARE
+    -- The order matters: a transaction that is not among the writers locks the table later. So it stores later times, or
+    -- resets the start with a higher version.
+    v_version bigint := nextval('messages._scan_version');
+    v_next_version bigint := nextval('messages._scan_version');
+    v_now timestamp with time zone := clock_timestamp();
+    v_writers text[] := ARRAY(
+        SELECT l.virtualtransaction FROM pg_catalog.pg_locks AS l
+        WHERE l.locktype = 'relation' AND l.relation = 'psqlmessages_element'::regclass AND l.mode = 'RowExclusiveLock'
+          AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+          AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
+    );
+    v_last record;
+    v_next_at timestamp with time zone := v_now;
+    v_bound timestamp with time zone;
+    v_first timestamp with time zone;
+BEGIN
+    -- An older snapshot does not show what was stored since.
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
+    -- Read it after the writers: a reset by a transaction that has ended by then is visible.
+    SELECT s.ctid AS place, s.* INTO v_last FROM messages._scan_start AS s
+    WHERE s.queue_id = _advance_scan_start.queue_id ORDER BY s.version DESC LIMIT 1;
+    IF v_last.version > v_version THEN
+        RETURN;
+    ELSIF FOUND THEN
+        DELETE FROM messages._scan_start AS s WHERE s.ctid = (
+            SELECT l.ctid FROM messages._scan_start AS l WHERE l.ctid = v_last.place FOR UPDATE SKIP LOCKED
+        );
+        -- Another session does the same. If its transaction stays open, its row does not count.
+        IF NOT FOUND AND v_last.made_at BETWEEN v_now - interval '1 second' AND v_now THEN
+            RETURN;
+        END IF;
+    END IF;
+    IF v_writers = '{}' THEN
+        v_bound := v_now;
+    ELSIF v_last.version IS NULL THEN
+        v_bound := '-infinity';
+    ELSIF NOT v_last.pending_writers && v_writers THEN
+        v_bound := v_last.pending_at;
+        v_version := v_last.pending_version;
+    ELSE
+        v_version := v_last.version;
+        v_next_at := v_last.pending_at;
+        v_next_version := v_last.pending_version;
+        v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_last.pending_writers));
+    END IF;
+    IF v_bound IS NOT NULL THEN
+        SELECT e.available_at INTO v_first FROM psqlmessages_element AS e
+        WHERE e.queue_id = _advance_scan_start.queue_id
+          AND e.available_at >= (SELECT coalesce(v_last.start_at, '-infinity'))
+        ORDER BY e.available_at, e.id LIMIT 1;
+    END IF;
+    INSERT INTO messages._scan_start (
+        queue_id, version, start_at, pending_at, pending_version, pending_writers, element_id, seconds
+    )
+    VALUES (
+        _advance_scan_start.queue_id, v_version,
+        greatest(coalesce(v_last.start_at, '-infinity'), least(v_bound, v_first)),
+        v_next_at, v_next_version, v_writers, pg_sequence_last_value('psqlmessages_element_id_seq'),
+        extract(epoch FROM clock_timestamp() - v_now)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._advance_scan_start IS
+    'Move the start of a queue''s readers behind the elements that were taken. All that was stored before the transactions that write now is visible, all later elements become available later.';
+
+
+CREATE OR REPLACE FUNCTION messages._advance_scan_start_if_due(
+    queue_id bigint,
+    element_id float8,
+    seconds float8,
+    made_at timestamp with time zone
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- At most a twentieth of the time is spent on it.
+    IF clock_timestamp() BETWEEN made_at AND made_at + interval '1 second' AND (
+        clock_timestamp() < made_at + greatest(0.002, 20 * seconds) * interval '1 second'
+        OR pg_sequence_last_value('psqlmessages_element_id_seq') < element_id
+    ) THEN
+        RETURN;
+    END IF;
+    PERFORM messages._advance_scan_start(queue_id);
+END
+$$;
+
+COMMENT ON FUNCTION messages._advance_scan_start_if_due IS
+    'Advance the start of a queue''s readers when that many elements were pushed since, or a second has passed.';
+
+
+CREATE OR REPLACE FUNCTION messages._reset_scan_start(
+    queue_id bigint,
+    first_at timestamp with time zone DEFAULT '-infinity'
+)
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF first_at > '-infinity' AND first_at >= (
+        SELECT greatest(s.start_at, s.pending_at) FROM messages._scan_start AS s
+        WHERE s.queue_id = _reset_scan_start.queue_id ORDER BY s.version DESC LIMIT 1
+    ) IS NOT FALSE THEN
+        RETURN;
+    END IF;
+    INSERT INTO messages._scan_start (
+        queue_id, version, start_at, pending_at, pending_version, pending_writers, element_id, seconds
+    )
+    VALUES (
+        _reset_scan_start.queue_id, nextval('messages._scan_version'), '-infinity', '-infinity',
+        nextval('messages._scan_version'), '{}', 0, 0
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._reset_scan_start IS
+    'Let readers of a queue start at the beginning, because this transaction stores elements that are available earlier: at an old place (no first_at), or at first_at if the clock was put back. Call it after the first write to psqlmessages_element.';
 
 
 CREATE OR REPLACE FUNCTION messages._count(

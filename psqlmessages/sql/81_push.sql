@@ -141,7 +141,7 @@ CREATE OR REPLACE FUNCTION messages._push(
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_mature timestamp with time zone := messages._available_at(mature, delay);
+    v_mature timestamp with time zone;
     v_headers jsonb[];
     v_queue psqlmessages_queue;
     v_puts bigint;
@@ -157,6 +157,9 @@ BEGIN
             FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
         );
     END IF;
+    -- Before the time is read: _advance_scan_start must see this writer.
+    LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
+    v_mature := messages._available_at(mature, delay);
     error := messages._element_error(
         enc, v_headers, ARRAY[v_mature], tries, keys,
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
@@ -176,6 +179,7 @@ BEGIN
             SELECT array_agg(s.id), count(*) INTO ids, v_puts FROM stored AS s;
         END IF;
         IF v_puts > 0 THEN
+            PERFORM messages._reset_scan_start(v_queue.id, CASE WHEN mature < clock_timestamp() THEN '-infinity' ELSE v_mature END);
             PERFORM messages._count(v_queue.id, puts => v_puts);
             PERFORM messages._wake_readers(v_queue);
         END IF;
@@ -222,11 +226,18 @@ BEGIN
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT u.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM used AS u
-            RETURNING id
+            RETURNING id, available_at
         )
-        SELECT p.id, u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited
+        SELECT p.id, u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited,
+               p.available_at, (
+                   SELECT greatest(s.start_at, s.pending_at) FROM messages._scan_start AS s
+                   WHERE s.queue_id = u.id ORDER BY s.version DESC LIMIT 1
+               ) AS start_at
         INTO v_plain FROM pushed AS p, used AS u;
         IF FOUND THEN
+            IF v_plain.available_at < v_plain.start_at THEN
+                PERFORM messages._reset_scan_start(v_plain.queue_id);
+            END IF;
             PERFORM messages._count(v_plain.queue_id, puts => 1);
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
@@ -291,10 +302,12 @@ BEGIN
             FROM (SELECT u.id, u.mature_at, unnest(bodies) AS body FROM used AS u) AS b
             RETURNING id
         )
-        SELECT u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited, p.puts, p.ids
+        SELECT u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited, p.puts, p.ids,
+               u.mature_at
         INTO v_plain
         FROM used AS u, (SELECT count(*) AS puts, string_agg(g.id::text, ',') AS ids FROM pushed AS g) AS p;
         IF v_plain.puts > 0 THEN
+            PERFORM messages._reset_scan_start(v_plain.queue_id, v_plain.mature_at);
             PERFORM messages._count(v_plain.queue_id, puts => v_plain.puts);
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');

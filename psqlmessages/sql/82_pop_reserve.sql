@@ -19,18 +19,23 @@ AS $$
 DECLARE
     v_dead psqlmessages_queue := messages._queue(queue.dead_letter_queue);
     v_count bigint;
+    v_first timestamp with time zone;
 BEGIN
-    UPDATE psqlmessages_element AS e
-    SET queue_id = v_dead.id, lease = NULL, tries = 0,
-        mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
-        headers = e.headers || jsonb_build_object(
-            'x-dl-from-queue', queue.name, 'x-dl-t', to_json(clock_timestamp()), 'x-dl-tries', e.tries
-        )
-    WHERE e.id = ANY (ids);
-    GET DIAGNOSTICS v_count = ROW_COUNT;
+    WITH moved AS (
+        UPDATE psqlmessages_element AS e
+        SET queue_id = v_dead.id, lease = NULL, tries = 0,
+            mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
+            headers = e.headers || jsonb_build_object(
+                'x-dl-from-queue', queue.name, 'x-dl-t', to_json(clock_timestamp()), 'x-dl-tries', e.tries
+            )
+        WHERE e.id = ANY (ids)
+        RETURNING e.available_at
+    )
+    SELECT count(*), min(m.available_at) INTO v_count, v_first FROM moved AS m;
     IF v_count > 0 THEN
         PERFORM messages._count(queue.id, dead_letters => v_count);
         PERFORM messages._count(v_dead.id, puts => v_count);
+        PERFORM messages._reset_scan_start(v_dead.id, v_first);
         PERFORM messages._wake_readers(v_dead);
     END IF;
 END
@@ -55,6 +60,7 @@ BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = queue.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
+          AND e.available_at >= (SELECT messages._scan_start(queue.id))
           AND e.tries >= queue.max_tries - 1
         ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
     );
@@ -117,11 +123,16 @@ SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_source record;
     v_queue psqlmessages_queue;
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('pop', client_id, queue);
-    SELECT * INTO v_queue FROM messages._authorized_queue(client_id, queue, 'R');
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    LEFT JOIN LATERAL (
+        SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
+    ) AS s ON true;
+    v_queue := v_source.queue;
     IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
@@ -136,6 +147,7 @@ BEGIN
         DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND l.available_at >= (SELECT coalesce(v_source.start_at, '-infinity'))
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
@@ -151,6 +163,9 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, gets => v_rows);
+        PERFORM messages._advance_scan_start_if_due(
+            v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
+        );
     END IF;
     PERFORM messages._run_housekeeping_if_due();
 END
@@ -178,11 +193,16 @@ SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_source record;
     v_queue psqlmessages_queue;
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('reserve', client_id, queue);
-    SELECT * INTO v_queue FROM messages._authorized_queue(client_id, queue, 'R');
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    LEFT JOIN LATERAL (
+        SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
+    ) AS s ON true;
+    v_queue := v_source.queue;
     IF (v_queue.id > 0 AND count BETWEEN 1 AND 4096 AND duration > 0 AND duration <= 1000000000) IS NOT TRUE THEN
         v_queue := messages._validated_queue(client_id, queue, count, duration);
     END IF;
@@ -201,6 +221,7 @@ BEGIN
         WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND l.available_at >= (SELECT coalesce(v_source.start_at, '-infinity'))
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
@@ -215,6 +236,9 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
         PERFORM messages._count(v_queue.id, reserves => v_rows);
+        PERFORM messages._advance_scan_start_if_due(
+            v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
+        );
     END IF;
     PERFORM messages._run_housekeeping_if_due();
 END

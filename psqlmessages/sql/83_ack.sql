@@ -223,6 +223,7 @@ DECLARE
     v_queue psqlmessages_queue;
     v_given bigint[];
     v_dead bigint[];
+    v_first timestamp with time zone;
 BEGIN
     FOR v_queue IN
         SELECT q.* FROM psqlmessages_queue AS q
@@ -240,10 +241,11 @@ BEGIN
                 ),
                 wait_began_at = clock_timestamp()
             WHERE e.id = ANY (ids) AND e.queue_id = v_queue.id
-            RETURNING e.id, e.tries
+            RETURNING e.id, e.tries, e.available_at
         )
-        SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.tries >= v_queue.max_tries) INTO v_given, v_dead
-        FROM given AS g;
+        SELECT array_agg(g.id), array_agg(g.id) FILTER (WHERE g.tries >= v_queue.max_tries), min(g.available_at)
+        INTO v_given, v_dead, v_first FROM given AS g;
+        PERFORM messages._reset_scan_start(v_queue.id, v_first);
         PERFORM messages._count(v_queue.id, rollbacks => cardinality(v_given));
         IF v_dead <> '{}' AND v_queue.dead_letter_queue <> v_queue.name THEN
             PERFORM messages._dead_letter(v_queue, v_dead);
@@ -315,7 +317,7 @@ BEGIN
     -- The element was mature when it was taken, even if the clock was put back since.
     UPDATE psqlmessages_element AS e SET lease = NULL, available_at = least(e.mature_at, clock_timestamp())
     WHERE e.id = ANY (v_leased.ids);
-    PERFORM messages._wake_readers(q) FROM psqlmessages_queue AS q
+    PERFORM messages._reset_scan_start(q.id), messages._wake_readers(q) FROM psqlmessages_queue AS q
     WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
     PERFORM messages._run_housekeeping_if_due();
     RETURN messages._done(leases, v_leased.ids);

@@ -156,6 +156,7 @@ BEGIN
     WITH locked AS MATERIALIZED (
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = v_queue.id AND e.available_at <= (SELECT clock_timestamp())
+          AND e.available_at >= (SELECT messages._scan_start(v_queue.id))
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM psqlmessages_element AS e USING locked AS l WHERE e.id = l.id RETURNING 1
@@ -202,7 +203,8 @@ BEGIN
            count(*) FILTER (WHERE e.available_at > v_now AND e.lease IS NOT NULL) AS reserved,
            min(e.available_at) FILTER (WHERE e.available_at > v_now AND e.lease IS NULL) AS next
     INTO v_sizes
-    FROM psqlmessages_element AS e WHERE e.queue_id = v_queue.id;
+    FROM psqlmessages_element AS e
+    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id));
     RETURN (
         '{"Err":"0","Total":' || v_sizes.total || ',"Available":' || v_sizes.available
         || ',"Scheduled":' || v_sizes.scheduled || ',"Reserved":' || v_sizes.reserved
@@ -253,7 +255,8 @@ BEGIN
     END IF;
     EXECUTE format('LISTEN %I', v_queue.channel);
     SELECT e.available_at INTO v_next FROM psqlmessages_element AS e
-    WHERE e.queue_id = v_queue.id ORDER BY e.available_at LIMIT 1;
+    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id))
+    ORDER BY e.available_at LIMIT 1;
     PERFORM messages._run_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Channel":' || to_json(v_queue.channel)
@@ -364,6 +367,7 @@ BEGIN
         )
         SELECT q.* FROM psqlmessages_queue AS q WHERE q.id IN (SELECT r.queue_id FROM restarted AS r)
     LOOP
+        PERFORM messages._reset_scan_start(v_queue.id);
         PERFORM messages._wake_readers(v_queue);
     END LOOP;
     UPDATE psqlmessages_elementkey AS k SET expires_at = v_now + make_interval(secs => q.key_timeout)
@@ -425,7 +429,9 @@ BEGIN
         WITH gone AS (
             DELETE FROM psqlmessages_queuecount AS c
             WHERE c.id = ANY (ARRAY(
-                SELECT l.id FROM psqlmessages_queuecount AS l ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
+                SELECT l.id FROM psqlmessages_queuecount AS l
+                WHERE l.id > (SELECT CASE WHEN q.counted_id <= v_last THEN q.counted_id - 20000 ELSE 0 END FROM messages._queues AS q)
+                ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
             ))
             RETURNING c.*
         )
@@ -441,6 +447,7 @@ BEGIN
         WHERE q.max_tries IS NOT NULL AND EXISTS (
             SELECT FROM psqlmessages_element AS e
             WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
+              AND e.available_at >= messages._scan_start(q.id)
         )
         ORDER BY q.name
     LOOP
@@ -531,6 +538,7 @@ BEGIN
         ));
         GET DIAGNOSTICS v_moved = ROW_COUNT;
         IF v_moved > 0 THEN
+            PERFORM messages._reset_scan_start(v_queue.id);
             PERFORM messages._count(v_queue.id, puts => v_moved);
             PERFORM messages._wake_readers(v_queue);
             v_all := v_all + v_moved;

@@ -18,10 +18,15 @@ SET enable_sort = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_source record;
     v_queue psqlmessages_queue;
 BEGIN
     PERFORM messages._log_command('take', client_id, queue);
-    SELECT * INTO v_queue FROM messages._authorized_queue(client_id, queue, 'R');
+    SELECT q AS queue, s.start_at, s.element_id, s.seconds, s.made_at INTO v_source FROM messages._authorized_queue(client_id, queue, 'R') AS q
+    LEFT JOIN LATERAL (
+        SELECT r.* FROM messages._scan_start AS r WHERE r.queue_id = q.id ORDER BY r.version DESC LIMIT 1
+    ) AS s ON true;
+    v_queue := v_source.queue;
     IF (v_queue.id > 0 AND client_id <> '' AND count BETWEEN 1 AND 4096) IS NOT TRUE THEN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
@@ -38,6 +43,7 @@ BEGIN
     WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
+              AND l.available_at >= (SELECT coalesce(v_source.start_at, '-infinity'))
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
@@ -45,6 +51,11 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ))
     ORDER BY e.available_at, e.id;
+    IF FOUND THEN
+        PERFORM messages._advance_scan_start_if_due(
+            v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
+        );
+    END IF;
     PERFORM messages._run_housekeeping_if_due();
 END
 $$;
@@ -144,6 +155,7 @@ AS $$
 DECLARE
     v_queues psqlmessages_queue[];
     v_pushed record;
+    v_begun_at timestamp with time zone := clock_timestamp();
 BEGIN
     v_queues := ARRAY(
         SELECT messages._queue(d.queue)
@@ -173,12 +185,15 @@ BEGIN
                 WHERE e.id = c.element_id OFFSET 0
             ) AS s
             WHERE s.delivered IS NULL OR c.mark IS NULL OR c.mark <> ALL (s.delivered)
-            RETURNING queue_id
+            RETURNING queue_id, available_at
         )
-        SELECT q AS queue, p.puts
-        FROM (SELECT n.queue_id, count(*) AS puts FROM pushed AS n GROUP BY n.queue_id) AS p
+        SELECT q AS queue, p.puts, p.first_at
+        FROM (SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id) AS p
         JOIN unnest(v_queues) AS q ON q.id = p.queue_id
     LOOP
+        PERFORM messages._reset_scan_start(
+            (v_pushed.queue).id, CASE WHEN v_pushed.first_at < v_begun_at THEN '-infinity' ELSE v_pushed.first_at END
+        );
         PERFORM messages._count((v_pushed.queue).id, puts => v_pushed.puts);
         PERFORM messages._wake_readers(v_pushed.queue);
     END LOOP;
@@ -441,13 +456,14 @@ BEGIN
         JOIN gone AS g ON g.id = c.id
         WHERE g.delivered IS NULL OR c.mark IS NULL OR c.mark <> ALL (g.delivered)
         ORDER BY c.place
-        RETURNING queue_id
+        RETURNING queue_id, available_at
     )
     SELECT ARRAY(SELECT g.id FROM gone AS g) AS ids, (SELECT count(g.lease) FROM gone AS g) AS leased,
-           ARRAY(SELECT p.queue_id FROM pushed AS p) AS pushed
+           ARRAY(SELECT p.queue_id FROM pushed AS p) AS pushed, (SELECT min(p.available_at) FROM pushed AS p) AS first_at
     INTO v_moved;
     FOREACH v_target IN ARRAY targets LOOP
         IF v_target.id = ANY (v_moved.pushed) THEN
+            PERFORM messages._reset_scan_start(v_target.id, v_moved.first_at);
             PERFORM messages._count(v_target.id, puts => cardinality(array_positions(v_moved.pushed, v_target.id)));
             PERFORM messages._wake_readers(v_target);
         END IF;

@@ -343,6 +343,7 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
+    v_now timestamp with time zone;
     v_error json;
     v_queue psqlmessages_queue;
     v_stagings uuid[];
@@ -371,6 +372,9 @@ BEGIN
         RETURN messages._error(54);
     END IF;
     v_queue := messages._queue(queue);
+    -- Before the time is read: _advance_scan_start must see this writer.
+    LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
+    v_now := clock_timestamp();
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
         WITH staged AS MATERIALIZED (
             SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
@@ -381,7 +385,7 @@ BEGIN
             FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
         ), pushed AS (
             INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
-            SELECT s.id, v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+            SELECT s.id, v_queue.id, v_now, v_now, s.enc,
                    CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
             FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
             WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
@@ -391,13 +395,14 @@ BEGIN
         PERFORM messages._see_rows(v_staged, row_count);
     ELSE
         INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
-        SELECT v_queue.id, statement_timestamp(), statement_timestamp(), s.enc,
+        SELECT v_queue.id, v_now, v_now, s.enc,
                CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
         FROM messages._staged_rows(v_stagings) AS s;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
         PERFORM messages._see_rows(v_rows, row_count);
     END IF;
     IF v_rows > 0 THEN
+        PERFORM messages._reset_scan_start(v_queue.id, v_now);
         PERFORM messages._count(v_queue.id, puts => v_rows);
         PERFORM messages._wake_readers(v_queue);
     END IF;

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncNode, Node, Options
-from psqlmessages.client import async_node_queues, async_session, session
+from psqlmessages.client import async_queue_consumer, async_session, session
 from tests.client.nodes import QUICK, Driven
 from tests.client.programs import LONG_CLOSING
 from tests.conftest import TestedServer
@@ -16,14 +16,10 @@ from tests.sql.conftest import World, world
 __all__ = ["world"]
 
 RULES = (
-    "user1 NODE1 Rpc NODE2 W 60",
-    "user2 NODE2 Rpc NODE1 W 60",
-    "user1 NODE1 Topic ORDERS RW 60",
-    "user2 NODE2 Topic ORDERS RW 60",
-    "user2 NODE2 Topic ORDERS.* RW 60",
-    "user1 NODE1 Topic ORDERS.* RW 60",
-    "user2 NODE2 Topic ORDERS* O 60",
-)
+    "user1 NODE1 Rpc NODE2 W 60", "user2 NODE2 Rpc NODE1 W 60", "user1 NODE1 Topic ORDERS RW 60",
+    "user2 NODE2 Topic ORDERS RW 60", "user2 NODE2 Topic ORDERS.* RW 60",
+    "user1 NODE1 Topic ORDERS.* RW 60", "user2 NODE2 Topic ORDERS* O 60",
+)  # fmt: skip
 
 NewNode = Callable[..., Any]
 
@@ -45,7 +41,7 @@ def conversation(world: World) -> Iterator[World]:
 @pytest.fixture
 def long_closing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a close that does not end at once last so long that no machine is as slow."""
-    for module in (async_session, session, async_node_queues):
+    for module in (async_session, session, async_queue_consumer):
         monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 
 

@@ -17,8 +17,8 @@ LONG_CLOSING = 60.0
 # A close that does not end at once is to be told from a slow machine: it would take five seconds.
 COMMAND = f"""
 import sys
-from psqlmessages.client import async_node_queues, async_session, session
-for module in (async_node_queues, async_session, session):
+from psqlmessages.client import async_queue_consumer, async_session, session
+for module in (async_queue_consumer, async_session, session):
     assert module._CLOSING_SECONDS == 5
     module._CLOSING_SECONDS = {LONG_CLOSING}
 from psqlmessages.cli.main import main
@@ -33,12 +33,9 @@ class Program:
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
             env={**os.environ, "PSQLMESSAGES_DSN": dsn, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
-        )
+        )  # fmt: skip
         self._watchdog = threading.Timer(SECONDS, self._process.kill)
         self._watchdog.start()
         self.printed = ""
@@ -92,10 +89,6 @@ def finished(
     """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
-        env={**os.environ, "PSQLMESSAGES_DSN": dsn},
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+        env={**os.environ, "PSQLMESSAGES_DSN": dsn}, input=typed, capture_output=True, text=True,
+        timeout=SECONDS, check=False,
+    )  # fmt: skip

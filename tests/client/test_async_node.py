@@ -182,13 +182,13 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
 @in_a_loop
 async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
     node = new_async_node("NODE1")
-    connect, made = node._session._dialer.connect_async, []
+    connect, made = node._session._connector.connect_async, []
 
     async def connect_once() -> AsyncConnection:
         made.append(await connect())
         return made[-1]
 
-    node._session._dialer.connect_async = connect_once
+    node._session._connector.connect_async = connect_once
     await asyncio.gather(*(node.open() for _ in range(3)))
     await node.topic_listen("ORDERS")
     assert len(made) == 1
@@ -201,8 +201,8 @@ async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: N
         return made[-1]
 
     node = new_async_node("NODE1")
-    connect = node._session._dialer.connect_async
-    node._session._dialer.connect_async = connect_slowly
+    connect = node._session._connector.connect_async
+    node._session._connector.connect_async = connect_slowly
     with pytest.raises(exceptions.NodeClosed):
         await node.open()
     assert len(made) == 2

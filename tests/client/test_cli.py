@@ -83,19 +83,14 @@ FAILURES = (
     (("send", "NODE1", "UNHEARD"), "9: Topic UNHEARD is not existent"),
     (("receive", "OTHER", "ORDERS"), "5: there are no permissions for ident OTHER"),
     (("status", "UNHEARD"), "no rule lets this role use the topic UNHEARD"),
-    (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"),
-    (("demo",), "cannot"),
+    (("call", "NODE1", "NODE2", "{", "--json"), "Expecting property name"), (("demo",), "cannot"),
     (("bench", "--quick"), "cannot prepare the benchmark"),
-)
+)  # fmt: skip
 MISTAKES: tuple[tuple[str, ...], ...] = (
-    (),
-    ("unheard",),
-    ("send", "NODE1"),
-    ("send", "NODE1", "ORDERS", "--count", "-1"),
+    (), ("unheard",), ("send", "NODE1"), ("send", "NODE1", "ORDERS", "--count", "-1"),
     ("send", "NODE1", "ORDERS", "--interval", "soon"),
-    ("receive", "NODE1", "ORDERS", "--timeout", "nan"),
-    ("bench", "--rounds", "0"),
-)
+    ("receive", "NODE1", "ORDERS", "--timeout", "nan"), ("bench", "--rounds", "0"),
+)  # fmt: skip
 
 
 def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys: Capture) -> None:
@@ -122,7 +117,7 @@ def test_status_shows_nodes(
     node2.topic_listen("ORDERS")
     assert main(["--dsn", server.url("user1"), "status", "ORDERS"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["topic", "who", "sends", "who", "listens"]
+    assert shown[0].split() == ["topic", "senders", "listeners"]
     assert shown[1].split() == ["ORDERS", "NODE1", "NODE2"]
     assert shown[3].startswith("notification queue: 0.")
     assert main(["--dsn", server.url("user1"), "status", "--json"]) == 0

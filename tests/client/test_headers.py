@@ -25,17 +25,11 @@ names = st.text(min_size=1, max_size=20) | st.text(alphabet='{}",:Id5Size\\ \n',
 FIRST = payload(1, To="T", From="B")
 SECOND = payload(2, To="T", From="B")
 UNLIKE = (
-    payload(2, To="T", From="C"),
-    payload(2, To="T", From="B", Enc="json"),
-    payload(2, To="T", From="B", Token="t"),
-    SECOND.replace("Topic", "Rpc"),
-    SECOND.partition("\n")[0],
-    SECOND.replace('"Id":2', '"Id":2,"Dkey":"1"'),
-    SECOND.replace('"Id":2', '"Id":٢'),
-    payload(-2, To="T", From="B"),
-    " " + SECOND,
-    "",
-)
+    payload(2, To="T", From="C"), payload(2, To="T", From="B", Enc="json"),
+    payload(2, To="T", From="B", Token="t"), SECOND.replace("Topic", "Rpc"),
+    SECOND.partition("\n")[0], SECOND.replace('"Id":2', '"Id":2,"Dkey":"1"'),
+    SECOND.replace('"Id":2', '"Id":٢'), payload(-2, To="T", From="B"), " " + SECOND, "",
+)  # fmt: skip
 TWICE = '{"Type":"Topic","Size":4,"To":"T","From":"B","Size":5,"Id":1}\nbody'
 
 

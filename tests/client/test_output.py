@@ -31,12 +31,9 @@ def test_a_terminal_has_one_line_that_is_refreshed_below_what_is_said(clock: lis
         progress.say("hello")
         clock[0] = 2.0
     assert stream.getvalue().split("\r\x1b[K") == [
-        "",
-        "sent 20 in 0.5 s, 40/s, 80 to go, 2 s",
-        "sent 30 in 1.0 s, 30/s, 70 to go, 2 s",
-        "hello\n",
-        "sent 30 in 2.0 s, 15/s, 70 to go, 5 s\n",
-    ]
+        "", "sent 20 in 0.5 s, 40/s, 80 to go, 2 s", "sent 30 in 1.0 s, 30/s, 70 to go, 2 s",
+        "hello\n", "sent 30 in 2.0 s, 15/s, 70 to go, 5 s\n",
+    ]  # fmt: skip
 
 
 def test_elsewhere_there_are_plain_lines_now_and_then(clock: list[float]) -> None:

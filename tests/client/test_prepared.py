@@ -7,7 +7,7 @@ import psycopg
 import pytest
 from psycopg import errors, pq
 
-from psqlmessages.client.connection import Connection, NotificationBuffer, PreparedStatements
+from psqlmessages.client.connection import Connection, NotificationBuffer
 from tests.client.moments import somebody_sleeps, when
 from tests.conftest import TestedServer
 
@@ -32,8 +32,7 @@ def connection(server: TestedServer) -> Iterator[Connection]:
 
 def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
     """As an AsyncNode asks, on a connection that is none's but its own."""
-    connection._hot_calls = connection._hot_calls or PreparedStatements()
-    return connection.wait(connection._hot_calls.ask_many(connection.pgconn, sql, rows))
+    return connection.wait(connection._statements.ask_many(connection.pgconn, sql, rows))
 
 
 def test_texts_nulls_and_lists_arrive_as_they_are(connection: Connection) -> None:

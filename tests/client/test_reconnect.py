@@ -36,12 +36,9 @@ from tests.sql.conftest import World
 
 # Finds out soon that a network stalls, but not sooner than a machine may stand still.
 WATCHFUL = replace(
-    QUICK,
-    evaluate_interval=timedelta(hours=1),
-    probe_interval=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=2),
-    answer_timeout=timedelta(seconds=2),
-)
+    QUICK, evaluate_interval=timedelta(hours=1), probe_interval=timedelta(milliseconds=200),
+    probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2),
+)  # fmt: skip
 WAITS = """
     SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'psqlmessages NODE1'
         AND wait_event_type = 'Lock' AND query ~ 'topic_(listen|status|notify)')

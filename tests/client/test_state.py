@@ -13,10 +13,11 @@ from psqlmessages import exceptions as errors
 from psqlmessages.client import calls
 from psqlmessages.client.calls import BackendInfo
 from psqlmessages.client.handlers import TopicHandlers, wants_reply
-from psqlmessages.client.messages import Message
-from psqlmessages.client.node_state import NodeState, Notification, text_of
+from psqlmessages.client.messages import Message, Notification, PendingCall
+from psqlmessages.client.node_state import NodeState, text_of
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.registration import Registration
+from psqlmessages.client.transactions import drive
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
 OURS = "channel_of_ours"
@@ -109,6 +110,10 @@ def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
     assert next(script) == calls.get_data("payload 1")
 
 
+def next_answer(listening: NodeState, pending: PendingCall) -> Message:
+    return drive(listening.next_answer(pending, no_reply), bool)
+
+
 def answer_of(token: str, **more: str) -> str:
     return payload("a", Type="Return", From="B", To="A", Token=token, **more)
 
@@ -118,9 +123,7 @@ def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
     with listening.asking("B", bool) as first, listening.asking("B", bool) as second:
         listening.feed(OURS, answer_of(second.token))
         assert not first.answers
-        arrival = second.answers.popleft()
-    assert isinstance(arrival, Notification)
-    assert listening.answer(arrival, arrival.text, no_reply).body == "a"
+    assert next_answer(listening, second).body == "a"
     assert listening.take() is None
     # After the end of the wait it is counted and dropped.
     listening.feed(OURS, answer_of(first.token))
@@ -132,13 +135,12 @@ def test_an_answer_goes_to_who_asked_and_to_nobody_else() -> None:
     assert (own.type, own.token, own.body, own.wants_answer) == ("Return", "my own", "a", False)
     with listening.asking("B", bool) as pending:
         listening.feed(OURS, answer_of(pending.token, Err="17", Errstr="x"))
-    arrival = pending.answers.popleft()
-    assert isinstance(arrival, Notification)
     with pytest.raises(errors.NotConnected):
-        listening.answer(arrival, arrival.text, no_reply)
+        next_answer(listening, pending)
     failed = Notification({"Type": "Return", "Err": "56", "Errstr": "it failed"}, "the reason", "")
+    pending.answers.append(failed)
     with pytest.raises(errors.CallFailed, match="the reason"):
-        listening.answer(failed, failed.text, no_reply)
+        next_answer(listening, pending)
 
 
 # What is heard of the node asked before the question was put and after, and whether it is over.
@@ -156,8 +158,8 @@ def test_the_end_of_the_node_asked_ends_the_wait_and_no_other() -> None:
         with listening.asking("B", bool) as asked, listening.asking("C", bool) as other:
             for event in before.split():
                 listening.feed(OURS, payload(Type="Sys", Evt=event, Ident="B"))
-            asked.was_put()
-            other.was_put()
+            asked.was_sent()
+            other.was_sent()
             for event in after.split():
                 listening.feed(OURS, payload(Type="Sys", Evt=event, Ident="B"))
             ends = [type(answer) for answer in asked.answers]
@@ -173,10 +175,10 @@ def test_a_lost_connection_and_a_stop_end_the_waits_of_what_was_asked() -> None:
         listening.on_connection_lost("gone", 200.0)
         listening.on_connected(201.0)
         for each in (pending, of_all):
-            each.was_put()
+            each.was_sent()
             assert not each.answers
         listening.on_connection_lost("again", 202.0)
-        listening.stopped()
+        listening.on_stopped()
         for each in (pending, of_all):
             assert isinstance(each.answers.popleft(), errors.ConnectionLost)
             assert isinstance(each.answers.popleft(), errors.NodeClosed)

@@ -88,12 +88,10 @@ NO_BODIES = (
     ({1, 2}, TypeError, "type set cannot be sent"),
     (object(), TypeError, "type object cannot be sent"),
     ({"a": b"within"}, TypeError, "type dict cannot be sent"),
-    (1j, TypeError, "type complex cannot be sent"),
-    (math.nan, ValueError, "not JSON compliant"),
+    (1j, TypeError, "type complex cannot be sent"), (math.nan, ValueError, "not JSON compliant"),
     ({"a": [-math.inf]}, ValueError, "not JSON compliant"),
-    (ENDLESS, ValueError, r"Circular|too deep"),
-    (DEEP, ValueError, r"Circular|too deep"),
-)
+    (ENDLESS, ValueError, r"Circular|too deep"), (DEEP, ValueError, r"Circular|too deep"),
+)  # fmt: skip
 
 
 def test_what_no_body_can_hold_is_refused() -> None:

@@ -76,6 +76,4 @@ def of_another_version(shop: World, changed: Changed) -> None:
 @pytest.fixture
 def sender(shop: World) -> Program:
     """The node ASKER, which sends to ORDERS and asks the worker."""
-    sender = shop.node("user2", "ASKER")
-    sender.ok("topic_notify", "ORDERS")
-    return sender
+    return shop.node("user2", "ASKER", notify="ORDERS")

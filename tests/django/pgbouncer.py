@@ -37,7 +37,7 @@ logfile = {folder}/log
 
 @contextmanager
 def pgbouncer(server: TestedServer, pool_mode: str, pool_size: int = 5) -> Iterator[str]:
-    """Run one; the address of the test database behind it, for the owner."""
+    """The address of the test database behind one, for the owner."""
     if PROGRAM is None:
         pytest.skip("no pgbouncer here: apt-get install pgbouncer")
     url = urlsplit(server.url())

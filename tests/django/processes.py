@@ -22,23 +22,33 @@ def environment(server: TestedServer, port: int | None = None, **given: Any) -> 
     if port is not None:
         user, _, _ = address.netloc.rpartition("@")
         address = address._replace(netloc=f"{user}@127.0.0.1:{port}")
-    return {
-        **os.environ,
-        "DATABASE_URL": address.geturl(),
-        "SHOP_SETTINGS": json.dumps(given),
-        "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
-        "PYTHONWARNINGS": "error",
-        "PYTHONUNBUFFERED": "1",
-    }
+    return os.environ | {
+        "DATABASE_URL": address.geturl(), "DJANGO_SETTINGS_MODULE": "tests.django.shop_settings",
+        "SHOP_SETTINGS": json.dumps(given), "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
 
 
 def manage(
     server: TestedServer, *arguments: str, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
     """Run a management command to its end."""
+    return run_python("-m", "django", *arguments, env=environment(server), timeout=timeout)
+
+
+def run_python(
+    *arguments: str, timeout: float = 110, **given: Any
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "django", *arguments], env=environment(server), cwd=ROOT,
-        capture_output=True, text=True, timeout=timeout, check=False,
+        [sys.executable, *arguments], cwd=ROOT,
+        capture_output=True, text=True, timeout=timeout, check=False, **given,
+    )  # fmt: skip
+
+
+def talking(*arguments: object, **given: Any) -> subprocess.Popen[str]:
+    """Start Python; the test writes lines to it, and may read what it prints."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, text=True, bufsize=1,
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | given,
     )  # fmt: skip
 
 

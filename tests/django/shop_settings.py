@@ -7,8 +7,5 @@ from project.settings import *  # noqa: F403
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.django.shop"]  # noqa: F405
 # A busy machine needs longer to end what is at hand.
-PSQLMESSAGES = {
-    "NODE": "shop",
-    "STOP_SECONDS": 60,
-    **json.loads(os.environ.get("SHOP_SETTINGS", "{}")),
-}
+GIVEN = json.loads(os.environ.get("SHOP_SETTINGS", "{}"))
+PSQLMESSAGES = {"NODE": "shop", "STOP_SECONDS": 60, **GIVEN}

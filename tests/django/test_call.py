@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from psqlmessages.orm import dsn
 from psqlmessages.rpc_client import caller_for, close_callers
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
-from tests.django.processes import ROOT, environment
+from tests.django.processes import environment, run_python
 from tests.reliability.counts import counted, size
 from tests.reliability.test_vanished import QUICK, through
 from tests.sql.conftest import World
@@ -37,7 +35,7 @@ PID = """
 
 @pytest.fixture(autouse=True)
 def _long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a call that says nothing of its timeout time on a slow machine."""
+    """Give calls without a timeout of their own time on a slow machine."""
     for function in (call, acall):
         monkeypatch.setitem(function.__kwdefaults__, "timeout", LONG)
 
@@ -123,9 +121,13 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World) -> 
 
 
 @pytest.mark.usefixtures("prices")
-def test_a_session_that_is_not_opened_in_time_is_a_timeout(
+def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_tries_again(
     shop: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as away:
+        away.setitem(connection.settings_dict, "PORT", "1")
+        with pytest.raises(ConnectionError, match="cannot connect"):
+            call("PRICES", 1)
     monkeypatch.setattr(rpc_client, "_LEAST_TIMEOUT", SHORT)
     other = shop.program().connection
     with other.transaction():
@@ -189,23 +191,10 @@ print(parent.rpartition("-")[0] == f"shop.{os.getpid()}", child.startswith(f"sho
 def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_end(
     shop: World,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING],
-        env=environment(shop.server), cwd=ROOT,
-        capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
+    quiet = ("-W", "ignore::DeprecationWarning")
+    done = run_python(*quiet, "-c", FORKING, env=environment(shop.server))
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
     assert shop.owner.query(SESSIONS) == 0
-
-
-def test_a_database_that_cannot_be_reached_is_said_and_the_next_call_tries_again(
-    prices: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as away:
-        away.setitem(connection.settings_dict, "PORT", "1")
-        with pytest.raises(ConnectionError, match="cannot connect"):
-            call("PRICES", 1)
-    assert call("PRICES", 1) == {"answer": 1}
 
 
 @pytest.mark.usefixtures("prices")

@@ -35,14 +35,9 @@ def faults_of(*rules: object, **parts: object) -> list[str]:
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=100)
 rules = st.builds(
-    RuleEntry,
-    role=names.map(lambda name: name[:63]),
-    ident=names,
-    type=st.just("Topic"),
-    dest=names,
-    mode=st.sampled_from(MODES),
-    timeout=st.integers(1, 2**31 - 1),
-)
+    RuleEntry, role=names.map(lambda name: name[:63]), ident=names, type=st.just("Topic"),
+    dest=names, mode=st.sampled_from(MODES), timeout=st.integers(1, 2**31 - 1),
+)  # fmt: skip
 identities = st.builds(Identity, names, st.none(), names) | st.builds(
     Identity, st.none(), names, names
 )
@@ -122,11 +117,6 @@ def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field() -
     assert (len(told), told[-1]) == (21, "And 30 more.")
 
 
-def test_the_types_and_modes_are_those_of_the_model() -> None:
-    assert list(TYPES) == Auth.Type.values
-    assert list(MODES) == Auth.Mode.values
-
-
 def rule(**fields: Any) -> RuleEntry:
     return RuleEntry(**{**RULE, **fields})
 
@@ -202,3 +192,5 @@ def test_the_example_of_the_page_is_a_document() -> None:
     page = (Path(__file__).parents[2] / "docs" / "admin.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     assert len(document.read(example).as_json()) == 3
+    # Its types and modes are those of the model.
+    assert (list(TYPES), list(MODES)) == (Auth.Type.values, Auth.Mode.values)

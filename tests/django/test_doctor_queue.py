@@ -80,29 +80,6 @@ def wait_for(superuser: psycopg.Connection, condition: str, *values: object) -> 
     wait_until(lambda: is_true(superuser, condition, *values))
 
 
-def wait_for_standbys(server: Server, superuser: psycopg.Connection) -> None:
-    """Wait until commits wait for standbys, which the checkpointer tells them."""
-
-    def shown() -> str:
-        with psycopg.connect(server.superuser_url()) as connection:
-            return connection.execute("SHOW synchronous_standby_names").fetchone()[0]
-
-    wait_until(shown)
-    # It was told of the new settings before that connection began, and looks at them first.
-    superuser.execute("CHECKPOINT")
-
-
-def fill_until_stuck(superuser: psycopg.Connection, pid: int) -> None:
-    """Fill the buffers between the server and a listener that does not read, then the queue."""
-
-    def is_stuck() -> bool:
-        if not is_true(superuser, IS_FILLED):
-            fill(superuser)
-        return is_true(superuser, IS_FILLED) and is_true(superuser, WAITS, "ClientWrite", pid)
-
-    wait_until(is_stuck)
-
-
 def fill(connection: psycopg.Connection) -> None:
     for number in range(16):  # a quarter of the queue
         connection.execute("SELECT pg_notify('news', %s)", (f"{number}{'x' * 7900}",))
@@ -131,7 +108,14 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
 ) -> None:
     listener.commit()
     pid = listener.info.backend_pid
-    fill_until_stuck(superuser, pid)
+
+    def is_stuck() -> bool:
+        """Whether the buffers between the server and the listener are full, and then the queue."""
+        if not is_true(superuser, IS_FILLED):
+            fill(superuser)
+        return is_true(superuser, IS_FILLED) and is_true(superuser, WAITS, "ClientWrite", pid)
+
+    wait_until(is_stuck)
     found = examined(queue)
     assert f"held back by pid {pid} (postgres, forgetful)" in found.found
     assert "has not read its notifications" in found.found
@@ -143,7 +127,14 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
     superuser.execute("CREATE TABLE IF NOT EXISTS written (id int)")
     superuser.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     superuser.execute("SELECT pg_reload_conf()")
-    wait_for_standbys(small, superuser)
+
+    def shown() -> str:
+        with psycopg.connect(small.superuser_url()) as connection:
+            return connection.execute("SHOW synchronous_standby_names").fetchone()[0]
+
+    wait_until(shown)
+    # The checkpointer, which tells commits to wait, looks at new settings first.
+    superuser.execute("CHECKPOINT")
     try:
         with committing(small, "INSERT INTO written VALUES (1)") as pid:
             wait_for(superuser, WAITS, "SyncRep", pid)

@@ -20,29 +20,19 @@ from tests.sql.conftest import World
 # More than ANSWER_SECONDS, and the three times that the server is asked.
 SLOW = "SELECT pg_sleep(4)"
 SECONDS = 30
-IS_THERE = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)"
 IS_SLEEPING = "SELECT count(*) = 1 FROM pg_stat_activity WHERE query = %s AND state = 'active'"
 
 
-class Far:
-    """A thread whose connection "far" of Django's leads through a proxy."""
-
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
-        self._thread = thread
-
-    def begin(self, function: Callable[..., Any], *given: object) -> Future[Any]:
-        return self._thread.submit(function, *given)
-
-    def do(self, function: Callable[..., Any], *given: object) -> Any:
-        return self.begin(function, *given).result(SECONDS)
+Far = Callable[..., Future[Any]]
 
 
 @pytest.fixture
 def far(shop: World, proxy: Proxy, settings: Settings) -> Iterator[Far]:
+    """Call something in a thread whose connection "far" of Django's leads through a proxy."""
     settings.PSQLMESSAGES = {"NODE": "shop", "ANSWER_SECONDS": 1}
     place = {"HOST": "127.0.0.1", "PORT": str(proxy.port), "OPTIONS": {"connect_timeout": 2}}
     with namespace("far", **place), ThreadPoolExecutor(1) as thread:
-        yield Far(thread)
+        yield thread.submit
         thread.submit(connections.close_all).result(SECONDS)
 
 
@@ -72,9 +62,9 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
 ) -> None:
     before, alter = silent_connections.closed(), f"ALTER ROLE {Server.owner}"
     changed(f"{alter} SET track_activities = {tracks}", f"{alter} RESET track_activities")
-    assert far.do(fetched, SLOW) == ""
-    assert far.do(notified) == []
-    assert far.do(fetched, "SELECT 1") == 1
+    assert far(fetched, SLOW).result(SECONDS) == ""
+    assert far(notified).result(SECONDS) == []
+    assert far(fetched, "SELECT 1").result(SECONDS) == 1
     assert silent_connections.closed() == before
 
 
@@ -86,27 +76,25 @@ def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     shop: World, far: Far, proxy: Proxy, lost: Lost
 ) -> None:
     before = silent_connections.closed()
-    pid = far.do(fetched, "SELECT pg_backend_pid()")
+    pid = far(fetched, "SELECT pg_backend_pid()").result(SECONDS)
     if lost == "answers":
-        cut = far.begin(made, "cut", SLOW)
+        cut = far(made, "cut", SLOW)
         shop.wait_for(IS_SLEEPING, SLOW)
-        proxy.stall(lost)
-    else:
-        proxy.stall(lost)
-        cut = far.begin(made, "cut")
+    proxy.stall(lost)
+    if lost != "answers":
+        cut = far(made, "cut")
     assert isinstance(cut.exception(SECONDS), OperationalError)
     assert silent_connections.closed() == before + 1
     # Nothing that it had locked stays so.
-    shop.wait_for(f"SELECT NOT ({IS_THERE})", pid)
-    far.do(connections.close_all)
-    far.do(made, "cut")
+    shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+    far(connections.close_all).result(SECONDS)
+    far(made, "cut").result(SECONDS)
     assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
 
 
 @pytest.mark.nightly  # it waits for every time-out of new connections
 def test_a_server_that_cannot_be_reached_ends_the_wait_too(far: Far, proxy: Proxy) -> None:
-    far.do(fetched, "SELECT 1")
+    far(fetched, "SELECT 1").result(SECONDS)
     proxy.stall(new=True)
-    asked = far.begin(fetched, "SELECT 1")
-    assert isinstance(asked.exception(2 * SECONDS), OperationalError)
+    assert isinstance(far(fetched, "SELECT 1").exception(2 * SECONDS), OperationalError)
     proxy.heal()

@@ -63,13 +63,10 @@ class Newcomer:
         self.port = str(urlsplit(server.superuser_url).port)
         bin_folders = (folder / ".venv/bin", Path(sys.executable).parent, server.psql.parent)
         self.environment = {
-            "HOME": str(folder),
-            "LANG": "C.UTF-8",
+            "HOME": str(folder), "LANG": "C.UTF-8", "PGPORT": self.port, "PYTHONUNBUFFERED": "1",
             "PATH": ":".join(map(str, (*bin_folders, os.environ["PATH"]))),
-            "PGPORT": self.port,
             "PGPASSWORD": str(server.server.home.passwords.get(server.server.superuser)),
-            "PYTHONUNBUFFERED": "1",
-        }
+        }  # fmt: skip
         self.worker: subprocess.Popen[str] | None = None
 
     def follow(self, kind: str, text: str) -> None:
@@ -77,8 +74,6 @@ class Newcomer:
         if kind == "python":
             self.write(text)
         elif kind == "text":
-            assert self.worker is not None
-            assert self.worker.stdout is not None
             assert self.worker.stdout.readline() == text
         else:
             for command, shown in commands(text):
@@ -99,7 +94,6 @@ class Newcomer:
                 command.split(), cwd=self.folder, env=self.environment, text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )  # fmt: skip
-            assert self.worker.stderr is not None
             assert self.worker.stderr.readline() == shown
         else:
             # pip is taken from where the tests run, as making another takes half a minute.
@@ -121,17 +115,13 @@ class Newcomer:
         (packages,) = (self.folder / ".venv/lib").glob("python*/site-packages")
         # An editable installation of the tree is not found there: its own .pth is not read.
         (packages / "dependencies.pth").write_text(f"{Path(django.__file__).parents[1]}\n")
-        where = "import psqlmessages; print(psqlmessages.__file__)"
-        found = subprocess.check_output(
-            [python, "-c", where], text=True, cwd=self.folder, env=self.environment
-        )
-        assert Path(found.strip()).is_relative_to(packages)
+        where = [python, "-c", "import psqlmessages; print(psqlmessages.__file__, end='')"]
+        found = subprocess.check_output(where, text=True, cwd=self.folder, env=self.environment)
+        assert Path(found).is_relative_to(packages)
         script = self.folder / ".venv/bin/django-admin"
-        script.write_text(f"#!{python}\n{MAIN}")
+        main = "from django.core.management import *\nexecute_from_command_line()\n"
+        script.write_text(f"#!{python}\n{main}")
         script.chmod(0o755)
-
-
-MAIN = "from django.core.management import *\nexecute_from_command_line()\n"
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -145,7 +135,6 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newcomer]:
-    """Someone in an empty folder; what the page makes in the server is gone afterwards."""
     newcomer = Newcomer(tmp_path, server, wheel)
     clean(server)
     yield newcomer
@@ -157,8 +146,8 @@ def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newc
 
 def clean(server: TestedServer) -> None:
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        for what in ("DATABASE IF EXISTS shop", "DATABASE IF EXISTS test_shop"):
-            superuser.execute(f"DROP {what} WITH (FORCE)")
+        for name in ("shop", "test_shop"):
+            superuser.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         superuser.execute("DROP ROLE IF EXISTS shop")
 
 
@@ -166,7 +155,6 @@ def clean(server: TestedServer) -> None:
 def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcomer) -> None:
     for kind, text in BLOCK.findall(DJANGO_MD):
         newcomer.follow(kind, text)
-    assert newcomer.worker is not None
     newcomer.worker.terminate()
     _, said = newcomer.worker.communicate(timeout=60)
     assert newcomer.worker.returncode == 0

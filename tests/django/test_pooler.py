@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import psycopg
 import pytest
 from django.core import checks
 from django.db import connection, transaction
+from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
@@ -25,9 +25,9 @@ def by_transaction(shop: World) -> Iterator[str]:
 
 
 @pytest.fixture
-def django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     connection.close()
-    port = psycopg.conninfo.conninfo_to_dict(by_transaction)["port"]
+    port = conninfo_to_dict(by_transaction)["port"]
     with monkeypatch.context() as behind:
         behind.setitem(connection.settings_dict, "PORT", str(port))
         yield
@@ -65,12 +65,11 @@ def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
             assert next(bodies) == "x"
 
 
-@pytest.mark.usefixtures("django_by_transaction")
+@pytest.mark.usefixtures("_django_by_transaction")
 def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World) -> None:
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)
-    listener = shop.node("user2", "LISTENER")
-    listener.ok("topic_listen", "ORDERS")
+    listener = shop.node("user2", "LISTENER", listen="ORDERS")
     allow_queue("orders")
     for number in range(10):
         assert send("ORDERS", f"order {number}")
@@ -85,5 +84,5 @@ def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: Wo
         for settle in (rollback, commit):
             (element,) = reserve("orders")
             assert settle(element)
-    heard = [header["Body"] for header in listener.headers() if header["Type"] == "Topic"]
-    assert [each for each in heard if each.startswith("order")] == [f"order {n}" for n in range(10)]
+    heard = [body for body in listener.bodies() if body.startswith("order")]
+    assert heard == [f"order {number}" for number in range(10)]

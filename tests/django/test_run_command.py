@@ -35,10 +35,8 @@ def work(shop: World) -> Program:
 
 @contextmanager
 def started(shop: World, *options: str, **given: Any) -> Iterator[subprocess.Popen[str]]:
-    """The process with options and settings of its own, listening."""
     process = start(shop.server, "psqlmessages", "run", "worker", *options, **given)
     try:
-        assert process.stderr is not None
         said = process.stderr.readline()
         assert said == "worker has 2 handlers, listens to ORDERS; press Ctrl-C to stop\n"
         yield process
@@ -49,7 +47,6 @@ def started(shop: World, *options: str, **given: Any) -> Iterator[subprocess.Pop
 
 @pytest.fixture
 def worker(shop: World) -> Iterator[subprocess.Popen[str]]:
-    """The process, listening."""
     with started(shop) as process:
         yield process
 
@@ -57,7 +54,6 @@ def worker(shop: World) -> Iterator[subprocess.Popen[str]]:
 def interrupt(process: subprocess.Popen[str], number: int) -> None:
     """Send a signal, and wait until the process has taken it."""
     process.send_signal(number)
-    assert process.stderr is not None
     assert "Stopping after the current messages" in process.stderr.readline()
 
 

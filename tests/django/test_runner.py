@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -27,7 +28,7 @@ MOMENT = timedelta(milliseconds=10)
 
 
 class Seen:
-    """What handlers saw, for the thread of the test to wait for."""
+    """What handlers saw; the thread of the test waits for it."""
 
     def __init__(self) -> None:
         self.bodies: list[object] = []
@@ -36,7 +37,6 @@ class Seen:
         self.bodies.append(body)
 
     def wait_for(self, number: int) -> list[object]:
-        """Wait until so many were seen, a minute for each; those."""
         for each in range(number):
             wait_until(lambda each=each: len(self.bodies) > each)
         return list(self.bodies)
@@ -60,13 +60,8 @@ def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def running_worker(
-    registry: HandlerRegistry,
-    concurrency: int = 1,
-    options: Options | None = None,
-    stuck_after: timedelta = running.STUCK_AFTER,
+    registry: HandlerRegistry, options: Options | None = None, **given: Any
 ) -> Iterator[HandlerWorker]:
-    """The node "worker" with these handlers, in threads; ended and counted at the end."""
-    given = {"concurrency": concurrency, "stuck_after": stuck_after}
     with node("worker", options=options) as worker:
         runner = HandlerWorker(worker, registry, using="default", **given)
         runner.listen()
@@ -119,9 +114,8 @@ def test_too_many_handlers_that_do_not_return_end_the_process(
         assert release.wait(60)
 
     with node("worker") as worker:
-        runner = HandlerWorker(
-            worker, registry, using="default", stuck_after=timedelta(seconds=0.2)
-        )
+        stuck = timedelta(seconds=0.2)
+        runner = HandlerWorker(worker, registry, using="default", stuck_after=stuck)
         runner.listen()
         send(sender, "one", "two")
         with pytest.raises(MessagesError, match="2 handlers have not returned"):
@@ -200,11 +194,8 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
         wait_until(lambda: runner.counters.given_up)
     assert Counter(seen.bodies) == {"bad": 3, "good": 1, "worst": 3}
     assert saved() == ["bad", "good"]
-    assert (runner.counters.handled, runner.counters.failures, runner.counters.given_up) == (
-        2,
-        5,
-        1,
-    )
+    counters = runner.counters
+    assert (counters.handled, counters.failures, counters.given_up) == (2, 5, 1)
     assert "handle failed; retry in" in caplog.text
     assert "ValueError: bad" in caplog.text
     assert "failed 3 times: the message is lost" in caplog.text
@@ -271,8 +262,8 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", '"works"', "json")
         header = answer_to(sender)
-        found = (header["Token"], header["Body"], header["Enc"])
-        assert found == ("ticket", '{"sold":"works"}', "json")
+        assert (header["Token"], header["Enc"]) == ("ticket", "json")
+        assert header["Body"] == '{"sold":"works"}'
         assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
         for body, reason in (
             ("fails", "the handler of worker failed (ValueError)"),

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from collections.abc import Iterator
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -15,6 +14,7 @@ from psqlmessages import exceptions
 from psqlmessages.django import acall, asend, call, send, send_many
 from psqlmessages.exceptions import NoListeners, NotInstalled
 from psqlmessages.retry import RateLimitedLogger
+from tests.django.conftest import Changed
 from tests.sql.conftest import Program, World
 
 SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
@@ -22,10 +22,7 @@ SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
 
 @pytest.fixture
 def listener(shop: World) -> Program:
-    """A program of another role that listens to ORDERS."""
-    listener = shop.node("user2", "LISTENER")
-    listener.ok("topic_listen", "ORDERS")
-    return listener
+    return shop.node("user2", "LISTENER", listen="ORDERS")
 
 
 @transaction.atomic
@@ -35,29 +32,25 @@ def order_that_fails(name: str) -> None:
     raise ZeroDivisionError
 
 
-def bodies(listener: Program) -> list[str]:
-    return [header["Body"] for header in listener.headers() if header["Type"] == "Topic"]
-
-
 def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Program) -> None:
     with transaction.atomic():
         Group.objects.create(name="order 1")
         assert send("ORDERS", {"id": 1}) is True
-        assert bodies(listener) == []
+        assert listener.bodies() == []
     (header,) = [header for header in listener.headers() if header["Type"] == "Topic"]
     assert (header["From"], header["Enc"], header["Body"]) == ("shop", "json", '{"id":1}')
     with pytest.raises(ZeroDivisionError):
         order_that_fails("order 2")
-    assert bodies(listener) == []
+    assert listener.bodies() == []
     # A rolled back inner block takes its message alone.
     with transaction.atomic():
         send("ORDERS", "outer")
         with pytest.raises(ZeroDivisionError):
             order_that_fails("inner")
-    assert bodies(listener) == ["outer"]
+    assert listener.bodies() == ["outer"]
     assert [group.name for group in Group.objects.all()] == ["order 1"]
     assert async_to_sync(asend)("ORDERS", [1, 2]) is True
-    assert bodies(listener) == ["[1,2]"]
+    assert listener.bodies() == ["[1,2]"]
 
 
 def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_required(
@@ -79,19 +72,12 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
             function("ORDERS", ["a"], require_listener=True)
 
 
-@pytest.fixture
-def small_bodies(shop: World) -> Iterator[None]:
-    """A limit of 8 KiB."""
-    change = "UPDATE messages._settings SET max_body_bytes = %s RETURNING 1"
+def test_a_refusal_is_raised_and_the_transaction_goes_on(
+    shop: World, listener: Program, changed: Changed
+) -> None:
+    large, change = "x" * 9000, "UPDATE messages._settings SET max_body_bytes ="
     before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
-    shop.owner.query(change, 8192)
-    yield
-    shop.owner.query(change, before)
-
-
-@pytest.mark.usefixtures("small_bodies")
-def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program) -> None:
-    large = "x" * 9000
+    changed(f"{change} 8192", f"{change} {before}")
     with transaction.atomic():
         send("ORDERS", "before")
         for error, function, topic, body, given in (
@@ -112,7 +98,7 @@ def test_a_refusal_is_raised_and_the_transaction_goes_on(listener: Program) -> N
         Group.objects.create(name="after")
         send("ORDERS", "after")
     assert Group.objects.count() == 1
-    assert bodies(listener) == ["before", "after"]
+    assert listener.bodies() == ["before", "after"]
 
 
 def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program) -> None:
@@ -120,7 +106,7 @@ def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program
     (payload,) = [payload for payload in listener.payloads() if "Dkey" in payload]
     assert listener.data(payload)[1] == "x" * 100_000
     assert send_many("ORDERS", [f"order {number}" for number in range(500)]) == 500
-    assert bodies(listener) == [f"order {number}" for number in range(500)]
+    assert listener.bodies() == [f"order {number}" for number in range(500)]
 
 
 def test_what_is_missing_is_said(shop: World, settings: Settings) -> None:

@@ -16,20 +16,7 @@ from django.test import TestCase, override_settings
 import psqlmessages
 from project.postgres import Server
 from psqlmessages import StreamMessage
-from psqlmessages.django import (
-    apublish,
-    apush,
-    commit,
-    node,
-    pop,
-    publish,
-    publish_many,
-    push,
-    push_many,
-    read_stream,
-    reserve,
-    rollback,
-)
+from psqlmessages.django import commit, pop, publish, publish_many, push, push_many, reserve
 from psqlmessages.exceptions import ModeNotAuthorized, NotPositive, TopicNotExistent
 from psqlmessages.testing import allow_queue, sent_messages
 from tests.sql.conftest import World
@@ -58,7 +45,7 @@ class Store:
 
 
 def read(count: int = 100) -> list[StreamMessage]:
-    return read_stream("worker.1", "ORDERS", max_rows=count)
+    return psqlmessages.django.read_stream("worker.1", "ORDERS", max_rows=count)
 
 
 STREAM = Store("stream", lambda bodies: publish_many("ORDERS", bodies), read)
@@ -87,8 +74,7 @@ def saved() -> list[str]:
 
 
 def left(world: World) -> int:
-    count: int = world.owner.query("SELECT count(*) FROM psqlmessages_element")
-    return count
+    return world.owner.query("SELECT count(*) FROM psqlmessages_element")
 
 
 def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
@@ -101,8 +87,8 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(sto
     with transaction.atomic():
         (message,) = read()
     assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
-    assert inspect.signature(apublish) == inspect.signature(publish)
-    assert async_to_sync(apublish)("ORDERS", "1").subscribers == 1
+    assert inspect.signature(psqlmessages.django.apublish) == inspect.signature(publish)
+    assert async_to_sync(psqlmessages.django.apublish)("ORDERS", "1").subscribers == 1
 
 
 def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
@@ -116,8 +102,8 @@ def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored
         (element,) = pop("orders", 5)
     assert (element.id, element.body, element.headers) == (id_, {"id": 1}, {"country": "it"})
     assert (element.tries, element.lease) == (2, "")
-    assert inspect.signature(apush) == inspect.signature(push)
-    assert async_to_sync(apush)("orders", "1", headers={"a": 1}) > id_
+    assert inspect.signature(psqlmessages.django.apush) == inspect.signature(push)
+    assert async_to_sync(psqlmessages.django.apush)("orders", "1", headers={"a": 1}) > id_
     assert [element.headers for element in reserve("orders")] == [{"a": 1}]
 
 
@@ -189,8 +175,8 @@ def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
     # What is rolled back comes again.
     push_many("orders", ["a", "b"])
     first, second = reserve("orders", 2)
-    assert rollback(first)
-    assert rollback(second, delay=HOUR)
+    assert psqlmessages.django.rollback(first)
+    assert psqlmessages.django.rollback(second, delay=HOUR)
     assert [(one.body, one.tries) for one in reserve("orders", 2)] == [("a", 1)]
 
 
@@ -213,8 +199,8 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
         Group.objects.create(name="order 2")
     assert saved() == ["order 2"]
     for error, call, *arguments in (
-        (ModeNotAuthorized, read_stream, "writer", "ORDERS"),
-        (NotPositive, read_stream, "worker.1", "ORDERS", timedelta(0)),
+        (ModeNotAuthorized, psqlmessages.django.read_stream, "writer", "ORDERS"),
+        (NotPositive, psqlmessages.django.read_stream, "worker.1", "ORDERS", timedelta(0)),
         (ModeNotAuthorized, pop, "write-only"),
         (NotPositive, pop, "orders", 0),
         (NotPositive, reserve, "orders", 0),
@@ -227,7 +213,7 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
 
 
 def test_a_node_tells_when_there_is_reason_to_read(stored: World) -> None:
-    with node("worker.1") as waiting:
+    with psqlmessages.django.node("worker.1") as waiting:
         assert waiting.wait_published("ORDERS", MINUTE)
         with transaction.atomic():
             assert read() == []

@@ -29,8 +29,6 @@ exchanges:
     - {ns: default, queue: slow, selector: '{"delay": 30, "headers": {"lane": "slow"}}'}
     - {ns: default, queue: audit}
 """
-
-
 RULES = (("audit", "W"), ("eu", "W"), ("orders", "R"), ("slow", "W"))
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,24 +133,18 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"src": {"queue": "__too_many_hops__"}}, f"src.queue: {DEAD_END}"),
     ({"src": {"queue": 5}}, f"src.queue: 5 {NO_TEXT}"),
     ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; at most 100 are allowed."),
-    (
-        {"src": {"queue": "\ud800"}},
-        r"src.queue: '\ud800' contains a character that PostgreSQL cannot store.",
-    ),
+    ({"src": {"queue": "\ud800"}},
+     r"src.queue: '\ud800' contains a character that PostgreSQL cannot store."),
     ({"src": {"queue": "a", "ns": None}}, f"src.ns: None {NO_TEXT}"),
     ({"src": {"queue": "a", "selector": ""}}, f"src.selector: {NO_FIELD} ns, queue."),
     ({"dst": {"queue": "a"}}, "dst: {'queue': 'a'} is not a list."),
-    (
-        {"dst": [EU] * (MAX_DESTINATIONS + 1)},
-        "dst: It has 1,001 destinations; an exchange can have 1 to 1,000.",
-    ),
+    ({"dst": [EU] * (MAX_DESTINATIONS + 1)},
+     "dst: It has 1,001 destinations; an exchange can have 1 to 1,000."),
     ({"dst": ["eu"]}, "dst[0]: 'eu' is not a map of ns, queue, selector."),
-    (
-        {"dst": [{"queue": "b", "selector": {"delay": 30}}]},
-        f"dst[0].selector: {{'delay': 30}} {NO_TEXT}",
-    ),
+    ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
+     f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),
     ({"run": True}, f"run: {NO_FIELD} consumer, src, dst."),
-]
+]  # fmt: skip
 
 
 def test_an_exchange_that_cannot_be_is_refused() -> None:
@@ -214,13 +208,6 @@ def test_what_is_written_is_read_again(some: list[DefinedExchange]) -> None:
     assert definitions.read(files.as_json(document)) == ordered
 
 
-@pytest.fixture
-def lite() -> Iterator[None]:
-    """The namespace "lite", which is no PostgreSQL."""
-    with namespace("lite", ENGINE="django.db.backends.sqlite3"):
-        yield
-
-
 class NoMessages:
     """A router that keeps the app out of "away"."""
 
@@ -228,13 +215,14 @@ class NoMessages:
         return None if db != "away" else app_label != "psqlmessages"
 
 
-def test_a_namespace_is_a_database_with_the_app(lite: None, away: None, settings: Settings) -> None:
+def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) -> None:
     """Whether its server answers or not."""
-    assert told_of_target(ns="lite") == [
-        "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
-    ]
+    with namespace("lite", ENGINE="django.db.backends.sqlite3"):
+        assert told_of_target(ns="lite") == [
+            "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
+        ]
+        assert namespaces() == ["default", "away"]
     assert definitions.validated({"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}})
-    assert namespaces() == ["default", "away"]
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
     assert told_of_target(ns="away") == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."

@@ -1,10 +1,9 @@
 """Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
 
-import asyncio
-
 from psqlmessages.exchanges import CompiledExchange, QueueRef, RouteTarget, Selector
 from psqlmessages.exchanges.engine.batch import DeliveryMode, ExchangePlan
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
+from tests.client.nodes import in_a_loop
 from tests.conftest import TestedServer
 
 
@@ -43,19 +42,16 @@ def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_data
     assert not plan("there/b").wants_body
 
 
-def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None:
+@in_a_loop
+async def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None:
     now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
-
-    async def run() -> None:
-        line = ReconnectingConnection(server.url(), 60)
-        done, answers = await line.ask_on(now, (Query("BEGIN"), Query("SELECT 2")))
-        assert (done[1], answers) == ([(1,)], [[], [(2,)]])
-        await line.ask(Query("COMMIT"))
-        for error in ("SELECT 1/0", "SELECT nothing FROM nowhere"):
-            ahead = (Query("BEGIN"), Query("SELECT 2"), Query(error), Query("SELECT 3"))
-            done, answers = await line.ask_on(now, ahead)
-            assert (done[1], answers) == ([(1,)], None)
-            assert (await line.ask(Query("SELECT 4")))[0] == [(4,)]
-        await line.close()
-
-    asyncio.run(run())
+    line = ReconnectingConnection(server.url(), 60)
+    done, answers = await line.ask_on(now, (Query("BEGIN"), Query("SELECT 2")))
+    assert (done[1], answers) == ([(1,)], [[], [(2,)]])
+    await line.ask(Query("COMMIT"))
+    for error in ("SELECT 1/0", "SELECT nothing FROM nowhere"):
+        ahead = (Query("BEGIN"), Query("SELECT 2"), Query(error), Query("SELECT 3"))
+        done, answers = await line.ask_on(now, ahead)
+        assert (done[1], answers) == ([(1,)], None)
+        assert (await line.ask(Query("SELECT 4")))[0] == [(4,)]
+    await line.close()

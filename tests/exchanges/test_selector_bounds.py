@@ -148,9 +148,6 @@ def test_objects_functions_and_loops_are_refused_as_such() -> None:
 
     assert asked("has(msg.headers.map) && !has(msg.headers.filter)", map="all").is_taken
     assert asked("'.map(x, x)' == '.' + 'map(x, x)' // .filter(x, x)").is_taken
-
-
-def test_a_thousand_characters_are_the_bound() -> None:
     longest = "true" + " " * 996
     assert asked(longest).is_taken
     with pytest.raises(SelectorError, match="at most 1,000 characters, this one has 1,001"):

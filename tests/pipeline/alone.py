@@ -16,12 +16,10 @@ from psqlmessages.pipeline.private_folder import driver_folder
 from psqlmessages.pipeline.spark_session import SparkContext, stop
 from tests.pipeline.processes import addresses_listened_on
 
-CONFIGURATION: dict[str, Any] = {
-    "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": '-Dof.the.caller="two words"',
-    "spark.sql.session.timeZone": "Europe/Rome",
-    "spark.ui.enabled": True,
-}
+CONFIGURATION = {
+    "spark.driver.memory": "512m", "spark.sql.session.timeZone": "Europe/Rome",
+    "spark.driver.extraJavaOptions": '-Dof.the.caller="two words"', "spark.ui.enabled": True,
+}  # fmt: skip
 
 
 def java_process() -> int:
@@ -36,7 +34,6 @@ def is_importable(name: str) -> bool:
 
 
 def work(topic: str) -> dict[str, Any]:
-    """Write to a topic and read from it; what was found on the way."""
     spark = register(session("alone", "local[1]", **CONFIGURATION))
     to_topic = {"topic": topic, "client": "pipeline"}
     spark.range(3).selectExpr("CAST(id AS string) AS body").write.format("psqlmessages").options(
@@ -52,22 +49,18 @@ def work(topic: str) -> dict[str, Any]:
     system = spark._jvm.java.lang.System
     process, folder = java_process(), driver_folder()
     found: dict[str, Any] = {
-        "SPARK_HOME": os.environ.get("SPARK_HOME"),
+        "SPARK_HOME": os.environ.get("SPARK_HOME"), "on an executor": workers.collect()[0],
         "bodies": sorted(row.body for row in read.collect()),
         "django on the driver": is_importable("django"),
-        "on an executor": workers.collect()[0],
         "java": system.getProperty("java.home"),
         "of the caller": system.getProperty("of.the.caller"),
         "time zone": spark.conf.get("spark.sql.session.timeZone"),
         "addresses": sorted(addresses_listened_on({os.getpid(), process})),
         "temporary": sorted({path.name.partition("-")[0] for path in folder.iterdir()}),
-    }
+    }  # fmt: skip
     stop()
-    return {
-        **found,
-        "java goes on": Path(f"/proc/{process}").exists(),
-        "folder is there": folder.exists(),
-    }
+    goes_on = {"java goes on": Path(f"/proc/{process}").exists()}
+    return found | goes_on | {"folder is there": folder.exists()}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -18,14 +17,12 @@ from tests.conftest import TestedServer
 from tests.exchanges.conftest import EU, eu, eu_database, field, wide_field
 from tests.pipeline.driving import Source
 from tests.pipeline.sinks import Sink
-from tests.sql.conftest import World, new_role, world
+from tests.sql.conftest import INSERT_RULE, World, new_role, world
 
 __all__ = ["eu", "eu_database", "field", "new_role", "wide_field", "world"]
 
-PATIENCE_SECONDS = 1500
-HERE = Path(__file__).parent
 # For a session of tests: what a micro-batch costs is what a test takes.
-SMALL: dict[str, Any] = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2}
+SMALL = {"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": 2}
 # What a new World does not remove.
 LEFT = """
     TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob, messages.staged;
@@ -47,20 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     passed = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
     anew = pytest.mark.flaky(reruns=3, only_rerun="Python worker failed to connect back")
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(passed)
             item.add_marker(anew)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(PATIENCE_SECONDS))
+                item.add_marker(pytest.mark.timeout(1500))
 
 
 @pytest.fixture(scope="package", autouse=True)
 def surroundings(server: TestedServer) -> Iterator[None]:
     """The addresses in the environment; afterwards neither variables nor messages are left."""
-    variables = {
-        "PSQLMESSAGES_DSN": server.url(),
-        "PSQLMESSAGES_DSN_EU": TestedServer(server.server, EU).url(),
-    }
+    eu = TestedServer(server.server, EU).url()
+    variables = {"PSQLMESSAGES_DSN": server.url(), "PSQLMESSAGES_DSN_EU": eu}
     # Starting Spark sets more of them, for its workers.
     with patch.dict(os.environ, variables):
         os.environ.pop("PSQLMESSAGES_DSN_FILE", None)
@@ -132,17 +127,10 @@ def fill(world: World) -> Callable[..., int]:
     """
     owner = world.owner.query("SELECT session_user")
 
-    def publish(
-        topic: str, count: int, text: str = "message %s", *, keep_seconds: int = 3600
-    ) -> int:
-        world.owner.connection.execute(
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-            " VALUES (%s, 'FILL', 'Topic', %s, 'W', 60) ON CONFLICT DO NOTHING",
-            (owner, topic),
-        )
-        world.owner.connection.execute(
-            "UPDATE psqlmessages_topic SET retention = %s WHERE name = %s", (keep_seconds, topic)
-        )
+    def publish(topic: str, count: int, text: str = "message %s") -> int:
+        rule = (owner, "FILL", "Topic", topic, "W", 60)
+        world.execute(f"{INSERT_RULE} ON CONFLICT DO NOTHING", rule)
+        world.execute("UPDATE psqlmessages_topic SET retention = 3600 WHERE name = %s", (topic,))
         answer = world.owner.query(FILL, "FILL", topic, text, count)
         assert answer["Err"] == "0", answer
         return int(answer["Id"])

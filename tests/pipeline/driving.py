@@ -6,17 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import reader
 from psqlmessages.pipeline.data_source import MessagesSource
 from tests.django.waiting import wait_until
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 
 Rows = list[dict[str, Any]]
 Offset = dict[str, Any]
@@ -36,9 +33,7 @@ class Query:
     def fresh_reader(self) -> DataSourceStreamReader:
         """Make a reader that was told nothing yet, as each of Spark's processes has one."""
         source = MessagesSource(self.options)
-        declared = source.schema()
-        assert isinstance(declared, StructType)
-        return source.streamReader(self.schema or declared)
+        return source.streamReader(self.schema or source.schema())
 
     def begin(self, *, planned: bool = False) -> Offset:
         """Start a query without a checkpoint; its first batch may be planned too."""
@@ -49,7 +44,6 @@ class Query:
 
     def plan(self) -> bool:
         """Ask for the next batch, and write it to the log; False where there is none."""
-        assert self.start is not None
         limit = self.reader.getDefaultReadLimit()
         # As it comes back from Spark's log.
         self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
@@ -57,8 +51,6 @@ class Query:
 
     def read(self) -> Rows:
         """Read the planned batch, each partition as an executor has it."""
-        assert self.start is not None
-        assert self.end is not None
         rows: Rows = []
         for partition in self.reader.partitions(self.start, self.end):
             executor = pickle.loads(pickle.dumps(self.fresh_reader()))  # noqa: S301
@@ -67,7 +59,6 @@ class Query:
         return rows
 
     def done(self) -> None:
-        """Write the batch to the log of those that are done."""
         self.start = self.end
 
     def batch(self) -> Rows:
@@ -88,7 +79,6 @@ class Query:
         """Run until all that is there now is read; the bodies of each batch."""
         if self.start is None:
             self.begin()
-        assert isinstance(self.reader, SupportsTriggerAvailableNow)
         self.reader.prepareForTriggerAvailableNow()
         batches: list[list[str]] = []
         while bodies := self.bodies():
@@ -130,10 +120,9 @@ class Source:
         return self.query(schema, topic=topic, **options)
 
     def keep(self, *topics: str) -> None:
-        self.owner.execute(
-            "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
-            " ON CONFLICT (name) DO UPDATE SET retention = 3600", [list(topics)]
-        )  # fmt: skip
+        keep = "INSERT INTO psqlmessages_topic (name, retention) SELECT unnest(%s::text[]), 3600"
+        also = " ON CONFLICT (name) DO UPDATE SET retention = 3600"
+        self.owner.execute(keep + also, [list(topics)])
 
     def publish(self, *bodies: str, topic: str = "T") -> int:
         return int(self.sender.ok("publish_many", "SEND", topic, list(bodies))["Id"])
@@ -142,7 +131,6 @@ class Source:
         self.sender.ok("push_many", "SEND", "Q", list(bodies))
 
     def prune(self) -> None:
-        """Remove all that no subscription needs."""
         self.owner.execute("UPDATE psqlmessages_topic SET retention = 0")
         self.owner.query("SELECT messages._prune_streams()")
 
@@ -152,10 +140,7 @@ class Source:
         self.prune()
 
     def end_sessions(self) -> None:
-        self.world.watcher.query(
-            "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
-            " WHERE usename = 'user2'"
-        )
+        end_sessions(self.world.watcher, "user2")
 
     def close(self) -> None:
         for query in self._queries:
@@ -166,17 +151,18 @@ class Source:
 @contextmanager
 def away(world: World, role: str) -> Iterator[None]:
     """Keep a role from the database, as a server that is down does, and let it back again."""
-    name = sql.Identifier(role)
-    superuser: psycopg.Connection[Any] = world.superuser().connection
-    superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT 0").format(name))
+    superuser = world.superuser()
+    superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
     try:
-        superuser.execute(
-            "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s",
-            (role,),
-        )
+        end_sessions(superuser, role)
         yield
     finally:
-        superuser.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT -1").format(name))
+        superuser.execute(f"ALTER ROLE {role} CONNECTION LIMIT -1")
+
+
+def end_sessions(superuser: Program, role: str) -> None:
+    end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = %s"
+    superuser.execute(end, (role,))
 
 
 def said(caplog: pytest.LogCaptureFixture, text: str) -> None:

@@ -25,11 +25,8 @@ class Sink:
         self.world = world
         self.topic = {"topic": TOPIC, "dsnFile": dsn_file}
         self.queue = {"queue": QUEUE, "dsnFile": dsn_file}
-        world.rules(
-            f"user1 pipeline Topic {TOPIC} W 10",
-            f"user1 pipeline Queue {QUEUE} W 10",
-            "user1 pipeline* Topic IN R 10",
-        )
+        rules = (f"pipeline Topic {TOPIC} W", f"pipeline Queue {QUEUE} W", "pipeline* Topic IN R")
+        world.rules(*(f"user1 {rule} 10" for rule in rules))
         world.execute("UPDATE psqlmessages_topic SET retention = 3600")
         world.watcher.execute("TRUNCATE messages.staged")
 

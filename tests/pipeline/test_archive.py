@@ -16,13 +16,7 @@ from pyspark.sql import functions as sf
 from psqlmessages import archive_marks
 from psqlmessages.pipeline.archive import log, replay, store
 from psqlmessages.pipeline.archive.archive_job import ArchiveJob
-from psqlmessages.pipeline.archive.log import (
-    COLUMNS,
-    ArchiveError,
-    ArchiveFile,
-    ArchiveFolder,
-    folder,
-)
+from psqlmessages.pipeline.archive.log import COLUMNS, folder
 from psqlmessages.pipeline.archive.replay import ReplayPlan, plan_between
 from psqlmessages.pipeline.archive.store import Archive
 from psqlmessages.pipeline.archive.verify import verify
@@ -35,14 +29,11 @@ NAMES = (
     "ORDERS", "orders", "a/b", "a_b", "..", "2024", "x=y%2F", "snö☃ 𝄞", "q'\"\\", "L" * 100,
     "__HIVE_DEFAULT_PARTITION__", "date=2026-11-21", "/etc", "\n",
 )  # fmt: skip
-HOUR_MICROS = 60 * 60 * 1_000_000
 MIDNIGHT_MICROS = int(MIDNIGHT.replace(tzinfo=UTC).timestamp()) * 1_000_000
-
 TOPIC = "ORDERS/2026=%"
-TEN_MEGABYTES = "x" * 10_000_000
 BODIES = (
     ("", None), ("plain", None), ("snö ☃ 𝄞 \\ \n\t'\"", None), ('{"of":"json"}', "json"),
-    ("AAECAwQF", "b64"), (TEN_MEGABYTES, None),
+    ("AAECAwQF", "b64"), ("x" * 10_000_000, None),
 )  # fmt: skip
 POSITION = """
     SELECT position FROM psqlmessages_subscription WHERE ident = 'pipeline.archive' AND topic = %s
@@ -50,7 +41,7 @@ POSITION = """
 
 
 class Cut(Exception):
-    """What a test lets happen in the place of a kill."""
+    """Raised in the place of a kill."""
 
 
 def cut(*_: Any) -> None:
@@ -60,7 +51,7 @@ def cut(*_: Any) -> None:
 @contextmanager
 def cut_at(method: str) -> Iterator[None]:
     """Let a method of Folder raise, as a kill would end it there."""
-    with patch.object(ArchiveFolder, method, cut), pytest.raises(Cut):
+    with patch.object(log.ArchiveFolder, method, cut), pytest.raises(Cut):
         yield
 
 
@@ -84,7 +75,7 @@ def batch(spark: SparkSession, first: int, last: int, *topics: str, parts: int =
         sf.format_string("body %d", "id").alias("body"),
         sf.when(sf.col("id") % 2 == 1, "json").alias("enc"),
         sf.lit(None).cast("string").alias("headers"),
-        sf.timestamp_micros(sf.col("id") % 2 * HOUR_MICROS + MIDNIGHT_MICROS - 1)
+        sf.timestamp_micros(sf.col("id") % 2 * 3_600_000_000 + MIDNIGHT_MICROS - 1)
         .alias("published_at"),
     )  # fmt: skip
 
@@ -98,12 +89,11 @@ def expected(last: int, *topics: str) -> list[tuple[Any, ...]]:
 
 
 def archived(archive: Archive) -> list[tuple[Any, ...]]:
-    """What the archive says it holds, in order of id."""
     return in_order(archive.rows().collect())
 
 
 def seen(root: str) -> list[tuple[Any, ...]]:
-    """What a reader sees that knows nothing of archives, without Spark."""
+    """What a reader sees that knows neither archives nor Spark."""
     if not Path(root, "data").exists():
         return []
     return in_order(Row(**row) for row in pyarrow.parquet.read_table(f"{root}/data").to_pylist())
@@ -115,11 +105,8 @@ def in_order(rows: Iterable[Row]) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda row: row[0])
 
 
-def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> ArchiveFile:
-    return ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
-
-
-# Files
+def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log.ArchiveFile:
+    return log.ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
 def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
@@ -226,21 +213,18 @@ def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two(
 
 
 def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str) -> None:
-    with pytest.raises(ArchiveError, match="there is no archive"):
+    with pytest.raises(log.ArchiveError, match="there is no archive"):
         Archive.opened(spark, root)
     Path(root, "data").mkdir(parents=True)
-    with pytest.raises(ArchiveError, match="belongs to no archive"):
+    with pytest.raises(log.ArchiveError, match="belongs to no archive"):
         Archive.made(spark, root, CLUSTER)
     Path(root, "data").rmdir()
     Archive.made(spark, root, CLUSTER)
-    with pytest.raises(ArchiveError, match=CLUSTER):
+    with pytest.raises(log.ArchiveError, match=CLUSTER):
         Archive.made(spark, root, "1/2")
     # Spark would take it for a pattern.
-    with pytest.raises(ArchiveError, match=r"must not contain \*"):
+    with pytest.raises(log.ArchiveError, match=r"must not contain \*"):
         Archive.opened(spark, "/tmp/*")  # noqa: S108 - never made
-
-
-# The job
 
 
 @pytest.fixture
@@ -294,9 +278,9 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
     for _ in range(2):
         assert list(replay.replay(archive, "first", plan)) == [(0, 1), (1, 1)]
         assert texts(world, "AGAIN") == published
-    with pytest.raises(ArchiveError, match="another replay"):
+    with pytest.raises(log.ArchiveError, match="another replay"):
         list(replay.replay(archive, "first", plan_between(plan, 2, None)))
-    with pytest.raises(ArchiveError, match="the archive has no messages of ODRERS"):
+    with pytest.raises(log.ArchiveError, match="the archive has no messages of ODRERS"):
         list(verify(archive, [TOPIC, "ODRERS"]))
     world.execute(
         "UPDATE psqlmessages_streammessage SET sender = 'SHOPPER' WHERE payload = 'plain'"
@@ -308,7 +292,7 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
     there, changed = world.execute(
         "SELECT count(*), max(id) FILTER (WHERE body = 'plain') FROM messages.stored"
         " WHERE topic = %s AND id > %s AND id <= %s", [TOPIC, part.low, part.high]
-    ).fetchone() or (0, None)  # fmt: skip
+    ).fetchone()  # fmt: skip
     assert changed is not None
     assert (part.kept.rows, part.archived.rows) == (there, there)
 
@@ -375,7 +359,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
         query = job.started(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
         with job.ended_by_change(query, marked) as is_changed:
             archive_marks.mark(TOPIC)
-            assert query.awaitTermination(200)  # type: ignore[arg-type]
+            assert query.awaitTermination(200)
         assert is_changed()
         assert job.topics() == ["NEW1", TOPIC, "OTHER"]
 

@@ -6,10 +6,10 @@ For the figures of docs/reliability.md: make reliability ARGS="tests/pipeline/te
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -21,7 +21,7 @@ import pytest
 from psqlmessages.exchanges.store import repository
 from psqlmessages.pipeline.exchange.definition import written
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT, manage, start
+from tests.django.processes import manage, start, talking
 from tests.exchanges.field import Bed, Field
 from tests.own_server import own_server
 from tests.pipeline.processes import FAULT, kill, until
@@ -31,6 +31,7 @@ from tests.reliability.conftest import own, own_world
 from tests.reliability.counts import counted, size
 from tests.reliability.disk import disk, move_tables
 from tests.reliability.restarts import FAST, POSTMASTER, WAYS, restarting
+from tests.reliability.work import EXPIRE
 from tests.servers import SERVER
 from tests.sql.conftest import World
 
@@ -56,17 +57,11 @@ RULES = (
 )  # fmt: skip
 
 pytestmark = pytest.mark.timeout(1500 * (KILLS + 1))
+spawn = partial(talking, "-m", "tests.pipeline.drivers")
 
 
 def by_chance(seconds: float) -> None:
     Event().wait(random.SystemRandom().uniform(0, seconds))
-
-
-def spawn(*arguments: object, **given: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.drivers", *map(str, arguments)],
-        cwd=ROOT, text=True, stdin=subprocess.PIPE, **given,
-    )  # fmt: skip
 
 
 class Driver:
@@ -234,9 +229,7 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
         pushing.join()
     push(numbers[KILLS * share :])
     pusher.close()
-    field.default.connection.execute(
-        "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
-    )
+    field.default.connection.execute(EXPIRE)
     # Whoever takes over, here a local worker, goes on where the dead had come to.
     field.run_until_idle()
     field.until(lambda: not field.default.bodies("a") and not field.default.bodies("e"))

@@ -85,7 +85,6 @@ def test_without_a_cache_that_can_be_written_to_the_temporary_folder_serves(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     home = java_home({"PATH": ""})
-    assert home is not None
     assert home.parent == tmp_path / f"psqlmessages-{os.getuid()}"
 
 

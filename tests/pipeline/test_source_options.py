@@ -41,17 +41,13 @@ REFUSED: tuple[tuple[dict[str, str], str], ...] = (
     ({"topic": "A", "endingOffsets": "latest", "url": "postgresql://u:s3cret@h/d"}, UNKNOWN),
 )
 JUDGED: dict[Any, Callable[[Any, Any], bool]] = {
-    spark.EqualTo: operator.eq,
-    spark.EqualNullSafe: operator.eq,
-    spark.GreaterThan: operator.gt,
-    spark.GreaterThanOrEqual: operator.ge,
-    spark.LessThan: operator.lt,
-    spark.LessThanOrEqual: operator.le,
+    spark.EqualTo: operator.eq, spark.EqualNullSafe: operator.eq,
+    spark.GreaterThan: operator.gt, spark.GreaterThanOrEqual: operator.ge,
+    spark.LessThan: operator.lt, spark.LessThanOrEqual: operator.le,
     spark.In: lambda a, b: a in b,
     # No column is null here.
-    spark.IsNull: lambda a, b: False,
-    spark.IsNotNull: lambda a, b: True,
-}
+    spark.IsNull: lambda a, b: False, spark.IsNotNull: lambda a, b: True,
+}  # fmt: skip
 MOMENT = datetime(2030, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 # Values that often meet.
 VALUES: dict[str, Sequence[Any]] = {
@@ -60,21 +56,16 @@ VALUES: dict[str, Sequence[Any]] = {
     "sender": ("A", "a", "O'Neil", "back\\slash", "ü", " A", "A "),
     "published_at": [MOMENT + timedelta(microseconds=number) for number in range(-4, 5)],
 }
-LEFT: tuple[spark.Filter, ...] = (
-    spark.EqualTo(("body",), "x"),
-    spark.EqualTo(("id", "part"), 1),
-    spark.EqualTo(("sender",), None),
-    spark.EqualTo(("sender",), "NUL \0"),
-    spark.EqualTo(("sender",), "\ud800"),
-    spark.In(("topic",), ("T", None)),
-    spark.LessThan(("sender",), "b"),
-    spark.StringStartsWith(("topic",), "T"),
-    spark.EqualTo(("id",), 2**63),
-    spark.EqualTo(("id",), True),
+LEFT = (
+    spark.EqualTo(("body",), "x"), spark.EqualTo(("id", "part"), 1),
+    spark.EqualTo(("sender",), None), spark.EqualTo(("sender",), "NUL \0"),
+    spark.EqualTo(("sender",), "\ud800"), spark.In(("topic",), ("T", None)),
+    spark.LessThan(("sender",), "b"), spark.StringStartsWith(("topic",), "T"),
+    spark.EqualTo(("id",), 2**63), spark.EqualTo(("id",), True),
     spark.EqualTo(("published_at",), "2030-01-01"),
     spark.EqualTo(("published_at",), datetime(1, 1, 1, tzinfo=UTC)),
     spark.Not(spark.IsNull(("id",))),
-)
+)  # fmt: skip
 SELECT = """
     SELECT array_agg(id ORDER BY id) FROM (SELECT * FROM json_to_recordset(%s) AS r
         (id bigint, topic text, sender text, published_at timestamptz)) AS t

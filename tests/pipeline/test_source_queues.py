@@ -58,7 +58,7 @@ def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source
     assert sorted(chain.from_iterable(batches)) == bodies
     assert sizes(source) == (0, 0)
     source.push("before")
-    query.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+    query.reader.prepareForTriggerAvailableNow()
     source.push("later")
     assert [query.bodies(), query.bodies()] == [["before"], []]
     assert sizes(source) == (1, 0)
@@ -83,7 +83,7 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(sourc
     first = query.read()
     query.restart()
     # The leases of both stand in the offset.
-    assert len((query.end or {})["leases"]) == 2 * 32
+    assert len(query.end["leases"]) == 2 * 32
     source.push("3")
     assert sizes(source) == (1, 2)
     assert first == query.read()

@@ -192,9 +192,8 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
     field.publish(3)
     told, lines = followed(query(lambda _: asked.wait(600)), lag)
     assert "the lag is unknown: canceling statement due to statement timeout" in lines
-    assert [line for line in lines if "batch" not in line][1:] == [
-        "waiting for the database", "continuing"
-    ]  # fmt: skip
+    others = [line for line in lines if "batch" not in line]
+    assert others[1:] == ["waiting for the database", "continuing"]
     assert "waiting" in {each.state for each in told}
     assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
 
@@ -212,13 +211,9 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
 
 
 def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
-    field: TrafficField,
-    spark: SparkSession,
-    checkpoint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     # The session is that of all tests.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     command = ("psqlmessages", "pipeline", "traffic", "--once")

@@ -1,6 +1,7 @@
 """What the tests of traffic share: publishers, the table, and the same windows by SQL."""
 
 from datetime import datetime, timedelta
+from itertools import product
 from typing import Any
 
 from tests.sql.conftest import World
@@ -38,9 +39,8 @@ class TrafficField:
     def __init__(self, world: World) -> None:
         self.world = world
         self.owner = world.owner
-        world.rules(
-            *(f"user1 {sender} Topic {topic} W 10" for sender in SENDERS for topic in TOPICS)
-        )
+        for sender, topic in product(SENDERS, TOPICS):
+            world.rule("user1", sender, "Topic", topic, "W", 10)
         world.rule(self.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 10)
         self.owner.execute("UPDATE psqlmessages_topic SET retention = 100000")
         self.owner.execute("TRUNCATE psqlmessages_traffic, psqlmessages_pipelinejob")
@@ -51,9 +51,8 @@ class TrafficField:
         self.publisher.execute(PUBLISH, (sender, topic, number))
 
     def publish_everywhere(self, number: int) -> None:
-        for topic in TOPICS:
-            for sender in SENDERS:
-                self.publish(number, topic, sender)
+        for topic, sender in product(TOPICS, SENDERS):
+            self.publish(number, topic, sender)
 
     def spread(self, seconds: int) -> None:
         """Let what was published be older by up to so many seconds."""

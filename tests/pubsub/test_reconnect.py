@@ -13,22 +13,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import Options
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub.bus_state import BusStatement
 from tests.client.moments import somebody_sleeps, when
+from tests.client.nodes import QUICK
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Connect, Ear, NewBus, end_backend, until
 
-# Comes back quickly, and is not lost because the machine stands still.
-QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_timeout=timedelta(seconds=60),
-    reconnect_wait=timedelta(seconds=60),
-)
 # Finds out soon that a network stalls; a machine that stands still is taken for one.
 WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
 

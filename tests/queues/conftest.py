@@ -63,6 +63,7 @@ class Desk:
     def age(self, seconds: float) -> None:
         """Let so much time have gone by for all elements and keys."""
         ago = {"ago": f"{seconds} s"}
+        self.world.execute("DELETE FROM messages._scan_start")
         self.world.execute(
             "UPDATE psqlmessages_element SET mature_at = mature_at - %(ago)s::interval,"
             " available_at = available_at - %(ago)s::interval", ago,

@@ -103,6 +103,7 @@ def test_tending_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: Worl
     first, late = desk.reserve(2)
     desk.reader.execute("BEGIN")
     desk.done("rollback", None, first.lease)
+    world.execute("DELETE FROM messages._scan_start")
     world.execute(
         "UPDATE psqlmessages_element SET available_at = 'epoch' WHERE id = %s", (late.id,)
     )

@@ -2,7 +2,9 @@
 
 import random
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 
 import psycopg
@@ -13,6 +15,15 @@ from tests.sql.conftest import PATIENCE_SECONDS, Program, World
 from tests.sql.simultaneous import together
 
 WORKERS, PUSHES = 6, 120
+
+
+@pytest.fixture
+def held(world: World) -> Iterator[psycopg.Connection]:
+    """A transaction that has nothing to do with queues, and stays open."""
+    with psycopg.connect(world.server.url()) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM pg_class")
+        yield connection
 
 
 class Worker(threading.Thread):
@@ -36,7 +47,15 @@ class Worker(threading.Thread):
             self.done += bodies
 
     def _reserve(self) -> None:
-        rows = self.program.elements("reserve", "GET", "Q", self.dice.randint(1, 5), 60)
+        seconds = 0.5 if self.dice.random() < 0.05 else 60
+        is_rolled_back = self.dice.random() < 0.1
+        with self.program.connection.transaction(force_rollback=is_rolled_back):
+            rows = self.program.elements("reserve", "GET", "Q", self.dice.randint(1, 5), seconds)
+            if is_rolled_back:
+                time.sleep(0.2 * self.dice.random())
+        if is_rolled_back or seconds < 1:
+            # The leases run out.
+            return
         for row in rows:
             act = self.dice.choice(["commit", "commit", "rollback", "release"])
             given = (None,) if act == "rollback" else ()
@@ -46,6 +65,7 @@ class Worker(threading.Thread):
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.usefixtures("held")
 def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None:
     is_over = threading.Event()
     workers = [Worker(world.program("user2"), seed, is_over) for seed in range(WORKERS)]
@@ -71,4 +91,31 @@ def push(program: Program, number: int) -> None:
             program.ok("push", "PUT", "Q", f"never {body}")
         for _ in range(2 if i % 3 == 0 else 1):
             key = body if i % 3 == 0 else None
-            program.ok("push", "PUT", "Q", body, None, None, None, None, 0, key)
+            mature = "epoch" if i % 20 == 7 else None
+            with program.connection.transaction():
+                program.ok("push", "PUT", "Q", body, None, None, mature, None, 0, key)
+                if i % 10 == number:
+                    time.sleep(0.1)
+
+
+@pytest.mark.usefixtures("held")
+def test_readers_do_not_walk_over_what_was_taken_while_a_transaction_is_open(
+    desk: Desk, world: World
+) -> None:
+    """Counted in index entries: timings say little on a busy machine."""
+    read = """
+        SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'element_by_availability'
+    """
+    for _ in range(20):
+        desk.push(*("x" for _ in range(200)))
+        assert len(desk.pop(200)) == 200
+    desk.push(*("y" for _ in range(50)))
+    entries = []
+    for _ in range(50):
+        world.execute("SELECT pg_stat_force_next_flush()")
+        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        before = world.owner.query(read)
+        assert len(desk.reserve(1)) == 1
+        desk.reader.execute("SELECT pg_stat_force_next_flush()")
+        entries.append(world.owner.query(read) - before)
+    assert sorted(entries)[len(entries) // 2] < 400, entries

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
+from tests.sql.reads import counting
 
 pytestmark = pytest.mark.versions
 
@@ -27,11 +28,6 @@ FILL = (
     FROM generate_series(1, 20) AS n, psqlmessages_queue AS q
     """,
 )
-READ = """
-    SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
-    FROM pg_stat_xact_user_tables
-    WHERE relname IN ('psqlmessages_element', 'psqlmessages_elementkey')
-"""
 
 
 @pytest.fixture(scope="module", params=["analyzed", "as if empty"])
@@ -63,13 +59,12 @@ def program(full: World) -> Iterator[Program]:
 @contextmanager
 def at_most(program: Program, rows: int, what: str) -> Iterator[None]:
     """Assert that no table is read whole, and no more rows than that."""
-    # What this session did before may be counted with it.
-    before = {name: (scans, read) for name, scans, read in program.connection.execute(READ)}
-    yield
-    for name, scans, read in program.connection.execute(READ).fetchall():
-        scans_before, read_before = before.get(name, (0, 0))
-        assert scans == scans_before, f"{what} reads all of {name}"
-        assert read - read_before <= rows, f"{what} reads {read - read_before} rows of {name}"
+    with counting(program) as found:
+        yield
+    for name in "element", "elementkey":
+        scans, read = found.get(name, (0, 0))
+        assert not scans, f"{what} reads all of {name}"
+        assert read <= rows, f"{what} reads {read} rows of {name}"
 
 
 def test_a_call_reads_little(program: Program) -> None:

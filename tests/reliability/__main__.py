@@ -15,22 +15,13 @@ from tests.reliability.counts import FULL, VARIABLE, said
 
 # Besides those of this folder: faults that are counted beside what they befall.
 TESTS = (
-    "tests/reliability",
-    "tests/sql/test_random_calls.py",
-    "tests/streams/test_exactly_once.py",
-    "tests/exchanges/test_kill.py",
-    "tests/exchanges/test_runner_crew.py",
-    "tests/queues/client/test_queue_held.py",
-    "tests/web/test_cut_connections.py",
-    "tests/web/test_hostile_sockets.py",
-    "tests/django/test_call.py",
-    "tests/django/test_run_command.py",
-    "tests/exchanges/test_runner_command.py",
-    "tests/pipeline/test_session.py",
-    "tests/pipeline/test_faults.py",
-)
-# Of a test that does not say it itself.
-SECONDS = 900
+    "tests/reliability", "tests/sql/test_random_calls.py", "tests/streams/test_exactly_once.py",
+    "tests/exchanges/test_kill.py", "tests/exchanges/test_runner_crew.py",
+    "tests/queues/client/test_queue_held.py", "tests/web/test_cut_connections.py",
+    "tests/web/test_hostile_sockets.py", "tests/django/test_call.py",
+    "tests/django/test_run_command.py", "tests/exchanges/test_runner_command.py",
+    "tests/pipeline/test_session.py", "tests/pipeline/test_faults.py",
+)  # fmt: skip
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
 KEPT = Path(__file__).with_name("counts.json")
@@ -38,9 +29,7 @@ BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 
 
 def kept() -> list[dict[str, Any]]:
-    """What was counted last."""
-    entries: list[dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else []
-    return entries
+    return json.loads(KEPT.read_text()) if KEPT.exists() else []
 
 
 def merged(news: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -51,13 +40,11 @@ def merged(news: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """The counts as Markdown."""
     rows = [f"| {e['fault']} | {e['what']} | {said(e['counts'])} |" for e in entries]
     return "\n".join(["| What happens | To what | Counted |", "| --- | --- | --- |", *rows, ""])
 
 
 def draw() -> None:
-    """Put the table between the marks of the page."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
@@ -66,18 +53,10 @@ def draw() -> None:
 
 def main() -> int:
     """Run the tests; nothing is written where one fails, and what was counted is kept beside."""
-    handle, name = tempfile.mkstemp(suffix=".jsonl")
-    os.close(handle)
-    counts = Path(name)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "pytest", "-m", "", "-o", f"timeout={SECONDS}", *TESTS,
-            *sys.argv[1:],
-        ],
-        cwd=ROOT,
-        env=os.environ | {FULL: "1", VARIABLE: name},
-        check=False,
-    )  # fmt: skip
+    counts = Path(tempfile.mkdtemp(), "counts.jsonl")
+    pytest = [sys.executable, "-m", "pytest", "-m", "", "-o", "timeout=900", *TESTS, *sys.argv[1:]]
+    env = os.environ | {FULL: "1", VARIABLE: str(counts)}
+    done = subprocess.run(pytest, cwd=ROOT, env=env, check=False)
     if done.returncode != 0:
         print(f"a test failed, so the page stays as it was; what was counted is in {counts}")
         return done.returncode

@@ -21,9 +21,9 @@ import pytest
 from project.postgres import Server
 from psqlmessages import Node
 from psqlmessages.exceptions import CallTimeout
+from tests.django.processes import talking
 
 SOURCE = Path(__file__).with_name("false_time.c")
-ROOT = Path(__file__).parents[2]
 
 
 class FalseClock:
@@ -33,18 +33,14 @@ class FalseClock:
         compiler = shutil.which("cc")
         if compiler is None:
             pytest.skip("no C compiler here, which a false clock needs: apt-get install gcc")
-        # For the server's account too.
-        folder.chmod(0o755)
+        folder.chmod(0o755)  # for the server's account too
         library, self._file = folder / "false_time.so", folder / "seconds"
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-o", library, SOURCE], check=True
-        )
+        subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, SOURCE], check=True)
         self.environment = {"LD_PRELOAD": str(library), "FALSE_TIME": str(self._file)}
         self._file.write_bytes(struct.pack("q", 0))
         self._file.chmod(0o644)
 
     def put(self, by: timedelta) -> None:
-        """Put it forward, or back, by so much from the true time."""
         with self._file.open("r+b", buffering=0) as file:
             file.write(struct.pack("q", int(by.total_seconds())))
 
@@ -56,7 +52,6 @@ class FalseClock:
     def deceive(self, server: Server) -> None:
         """Start a server anew, as it was started, but with this clock."""
         postmaster, account = server.postmaster, server.home.account
-        assert postmaster is not None
         program = Path(f"/proc/{postmaster.pid}/exe").resolve().with_name("pg_ctl")
         with server.home.log.open("ab") as log:
             subprocess.run(
@@ -123,45 +118,34 @@ class Client:
     def call_in_vain(self) -> float:
         """Ask a node that does not answer; for how many seconds."""
         began = monotonic()
-        try:
+        with pytest.raises(CallTimeout):
             self._node.call("SILENT", "?", timeout=timedelta(seconds=1))
-        except CallTimeout:
-            return monotonic() - began
-        raise AssertionError("it has answered")
+        return monotonic() - began
 
 
 class Deceived:
     """The process of such a client, from the test's side."""
 
     def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.reliability.clocks", ident, dsn],
-            cwd=ROOT, env={**os.environ, **clock.environment}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        module = ("-W", "error", "-m", "tests.reliability.clocks")
+        self.process = talking(*module, ident, dsn, env=os.environ | clock.environment)
         assert self.answer() == "ready"
 
     def tell(self, *words: object) -> None:
-        """Have it do something."""
-        assert self.process.stdin is not None
-        print(json.dumps(words), file=self.process.stdin, flush=True)
+        print(json.dumps(words), file=self.process.stdin)
 
     def answer(self) -> Any:
-        """Wait for what came of it."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the client has ended"
         return json.loads(line)
 
     def does(self, *words: object) -> Any:
-        """Both."""
         self.tell(*words)
         return self.answer()
 
 
 @contextmanager
 def deceived(clock: FalseClock, ident: str, dsn: str) -> Iterator[Deceived]:
-    """Run one, and end it as a crash does."""
     client = Deceived(clock, ident, dsn)
     try:
         yield client
@@ -171,7 +155,6 @@ def deceived(clock: FalseClock, ident: str, dsn: str) -> Iterator[Deceived]:
 
 
 def main(ident: str, dsn: str) -> None:
-    """Obey until the input ends."""
     with Node(ident, dsn) as node:
         client = Client(node)
         print(json.dumps("ready"), flush=True)

@@ -16,10 +16,7 @@ def size(everyday: int, full: int) -> int:
 
 
 def counted(fault: str, what: str, **counts: object) -> None:
-    """Tell what came of a fault: ``counted("PostgreSQL restarts", "streams, fast", lost=0)``.
-
-    `fault` is a row of the table in docs/reliability.md, `what` a line of it.
-    """
+    """Tell what came of a fault: ``counted("PostgreSQL restarts", "streams, fast", lost=0)``."""
     entry = {"fault": fault, "what": what, "counts": counts}
     print(f"{fault}: {what}: {said(counts)}")
     if path := os.environ.get(VARIABLE):

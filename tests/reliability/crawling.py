@@ -49,7 +49,6 @@ class Tags(HTMLParser):
 
     @property
     def links(self) -> Iterable[str]:
-        """Where one can click."""
         return (given["href"] for tag, given in self.tags if tag == "a" and "href" in given)
 
 

@@ -1,6 +1,7 @@
 """A crowd: everything that talks to one PostgreSQL, and what each of it heard."""
 
 import asyncio
+import re
 import subprocess
 import threading
 import urllib.error
@@ -35,19 +36,15 @@ LISTENERS = [*SYNC, *ASYNC, *WEB]
 IDENTS = sorted([*LISTENERS, "worker"])
 BUS = "BUS"
 RULES = """
-    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
-        (current_user, 'SYNC.*', 'Topic', 'T', 'RW', 60),
-        (current_user, 'ASYNC.*', 'Topic', 'T', 'RW', 60),
-        (current_user, 'WEB.*', 'Topic', 'T', 'RW', 60),
-        (current_user, 'SYNC.*', 'Topic', 'ORDERS', 'W', 60),
-        (current_user, 'worker', 'Topic', 'ORDERS', 'R', 60),
-        (current_user, 'wanda', 'Queue', '*', 'RW', 60),
-        (current_user, 'exchange.*', 'Queue', '*', 'RW', 60)
+    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
+    SELECT current_user, ident, type, dest, mode, 60 FROM (VALUES
+        ('SYNC.*', 'Topic', 'T', 'RW'), ('ASYNC.*', 'Topic', 'T', 'RW'),
+        ('WEB.*', 'Topic', 'T', 'RW'), ('SYNC.*', 'Topic', 'ORDERS', 'W'),
+        ('worker', 'Topic', 'ORDERS', 'R'), ('wanda', 'Queue', '*', 'RW'),
+        ('exchange.*', 'Queue', '*', 'RW')) AS v (ident, type, dest, mode)
 """
-EXCHANGE = {
-    "src": {"ns": "default", "queue": "orders"},
-    "dst": [{"ns": "default", "queue": "shipped"}],
-}
+AT = {"ns": "default"}
+EXCHANGE = {"src": AT | {"queue": "orders"}, "dst": [AT | {"queue": "shipped"}]}
 # The idents of the crowd that are registered, and those that listen, each once.
 PRESENT = """
     SELECT ARRAY(SELECT ident FROM psqlmessages_client WHERE ident = ANY (%(idents)s) ORDER BY 1),
@@ -80,8 +77,6 @@ class Ears:
 
 
 class Ear:
-    """A receiver of the hub."""
-
     def __init__(self, ident: str, ears: Ears) -> None:
         self._ident, self._ears = ident, ears
 
@@ -101,7 +96,6 @@ class Process:
         self._reading.start()
 
     def _read(self) -> None:
-        assert self._process.stderr is not None
         for line in self._process.stderr:
             if line.startswith(PROGRESS):
                 self._is_up.set()
@@ -109,7 +103,6 @@ class Process:
                 self.said.append(line.rstrip())
 
     def wait(self) -> None:
-        """Wait until it runs."""
         assert self._is_up.wait(LONG), self.said
 
     def close(self) -> None:
@@ -157,8 +150,6 @@ class Crowd:
             WebIdentity.objects.using("own").get_or_create(user=user, ident="wanda")
             return token_for(user, timedelta(hours=1))
 
-    # The nodes
-
     def _read(self, node: Node) -> None:
         with node:
             node.topic_listen("T")
@@ -187,8 +178,6 @@ class Crowd:
             async for message in node.messages():
                 self.ears.hear(node.ident, message.event or message.body)
 
-    # Life
-
     def open(self) -> None:
         """Start all, one process after the other, and wait until they are registered."""
         self.site.start()
@@ -213,8 +202,6 @@ class Crowd:
         for process in self.processes.values():
             process.close()
         self.site.stop()
-
-    # What they do
 
     def wait_for_registration(self) -> None:
         """Wait until each ident is registered once and listens."""
@@ -256,13 +243,12 @@ class Crowd:
     def lines(self) -> Counter[str]:
         """How many lines the processes have said, and the site besides its requests."""
         said = {name: len(process.said) for name, process in self.processes.items()}
-        of_site = [line for line in self.site.log().splitlines() if '"GET ' not in line]
-        return Counter(said | {"site": len([li for li in of_site if '"POST ' not in li])})
+        of_site = self.site.log().splitlines()
+        return Counter(said | {"site": sum(not re.search('"(GET|POST) ', li) for li in of_site)})
 
 
 @contextmanager
 def crowd(server: TestedServer, folder: Path) -> Iterator[Crowd]:
-    """A crowd at work on a migrated server."""
     made = Crowd(server, folder)
     try:
         made.open()

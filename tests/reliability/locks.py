@@ -50,25 +50,23 @@ def lock(owner: psycopg.Connection, statement: str) -> None:
 
 
 class Ender:
-    """Somebody who ends each statement that waits for a lock; `ended`: how many."""
+    """Ends each statement that waits for a lock; `ended`: how many."""
 
-    def __init__(self) -> None:
-        self.ended = 0
-        self.is_over = threading.Event()
+    def __init__(self, url: str) -> None:
+        self.url, self.ended, self.is_over = url, 0, threading.Event()
 
-    def run(self, url: str, statement: str, like: str) -> None:
-        with psycopg.connect(url, autocommit=True) as superuser:
+    def run(self, statement: str, like: str) -> None:
+        with psycopg.connect(self.url, autocommit=True) as superuser:
             while not self.is_over.wait(0.01):
-                row = superuser.execute(statement, (like,)).fetchone()
-                self.ended += row[0] if row else 0
+                self.ended += superuser.execute(statement, (like,)).fetchone()[0]
 
 
 @contextmanager
 def ending(world: World, how: str = "pg_cancel_backend", like: str = "%") -> Iterator[Ender]:
     """Within, statements that wait for a lock are ended by a function of PostgreSQL."""
-    ender = Ender()
+    ender = Ender(world.server.superuser_url)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ender.run, world.server.superuser_url, END.format(how), like)
+        running = pool.submit(ender.run, END.format(how), like)
         try:
             yield ender
         finally:

@@ -17,6 +17,7 @@ import django
 import psycopg
 
 READER, TOPIC, QUEUE = "READER", "NEWS", "Q"
+DSN = sys.argv[-1]
 AT_ONCE = 3
 FETCH = {
     "stream": f"SELECT payload FROM messages.subscribe('{READER}', '{TOPIC}', 600, {AT_ONCE})",
@@ -69,7 +70,7 @@ def read(kind: str, last: int, pipe: int) -> None:
 
 def by_sql(kind: str, step: Step, tell: Tell) -> None:
     """Fetch, write the effects and commit, in one transaction; die between any of them."""
-    with psycopg.connect(application_name=NAME) as connection:
+    with psycopg.connect(DSN, application_name=NAME) as connection:
         while True:
             bodies = [body for (body,) in connection.execute(FETCH[kind])]
             tell("fetched", bodies)
@@ -112,8 +113,8 @@ def by_node(kind: str, step: Step, tell: Tell) -> None:
     from psqlmessages import Node
 
     with (
-        Node(READER) as node,
-        psycopg.connect(application_name=NAME, autocommit=True) as connection,
+        Node(READER, DSN) as node,
+        psycopg.connect(DSN, application_name=NAME, autocommit=True) as connection,
     ):
         for element in node.consume(QUEUE, batch=AT_ONCE, duration=LEASE, idle=timedelta(0)):
             tell("fetched", [element.body])

@@ -44,7 +44,6 @@ def exchange(world: World, *rules: str) -> Iterator[Field]:
 
 
 def copies(field: Field) -> list[list[str]]:
-    """What has come to b and to c."""
     return [sorted(field.default.bodies(queue)) for queue in "bc"]
 
 

@@ -43,9 +43,7 @@ def go_away(server: Server, way: str) -> None:
     elif way == BACKEND:
         kill_a_backend(server)
     else:
-        postmaster = server.postmaster
-        assert postmaster is not None
-        os.kill(postmaster.pid, signal.SIGKILL)
+        os.kill(server.postmaster.pid, signal.SIGKILL)
 
 
 def kill_a_backend(server: Server) -> None:

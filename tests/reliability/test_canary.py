@@ -27,7 +27,6 @@ RULES = [
         "Rpc H1 W 3000", "Rpc H2 W 3000",
     )
 ]  # fmt: skip
-LOOK_EVERY = 500
 
 
 class Burglar(Fuzzer):
@@ -39,7 +38,6 @@ class Burglar(Fuzzer):
         self._own_dice = random.Random(seed)  # noqa: S311
 
     def argument(self, name: str, kind: str) -> Any:
-        """Draw a value: now and then what makes calls succeed, and what was stolen."""
         draw = self._own_dice.random()
         if kind == "text" and draw < 0.5:
             return self._own_dice.choice(OWN.get(name, OWN_NODES))
@@ -88,7 +86,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
             for number in range(1, size(800, 10_000) + 1):
                 burglar.step()
-                if number % LOOK_EVERY == 0:
+                if number % 500 == 0:
                     heard.look(treasure.secrets())
         reached += burglar.reached
         calls += number

@@ -129,33 +129,30 @@ def clock(own: TestedServer) -> Iterator[FalseClock]:
 
 @pytest.fixture
 def wrong(clock: FalseClock, own_world: World) -> World:
-    """What is on a server whose clock can be put wrong."""
+    """A server whose clock can be put wrong."""
     clock.put(NONE)
     own_world.rules(*OF_SERVER)
     return own_world
 
 
 def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock) -> None:
-    world, jumps, times = wrong, JUMPS if size(0, 1) else FEW, 0
+    jumps, times = JUMPS if size(0, 1) else FEW, 0
     with (
-        Work(world, *EXACT, "live messages of Node", **LIMITS) as work,
-        Node("READER", world.server.url("user2")) as reader,
+        Work(wrong, *EXACT, "live messages of Node", **LIMITS) as work,
+        Node("READER", wrong.server.url("user2")) as reader,
     ):
         reader.topic_listen("NEWS")
         for jump in jumps:
-            dying = world.node("user1", "DYING")
+            dying = wrong.node("user1", "DYING")
             dying.ok("topic_notify", "NEWS")
             clock.put(jump)
-            world.kill(dying)
-            times += sum(is_crash(message) for message in until_crash(reader))
+            wrong.kill(dying)
+            times += crashes_until("crash", reader)
             work.go_on(size(20, 200))
         # Whatever was told twice comes before this.
-        world.node("user1", "DYING").ok("topic_notify", "NEWS")
-        for message in reader.messages(timeout=PATIENCE):
-            times += is_crash(message)
-            if message.event == "topic_notify" and message.ident == "DYING":
-                break
-        clients = world.owner.query("SELECT count(*) FROM psqlmessages_session")
+        wrong.node("user1", "DYING").ok("topic_notify", "NEWS")
+        times += crashes_until("topic_notify", reader)
+        clients = wrong.owner.query("SELECT count(*) FROM psqlmessages_session")
     counted(
         FAULT, "the server's clock, by minutes, an hour and a day, under load", jumps=len(jumps),
         **work.counts(), crashes_told=times,
@@ -167,23 +164,20 @@ def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock)
     assert all(node.counters.reconnects == 0 for node in work.nodes.values())
 
 
-def is_crash(message: Any) -> bool:
-    return (message.event, message.ident) == ("crash", "DYING")
-
-
-def until_crash(node: Node) -> Iterator[Any]:
-    """The messages up to the next crash."""
+def crashes_until(event: str, node: Node) -> int:
+    """How many crashes of DYING the node hears of, up to another event of DYING."""
+    heard = list[str | None]()
     for message in node.messages(timeout=PATIENCE):
-        yield message
-        if is_crash(message):
-            return
+        heard += [message.event] * (message.ident == "DYING")
+        if heard[-1:] == [event]:
+            break
+    return heard.count("crash")
 
 
 def test_put_forward_it_ends_leases_and_delays_but_no_subscription(
     wrong: World, clock: FalseClock
 ) -> None:
-    world = wrong
-    writer, reader = world.program("user1"), world.program("user2")
+    writer, reader = wrong.program("user1"), wrong.program("user2")
     reader.read("READER", "NEWS", 60)
     writer.ok("push", "WRITER", "Q", "leased")
     writer.ok("push", "WRITER", "Q", "delayed", None, None, None, 3600)
@@ -220,8 +214,8 @@ IS_OVER = """
 
 
 def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: FalseClock) -> None:
-    world, back = wrong, size(1, 24) * HOUR
-    writer, reader = world.program("user1"), world.program("user2")
+    back = size(1, 24) * HOUR
+    writer, reader = wrong.program("user1"), wrong.program("user2")
 
     def reserved(body: str, seconds: float) -> Any:
         push(writer, body)
@@ -234,18 +228,18 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     reader.ok("rollback", "READER", 1.0, [reserved("failed", 60)])
     reader.elements("renew", "READER", "Q", 1, [reserved("renewed", 60)])
     push(writer, "delayed", delay=1)
-    world.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
+    wrong.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
     first = push(writer, "once", key="k")
     writer.ok("evaluate")
     clock.put(NONE)
     began = monotonic()
     # Housekeeping is what a call brings with it.
-    until(lambda: reader.ok("evaluate") and len(world.owner.query(CAN_BE_TAKEN) or []) == 5)
+    until(lambda: reader.ok("evaluate") and len(wrong.owner.query(CAN_BE_TAKEN) or []) == 5)
     waited = monotonic() - began
-    taken = world.owner.query(CAN_BE_TAKEN)
+    taken = wrong.owner.query(CAN_BE_TAKEN)
     assert taken == ["delayed", "failed", "leased", "once", "renewed"]
     assert waited < SOON_SECONDS
-    world.wait_for(IS_OVER)
+    wrong.wait_for(IS_OVER)
     assert push(writer, "twice", key="k") != first
     counted(
         FAULT, "the server's clock, put back by a day: leases and delays of 1 second",

@@ -240,9 +240,8 @@ def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
         writing.disk.fill()
         writing.fill_queue()
         with working() as hands:
-            assert hands.worker is not None
-            worker = hands.worker
-            until(lambda: any(tally.waits for tally in worker.counter_store.counters.values()))
+            counters = hands.worker.counter_store.counters
+            until(lambda: any(each.waits for each in counters.values()))
             writing.disk.clear()
             exchanges.until_idle(60)
         assert copies(exchanges) == [sorted(bodies)] * 2

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
+from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Node
@@ -30,12 +30,10 @@ RULES = (
     "user2 B Topic T R 60", "user2 B Queue Q R 60", "psqlmessages W Queue Q W 60",
 )  # fmt: skip
 # Of psycopg, and what the test calls it.
-FAULTS: dict[str, type[Exception]] = {
-    "statement timeout": psycopg.errors.QueryCanceled,
-    "lock timeout": psycopg.errors.LockNotAvailable,
-    "statement cancelled": psycopg.errors.QueryCanceled,
-    "session ended": ConnectionLost,
-}
+FAULTS = {
+    "statement timeout": errors.QueryCanceled, "lock timeout": errors.LockNotAvailable,
+    "statement cancelled": errors.QueryCanceled, "session ended": ConnectionLost,
+}  # fmt: skip
 # One that the server's settings end, and one that somebody ends, every day.
 EVERY_FAULT = [
     pytest.param(fault, marks=[pytest.mark.nightly] * fault.startswith("statement"))
@@ -80,13 +78,11 @@ def calls_of(node: Any, number: int, lease: Any) -> dict[str, Callable[[], Any]]
         "topic_send": lambda: node.topic_send("T", f"live {number}"),
         "publish": lambda: node.publish("T", f"one {number}"),
         "publish_many": lambda: node.publish_many("T", [f"{n} of {number}" for n in range(5)]),
-        "push": lambda: node.push("Q", f"one {number}"),
+        "push": lambda: node.push("Q", f"one {number}"), "pop": lambda: node.pop("Q", 2),
         "push_many": lambda: node.push_many("Q", [f"{n} of {number}" for n in range(5)]),
         "reserve": lambda: node.reserve("Q", 2, timedelta(minutes=5)),
-        "pop": lambda: node.pop("Q", 2),
-        "commit": lambda: node.commit(lease),
-        "rollback": lambda: node.rollback(lease),
-    }
+        "commit": lambda: node.commit(lease), "rollback": lambda: node.rollback(lease),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
@@ -161,9 +157,8 @@ def test_readers_and_consumers_try_again_by_themselves(
     world: World, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     pause = threading.Event()
-    with Work(
-        world, "stream of Node", "Node.consume", through=lambda dsn: limited(dsn, fault)
-    ) as work:
+    readers = ("stream of Node", "Node.consume")
+    with Work(world, *readers, through=lambda dsn: limited(dsn, fault)) as work:
         for _ in range(size(2, 10)):
             work.go_on(20)
             ended = len(caplog.records)
@@ -173,9 +168,8 @@ def test_readers_and_consumers_try_again_by_themselves(
                     if len(caplog.records) > ended or pause.wait(0.05):
                         break
     assert caplog.records
-    counted(
-        fault, "a durable reader and a consumer", **work.counts(), log_lines=len(caplog.records)
-    )
+    lines = len(caplog.records)
+    counted(fault, "a durable reader and a consumer", **work.counts(), log_lines=lines)
     work.check()
 
 
@@ -208,7 +202,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
             node.push("Q", "before")
             superuser.connection.execute(READ_ONLY)
             with (
-                pytest.raises(psycopg.errors.ReadOnlySqlTransaction, match="read-only transaction"),
+                pytest.raises(errors.ReadOnlySqlTransaction, match="read-only transaction"),
                 Node("A2", world.server.url("user1")),
             ):
                 pass
@@ -234,7 +228,6 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
 
 
 # Deadlocks: PostgreSQL ends one of two, and in the end all is done once
-
 # Who takes has elements and counts them.
 COUNTS = "LOCK TABLE psqlmessages_queuecount IN ACCESS EXCLUSIVE MODE"
 HELD = "SELECT FROM psqlmessages_element FOR UPDATE"

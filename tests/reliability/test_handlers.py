@@ -1,7 +1,7 @@
 """Handlers of a project in trouble: what is ended is done again, and `run` goes on."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -67,9 +67,7 @@ def shop(
 @pytest.fixture
 def sender(shop: World) -> Program:
     """The node ASKER, which sends to ORDERS and asks the worker."""
-    sender = shop.node("user2", "ASKER")
-    sender.ok("topic_notify", "ORDERS")
-    return sender
+    return shop.node("user2", "ASKER", notify="ORDERS")
 
 
 def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program) -> None:
@@ -191,22 +189,11 @@ def test_handlers_above_read_committed_are_called_again(sender: Program, isolati
     assert set(failures) == {psycopg.errors.SerializationFailure}
 
 
-@contextmanager
-def ended_as_it_idles(shop: World) -> Iterator[Callable[[], object]]:
-    """Sessions that idle in a transaction are ended; gives what idles until it is."""
-    superuser = shop.superuser().connection
-    superuser.execute(f"{IDLE.format('SET')} = '200ms'")
-    try:
-        yield lambda: until(lambda: shop.watcher.query(NOBODY_IDLES))
-    finally:
-        superuser.execute(IDLE.format("RESET"))
-
-
 def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     shop: World, sender: Program
 ) -> None:
     registry, seen, tries = HandlerRegistry(), Seen(), list[str]()
-    idle: list[Callable[[], object]] = []
+    superuser = shop.superuser()
 
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
@@ -214,18 +201,21 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
         if message.body.startswith("idle"):
             Group.objects.create(name=message.body)
             if tries.count(message.body) == 1:
-                idle[0]()
+                until(lambda: superuser.query(NOBODY_IDLES))
             publish("DONE", "done")
         else:
             publish("DONE", "done")
             Group.objects.create(name=message.body)
         transaction.on_commit(lambda: seen.add(message.body))
 
-    with ended_as_it_idles(shop) as until_ended, running_worker(registry) as runner:
-        idle.append(until_ended)
-        send(sender, "idle 1", "idle 2")
-        seen.wait_for(2)
-        failures = runner.counters.failures
+    superuser.execute(f"{IDLE.format('SET')} = '200ms'")
+    try:
+        with running_worker(registry) as runner:
+            send(sender, "idle 1", "idle 2")
+            seen.wait_for(2)
+            failures = runner.counters.failures
+    finally:
+        superuser.execute(IDLE.format("RESET"))
     close_callers()
     connection.close()
     effects = Group.objects.count()
@@ -318,9 +308,6 @@ def test_a_stream_is_not_read_above_read_committed_and_says_so(shop: World) -> N
     assert read() == ["it"]
 
 
-# Exchanges of a role that has SERIALIZABLE by default keep to READ COMMITTED
-
-
 @contextmanager
 def serializable(server: TestedServer) -> Iterator[None]:
     """Whoever connects as the owner meanwhile begins in SERIALIZABLE."""
@@ -334,10 +321,7 @@ def serializable(server: TestedServer) -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize(
-    "where",
-    ["within", pytest.param("between", marks=pytest.mark.nightly)],  # migrates another
-)
+@pytest.mark.parametrize("where", ["within", pytest.param("between", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["reserve", "pop"])
 def test_an_exchange_keeps_to_read_committed(
     request: pytest.FixtureRequest, where: str, how: str

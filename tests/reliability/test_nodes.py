@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 
 import pytest
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Message, Node
-from psqlmessages.relay.frames import HubMessage
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
@@ -56,21 +56,16 @@ class Ears:
         if message.event == "crash":
             self.heard.append((ear, message.ident or "", monotonic()))
 
+    def hub_ear(self, ear: str) -> SimpleNamespace:
+        """A receiver of a hub."""
+        return SimpleNamespace(deliver=lambda frame: self.note(
+            ear, SimpleNamespace(event=frame.header.get("Evt"), ident=frame.header.get("Ident"))
+        ))  # fmt: skip
+
     def wait_for(self, number: int) -> float:
         """Wait until so many were heard by all together; when the last was."""
         until(lambda: len(self.heard) >= number)
         return max(at for *_, at in self.heard)
-
-
-class HubEar:
-    """A hub's receiver that tells the ears."""
-
-    def __init__(self, name: str, ears: Ears) -> None:
-        self.name, self.ears = name, ears
-
-    def deliver(self, frame: HubMessage) -> None:
-        if frame.header.get("Evt") == "crash":
-            self.ears.heard.append((self.name, frame.header["Ident"], monotonic()))
 
 
 async def listen(url: str, ears: Ears, is_open: threading.Event, is_over: threading.Event) -> None:
@@ -79,7 +74,7 @@ async def listen(url: str, ears: Ears, is_open: threading.Event, is_over: thread
         if "HEAR.HUB1" in ears.names:
             hub = await stack.enter_async_context(opened(url))
             for ident in LISTENERS["hub"]:
-                await ok(hub.init(ident, HubEar(ident, ears)))
+                await ok(hub.init(ident, ears.hub_ear(ident)))
         if "HEAR.ASYNC" in ears.names:
             other = await stack.enter_async_context(AsyncNode("HEAR.ASYNC", url))
             other.on_event(partial(ears.note, "HEAR.ASYNC"))
@@ -96,7 +91,7 @@ async def listen(url: str, ears: Ears, is_open: threading.Event, is_over: thread
 
 @contextmanager
 def ears_of(own: TestedServer, who: str) -> Iterator[Ears]:
-    """The listeners of a test: none but these evaluates."""
+    """The listeners of a test; only these evaluate."""
     ears, is_open, is_over = Ears(who), threading.Event(), threading.Event()
     listening = listen(own.url("user2"), ears, is_open, is_over)
     thread = threading.Thread(target=asyncio.run, args=(listening,))
@@ -111,7 +106,6 @@ def ears_of(own: TestedServer, who: str) -> Iterator[Ears]:
 
 @pytest.fixture
 def ruled(own_world: World) -> World:
-    """The rules of victims, of those that may hear of them, and of strangers."""
     own_world.rules(*RULES)
     return own_world
 
@@ -187,7 +181,6 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
 ) -> None:
     process = start(own, "psqlmessages", "run", "worker")
     try:
-        assert process.stderr is not None
         assert "listens to ORDERS" in process.stderr.readline()
         with Nursery(own.url("user1")) as nursery:
             # Nobody else lives.
@@ -232,56 +225,40 @@ def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled
     assert seconds < BOUND_SECONDS
 
 
-# A listener stops reading
+def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, ruled: World) -> None:
+    number, url, nodes = size(1_200, 20_000), own.url("user1"), len(idents_of(VICTIMS))
 
-
-class Field:
-    """Nodes in processes that receive, and one that sends to them."""
-
-    def __init__(self, world: World, nursery: Nursery, sender: Node) -> None:
-        self.world, self.nursery, self.sender = world, nursery, sender
-        self.living = nursery.make(*VICTIMS)
-        self.nodes = len(idents_of(VICTIMS))
-
-    def send(self, number: int) -> tuple[int, float]:
+    def send(number: int) -> tuple[int, float]:
         """Send so many; how many came to all, and the worst 99th percentile of their ages."""
         for _ in range(number):
-            self.sender.topic_send("T", f"{monotonic():<1000}")
-        self.sender.topic_send("T", REPORT)
-        told = [self.nursery.report() for _ in range(self.nodes)]
+            sender.topic_send("T", f"{monotonic():<1000}")
+        sender.topic_send("T", REPORT)
+        told = [nursery.report() for _ in range(nodes)]
         return sum(count for _, count, _ in told), max(p99 for *_, p99 in told)
 
-    def memory(self) -> int:
+    def in_memory() -> int:
         """How many bytes the processes of nodes have in memory."""
-        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in self.living.values())
+        pages = (Path(f"/proc/{pid}/statm").read_text().split()[1] for pid in living.values())
         return sum(4096 * int(each) for each in pages)
 
-    def tables(self) -> int:
-        """How many bytes the tables have."""
-        size_of_all: int = self.world.owner.query(TABLES)
-        return size_of_all
-
-
-def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, ruled: World) -> None:
-    number, url = size(1_200, 20_000), own.url("user1")
     with Nursery(url) as nursery, Node("SENDER", url) as sender:
         sender.topic_notify("T")
-        field = Field(ruled, nursery, sender)
-        _, p99_before = field.send(number // 4)
-        memory, tables = field.memory(), field.tables()
+        living = nursery.make(*VICTIMS)
+        _, p99_before = send(number // 4)
+        memory, tables = in_memory(), ruled.owner.query(TABLES)
         (process,) = nursery.make(("node", "v.held")).values()
         os.kill(process, signal.SIGSTOP)
-        got, p99 = field.send(number)
+        got, p99 = send(number)
         usage = ruled.watcher.query("SELECT pg_notification_queue_usage()")
-        memory, tables = field.memory() - memory, field.tables() - tables
+        memory, tables = in_memory() - memory, ruled.owner.query(TABLES) - tables
         os.kill(process, signal.SIGCONT)
         _, late, _ = nursery.report()
     counted(
         "a listener stops reading", "five others meanwhile",
-        messages=number, lost_by_others=number * field.nodes - got, ratio_of_p99=p99 / p99_before,
+        messages=number, lost_by_others=number * nodes - got, ratio_of_p99=p99 / p99_before,
         p99_seconds=p99, queue_full=float(usage), others_grew_bytes=memory,
         tables_grew_bytes=tables, lost_by_itself=number - late,
     )  # fmt: skip
-    assert (got, late) == (number * field.nodes, number)
+    assert (got, late) == (number * nodes, number)
     assert memory < 100_000_000
     assert tables < 10_000_000

@@ -61,12 +61,8 @@ def shared(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str
 
 @pytest.fixture
 def by_transaction(server: TestedServer) -> Iterator[str]:
-    """The same, shared by transaction."""
     with pgbouncer(server, "transaction", pool_size=2) as address:
         yield behind(address, server, "user1")
-
-
-# Who listens
 
 
 LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
@@ -186,9 +182,6 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
                 Node("NODE2", dsn, options=IMPATIENT).open()
 
 
-# What needs no session
-
-
 def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     by_transaction: str, world: World
 ) -> None:
@@ -232,8 +225,6 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
 
 
 def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
-    """Their connections are used by turns: what one prepares or sets must not be on another."""
-
     async def ask_all() -> Counter[int]:
         pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
         # As many at once as there are connections.

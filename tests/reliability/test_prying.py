@@ -34,13 +34,10 @@ LEAK = """
 """
 # Each in place of a condition on a column.
 CONDITIONS = (
-    "pg_temp.leak({}::text)",
-    "{}::text::int > 0",
-    "{}::text::json IS NOT NULL",
-    "{}::text::inet IS NOT NULL",
-    "1 / length(left({}::text, 0)) > 0",
+    "pg_temp.leak({}::text)", "{}::text::int > 0", "{}::text::json IS NOT NULL",
+    "{}::text::inet IS NOT NULL", "1 / length(left({}::text, 0)) > 0",
     "{0}::text > 'CANARY' AND pg_temp.leak({0}::text)",
-)
+)  # fmt: skip
 FUNCTIONS = (
     "pg_listening_channels()", "pg_stat_get_activity(NULL)", "pg_lock_status()", "pg_cursor()",
     "pg_prepared_statement()", "pg_prepared_xact()", "pg_notification_queue_usage()",
@@ -96,13 +93,11 @@ def treasure(world: World) -> Iterator[Treasure]:
 
 @pytest.fixture
 def burglar(treasure: Treasure) -> Program:
-    """The hostile role, connected as a node of its own."""
     return treasure.world.node("hostile", "H1")
 
 
 @pytest.fixture
 def stranger(treasure: Treasure) -> Program:
-    """A role without any rule."""
     treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
     return treasure.world.program("user3")
 

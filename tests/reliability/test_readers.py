@@ -1,18 +1,17 @@
 """Readers killed with -9 between fetch and commit: the same again, and effects once."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
+from project.postgres import Server
 from tests.conftest import TestedServer
-from tests.django.processes import ROOT, environment
+from tests.django.processes import environment, talking
 from tests.reliability.counts import counted, size
 from tests.reliability.mortal_reader import AT_ONCE, NAME, QUEUE, READER, TOPIC
+from tests.reliability.work import EXPIRE
 from tests.sql.conftest import World
 
 FAULT = "a reader is killed between fetch and commit"
@@ -29,7 +28,6 @@ GONE = """
         SELECT FROM pg_stat_activity WHERE application_name IN (%s, 'psqlmessages ' || %s)
     )
 """
-EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 HAS_EFFECT = "SELECT count(*) FROM psqlmessages_effects WHERE kind = %s AND body = %s"
 EFFECTS = "SELECT body FROM psqlmessages_effects WHERE kind = %s"
 
@@ -38,21 +36,12 @@ class Readers:
     """The process that forks readers, and what each said before it died."""
 
     def __init__(self, server: TestedServer) -> None:
-        known = conninfo_to_dict(server.url())
-        named = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE"}
-        named |= {"user": "PGUSER", "password": "PGPASSWORD"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.mortal_reader"],
-            env=environment(server) | {name: str(known[key]) for key, name in named.items()},
-            cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        module = ("-m", "tests.reliability.mortal_reader")
+        self._process = talking(*module, server.url(), env=environment(server))
 
     def read(self, kind: str, steps: int) -> tuple[int, list[tuple[str, list[str]]]]:
         """Let one read, and die at a step; how it ended, and what it said."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(f"{kind} {steps}\n")
-        self._process.stdin.flush()
         code, said = json.loads(self._process.stdout.readline())
         return code, [(what, bodies) for what, bodies in said]
 
@@ -64,23 +53,20 @@ class Readers:
 def readers(world: World) -> Iterator[Readers]:
     owner = world.owner.connection
     owner.execute("CREATE TABLE psqlmessages_effects (kind text, body text)")
-    owner.execute("INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
-                  f" (current_user, '{READER}', 'Topic', '{TOPIC}', 'RW', 60),"
-                  f" (current_user, '{READER}', 'Queue', '{QUEUE}', 'RW', 60)")  # fmt: skip
+    for kind, dest in (("Topic", TOPIC), ("Queue", QUEUE)):
+        world.rule(Server.owner, READER, kind, dest, "RW", 60)
     started = Readers(world.server)
     yield started
     started.close()
     owner.execute("DROP TABLE psqlmessages_effects")
 
 
-# By other functions the same.
+NIGHTLY = ("django", "pop")  # by other functions the same
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.nightly] * (kind in ("django", "pop")))
-        for kind in STEPS
-    ],
+    "kind", [pytest.param(kind, marks=[pytest.mark.nightly] * (kind in NIGHTLY)) for kind in STEPS]
 )
 def test_killed_between_fetch_and_commit_the_same_comes_again(
     world: World, readers: Readers, kind: str
@@ -113,11 +99,8 @@ def test_killed_between_fetch_and_commit_the_same_comes_again(
     )  # fmt: skip
     assert effects.keys() == set(bodies)
     assert fetched.total() > len(bodies)
-    if kind != "consume":
-        assert effects.total() == len(bodies)
-    else:
-        # It commits what is done in groups: at each kill no more than a batch comes again.
-        assert effects.total() - len(bodies) <= kills * AT_ONCE
+    # `consume` commits in groups: at each kill no more than a batch comes again.
+    assert effects.total() - len(bodies) <= (kills * AT_ONCE if kind == "consume" else 0)
 
 
 def fill(world: World, kind: str, bodies: list[str]) -> None:

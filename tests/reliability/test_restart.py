@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import Counter
+from pathlib import Path
 from time import monotonic
 
 import psycopg
@@ -11,33 +12,28 @@ import pytest_django
 
 from psqlmessages import Node
 from tests.reliability.counts import counted, size
-from tests.reliability.crowd import LISTENERS, Crowd, Process, crowd, write_exchange
+from tests.reliability.crowd import AT, LISTENERS, Crowd, Process, crowd, write_exchange
 from tests.reliability.restarts import BACKEND, FAST, WAYS, go_away, restart, until
-from tests.reliability.work import EXACT, Reader, Work, answers, pushed
+from tests.reliability.work import EXACT, EXPIRE, Reader, Work, answers, pushed
 from tests.sql.conftest import World
 
 FAULT = "PostgreSQL restarts"
 # A node says that it is lost, that it cannot return, that it is back; and again each ten seconds.
 RECORDS_EACH, RECORDS_EACH_TEN_SECONDS = 3, 2
-EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 EXCHANGE = {
-    "consumer": {"wsize": 50, "parallel": 2},
-    "src": {"ns": "default", "queue": "a"},
-    "dst": [{"ns": "default", "queue": queue} for queue in "bc"],
-}
+    "consumer": {"wsize": 50, "parallel": 2}, "src": AT | {"queue": "a"},
+    "dst": [AT | {"queue": queue} for queue in "bc"],
+}  # fmt: skip
 
 
 @pytest.mark.timeout(590)
 @pytest.mark.nightly  # 30 nodes and 5 processes start
 def test_all_come_back_by_themselves_once_each(
-    own_world: World,
-    tmp_path_factory: pytest.TempPathFactory,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    own_world: World, tmp_path: Path, django_db_blocker: pytest_django.DjangoDbBlocker,
     caplog: pytest.LogCaptureFixture,
-) -> None:
+) -> None:  # fmt: skip
     caplog.set_level(logging.INFO, "psqlmessages")
-    folder = tmp_path_factory.mktemp("site")
-    with django_db_blocker.unblock(), crowd(own_world.server, folder) as made:
+    with django_db_blocker.unblock(), crowd(own_world.server, tmp_path) as made:
         made.exercise("before")
         for way, seconds in (*((way, 0) for way in WAYS), (FAST, size(10, 30))):
             caplog.clear()
@@ -73,7 +69,6 @@ def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture)
 
 
 def numbers(world: World, queue: str) -> list[int]:
-    """The numbers in a queue."""
     return sorted(map(int, pushed(world, queue)))
 
 
@@ -113,7 +108,6 @@ def test_of_what_is_published_and_pushed_amid_restarts_nothing_is_lost_or_double
     "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way != BACKEND)) for way in WAYS[1:]]
 )
 def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World, way: str) -> None:
-    """Reserving does not wait for the disk: a crash may forget it, and never the element."""
     number = size(500, 2_000)
     own_world.rules("psqlmessages NODE Queue Q RW 5")
     with Node("NODE", own_world.server.url()) as node:

@@ -2,44 +2,28 @@
 
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.django.processes import run_python
 from tests.reliability.counts import counted, size
 from tests.reliability.soak.gauges import Gauges, changes
 
-ROOT = Path(__file__).parents[2]
-COUNT = re.compile(r"(\d+) ([^,]+)")
 
-
-def soaked(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run it as `make soak` does."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.reliability.soak", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-
-
-def wrong(output: str) -> list[str]:
-    """What it found to be wrong."""
-    return output.partition("\nWRONG\n")[2].splitlines()
-
-
-def totals(output: str) -> dict[str, int]:
-    """What it counted."""
-    line = next(line for line in output.splitlines() if line.startswith("counted: "))
-    return {what: int(number) for number, what in COUNT.findall(line)}
+def soaked(*arguments: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run it as `make soak` does; also what it found to be wrong."""
+    done = run_python("-m", "tests.reliability.soak", *arguments, timeout=240)
+    return done, done.stdout.partition("\nWRONG\n")[2].splitlines()
 
 
 @pytest.mark.nightly  # a server, a site and ten processes start
 def test_everything_at_once_loses_and_doubles_nothing() -> None:
     seconds = size(8, 60)
-    done = soaked("--seconds", str(seconds))
+    done, wrong = soaked("--seconds", str(seconds))
     # In so short a time memory has not come to rest.
-    faults = [line for line in wrong(done.stdout) if not line.startswith("grew: ")]
-    found = totals(done.stdout)
+    faults = [line for line in wrong if not line.startswith("grew: ")]
+    line = done.stdout.partition("\ncounted: ")[2].partition("\n")[0]
+    found = {what: int(number) for number, what in re.findall(r"(\d+) ([^,]+)", line)}
     counted("everything at once", f"the soak, {seconds} s", **found, faults=len(faults))
     assert faults == [], done.stdout
     assert done.returncode in (0, 1), done.stderr
@@ -49,8 +33,7 @@ def test_everything_at_once_loses_and_doubles_nothing() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.nightly  # a minute
 def test_what_leaks_and_loses_is_found() -> None:
-    done = soaked("--seconds", "40", "--leak")
-    found = wrong(done.stdout)
+    done, found = soaked("--seconds", "40", "--leak")
     assert done.returncode == 1, done.stderr
     for what in (
         "memory of leaker", "descriptors of leaker", "threads of leaker", "connections",

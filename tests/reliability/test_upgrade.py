@@ -8,6 +8,7 @@ from datetime import timedelta
 from itertools import islice, product
 from typing import Any
 
+import dj_database_url
 import pytest
 import pytest_django
 from django.contrib.auth.models import User
@@ -16,12 +17,12 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.timezone import now
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages import AsyncNode, Message, Node, schema
 from psqlmessages.exceptions import MessagesError, NotInitialized
 from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from tests.conftest import TestedServer
+from tests.exchanges.conftest import namespace
 from tests.reliability.counts import counted, size
 from tests.reliability.crowd import EXCHANGE, crowd, write_exchange
 from tests.reliability.locks import deadlocks
@@ -46,19 +47,11 @@ def database(
     own: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> Iterator[BaseDatabaseWrapper]:
     """The database of the module's own server, as Django names it for a while."""
-    given = conninfo_to_dict(own.url())
-    connections.settings[ALIAS] = connections.settings["default"] | {
-        "NAME": given["dbname"], "USER": given["user"], "PASSWORD": given["password"],
-        "HOST": given["host"], "PORT": given["port"],
-    }  # fmt: skip
-    with django_db_blocker.unblock():
+    with django_db_blocker.unblock(), namespace(ALIAS, **dj_database_url.parse(own.url())):
         yield connections[ALIAS]
-        connections[ALIAS].close()
-    del connections[ALIAS], connections.settings[ALIAS]
 
 
 def migrate(name: str) -> None:
-    """Migrate that database to a state."""
     call_command("migrate", "psqlmessages", name, database=ALIAS, verbosity=0)
 
 
@@ -112,8 +105,8 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
     migrate("0002_queues")
     migrate(LATEST)
     after = contents(database)
-    kept = ("psqlmessages_auth", "psqlmessages_topic", "psqlmessages_element", "psqlmessages_queue")
-    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
+    for name in ("auth", "topic", "element", "queue"):
+        assert after[f"psqlmessages_{name}"] == before[f"psqlmessages_{name}"]
     assert not after["psqlmessages_streammessage"]
     publisher.ok("publish", "PUB", "T", "after")
     assert reader.got("SUB", "T") == ["after"]
@@ -122,7 +115,6 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
 
 
 def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
-    """Install again and again under traffic."""
     for _ in range(rounds):
         with transaction.atomic(using=ALIAS):
             schema.install(database)
@@ -207,12 +199,9 @@ def test_what_calls_wait_for_is_locked_at_first(
 
 
 def locked(cursor: Any, modes: list[str]) -> set[int]:
-    """The relations that are locked so."""
     cursor.execute(LOCKED, [modes])
     return {oid for (oid,) in cursor.fetchall()}
 
-
-# Each migration undone and made again, with data in all tables and nodes that stay connected
 
 # What docs/operations.md says that is removed by going back to a state.
 REMOVED = {
@@ -224,10 +213,9 @@ REMOVED = {
     "0002_queues": {
         "psqlmessages_streammessage", "psqlmessages_body", "messages._batch", "messages.staged",
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
-        "messages._rules", "messages._recheck", "messages._unfinished",
-        "messages._role_memberships", "messages._queues", "messages._stream",
-        "messages._stream_last", "messages._stream_gone",
-        "messages._clock_gap",
+        "messages._rules", "messages._recheck", "messages._unfinished", "messages._queues",
+        "messages._role_memberships", "messages._stream", "messages._stream_last",
+        "messages._stream_gone", "messages._clock_gap",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
@@ -295,15 +283,11 @@ def there_and_back(state: str, world: World, database: BaseDatabaseWrapper) -> i
     migrate(LATEST)
     after = contents(database)
     assert before.keys() == after.keys()
-    kept = gone.keys() - MOVING
-    assert pick(before, kept) == pick(gone, kept) == pick(after, kept)
+    for name in gone.keys() - MOVING:
+        assert before[name] == gone[name] == after[name], name
     if state not in ("0001_initial", "zero"):
         assert world.owner.query(COUNTS) == queues
     return sum(len(rows) for name, rows in before.items() if name not in gone)
-
-
-def pick(found: Contents, names: set[str]) -> Contents:
-    return {name: found[name] for name in names}
 
 
 def hear(node: Node, word: str) -> None:
@@ -349,8 +333,6 @@ def test_each_step_back_removes_what_is_said_and_forward_again_all_works(
     )  # fmt: skip
 
 
-# An older client against newer functions: what it does not know does no harm and is passed on
-
 RULES = (
     "user1 ONE Topic T RW 60", "user2 TWO Topic T RW 60", "user2 TWO Rpc ONE W 60",
     "user1 ONE Topic NEWS RW 3600", "user2 TWO Topic NEWS R 3600", "user2 TWO Queue Q RW 60",
@@ -376,7 +358,6 @@ NEWER = """
 
 @pytest.fixture
 def newer(own: TestedServer, own_world: World) -> Iterator[World]:
-    """A server whose public functions are of a later version, for a while."""
     own_world.rules(*RULES)
     connection = own_world.superuser().connection
     connection.execute(
@@ -385,15 +366,10 @@ def newer(own: TestedServer, own_world: World) -> Iterator[World]:
     )
     functions = connection.execute(JSON_FUNCTIONS, [FUNCTIONS]).fetchall()
     for signature, name, arguments, values in functions:
-        connection.execute(
-            sql.SQL(NEWER).format(
-                signature=sql.SQL(signature),
-                name=sql.Identifier(name),
-                arguments=sql.SQL(f"{arguments}, " if arguments else ""),
-                first=sql.SQL(values[0] if values else "''"),
-                values=sql.SQL(", ".join(values)),
-            )
-        )
+        connection.execute(NEWER.format(
+            signature=signature, name=name, arguments=f"{arguments}, " if arguments else "",
+            first=values[0] if values else "''", values=", ".join(values),
+        ))  # fmt: skip
     yield own_world
     for signature, name, _, _ in functions:
         older = signature.replace("messages.", "older.", 1)
@@ -413,12 +389,10 @@ def tell(world: World, ident: str, header: dict[str, object], body: str = "") ->
 
 
 def topic_message(node: Node) -> Message:
-    """The next message to the topic."""
     return next(m for m in node.messages(timeout=SOON) if m.type == "Topic")
 
 
 async def by_async_node(world: World) -> None:
-    """An AsyncNode asks and is told, alone and many at once."""
     async with AsyncNode("TWO", world.server.url("user2")) as two:
         answers = await asyncio.gather(*(two.call("ONE", n, timeout=SOON) for n in range(20)))
         assert answers == [[n] for n in range(20)]

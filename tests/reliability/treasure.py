@@ -159,7 +159,6 @@ class Treasure:
                 copy.write_row((UUID(int=number), 0, column, None, headers, column))
 
     def rows(self) -> dict[str, list[Any]]:
-        """What lies in each store."""
         execute = self.world.owner.connection.execute
         return {
             store: sorted(map(str, execute(statement).fetchall()))

@@ -9,20 +9,18 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic
 from typing import Self
 
 from psqlmessages import AsyncNode, Message, Node
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub
+from tests.django.processes import talking
 from tests.web.receivers import ok
 
-ROOT = Path(__file__).parents[2]
 HUB_NODES = 3
 REPORT = "report"
 
@@ -35,7 +33,6 @@ class Meter:
         self._ages: list[float] = []
 
     def take(self, message: Message) -> None:
-        """Take a message of a node."""
         if message.topic == "T" and message.type == "Topic":
             self._take(message.body)
 
@@ -55,7 +52,6 @@ class Meter:
 
 
 def be_node(ident: str, dsn: str) -> None:
-    """Be a Node, until the end."""
     meter = Meter(ident)
     with Node(ident, dsn) as node:
         node.topic_listen("T")
@@ -65,7 +61,6 @@ def be_node(ident: str, dsn: str) -> None:
 
 
 async def be_async_node(ident: str, dsn: str) -> None:
-    """Be an AsyncNode, until the end."""
     meter = Meter(ident)
     async with AsyncNode(ident, dsn) as node:
         await node.topic_listen("T")
@@ -86,7 +81,6 @@ async def be_hub(ident: str, dsn: str) -> None:
 
 
 def say(*words: object) -> None:
-    """Tell the test."""
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
@@ -107,15 +101,11 @@ class Nursery:
     """The process that makes victims, from the test's side."""
 
     def __init__(self, dsn: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.victims", dsn],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
+        self._process = talking("-m", "tests.reliability.victims", dsn)
         self._living: set[int] = set()
 
     def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
         """Make victims, kind and ident of each, and wait until all listen: the process of each."""
-        assert self._process.stdin is not None
         for kind, ident in wanted:
             self._process.stdin.write(f"{kind} {ident}\n")
         made = {ident: int(pid) for ident, pid in (self._said() for _ in wanted)}
@@ -128,7 +118,6 @@ class Nursery:
         return ident, int(count), float(p99)
 
     def _said(self) -> list[str]:
-        assert self._process.stdout is not None
         return self._process.stdout.readline().split()
 
     def kill_all(self, living: dict[str, int]) -> float:

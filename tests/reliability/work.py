@@ -3,13 +3,12 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -20,19 +19,15 @@ from psqlmessages.exceptions import ConnectionLost, MessagesError
 from tests.reliability.restarts import until
 from tests.sql.conftest import World
 
-Note = Callable[[int], None]
 Run = Callable[["Work", "Reader"], None]
 
 LIFE = timedelta(hours=1)
 # Found soon, and a busy machine is not taken for a dead connection.
 QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_interval=timedelta(seconds=1),
-    probe_timeout=timedelta(seconds=5),
-    answer_timeout=timedelta(seconds=10),
-    reconnect_wait=timedelta(seconds=60),
-)
+    backoff_least=timedelta(milliseconds=20), backoff_most=timedelta(milliseconds=200),
+    probe_interval=timedelta(seconds=1), probe_timeout=timedelta(seconds=5),
+    answer_timeout=timedelta(seconds=10), reconnect_wait=timedelta(seconds=60),
+)  # fmt: skip
 BATCH, MOST_AHEAD = 10, 100
 # Over the NOTIFY limit.
 LONG = 10_000
@@ -47,6 +42,7 @@ EFFECTS = """
 """
 INSERT = "INSERT INTO psqlmessages_numbers SELECT '{name}', {column}::int FROM messages.{function}"
 ERRORS = (MessagesError, psycopg.Error)
+EXPIRE = "UPDATE psqlmessages_element SET available_at = clock_timestamp() WHERE lease IS NOT NULL"
 PUBLISHED = """
     SELECT m.payload FROM psqlmessages_streammessage AS m
     JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = %s
@@ -89,16 +85,11 @@ class Work:
     """
 
     def __init__(
-        self,
-        world: World,
-        *names: str,
-        more: tuple[Reader, ...] = (),
-        through: Callable[[str], str] = str,
-        options: Options = QUICK,
-        lease: timedelta = timedelta(seconds=5),
-        forgives: tuple[type[Exception], ...] = (),
+        self, world: World, *names: str, more: tuple[Reader, ...] = (),
+        through: Callable[[str], str] = str, options: Options = QUICK,
+        lease: timedelta = timedelta(seconds=5), forgives: tuple[type[Exception], ...] = (),
         rest_seconds: float = 60,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.world, self.lease, self.options, self.forgives = world, lease, options, forgives
         self.url, self._writer_url = through(world.server.url("user2")), world.server.url("user1")
         self._pusher_url, self._rest_seconds = through(self._writer_url), rest_seconds
@@ -116,8 +107,6 @@ class Work:
         self.failures: list[BaseException] = []
         self._threads: list[threading.Thread] = []
 
-    # Life
-
     def __enter__(self) -> Self:
         self.world.rules(*RULES)
         self.world.owner.connection.execute(EFFECTS)
@@ -130,12 +119,7 @@ class Work:
         self._start(self._write)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         try:
             self.is_enough.set()
             self._threads[-1].join(90)
@@ -152,7 +136,6 @@ class Work:
             assert not any(thread.is_alive() for thread in self._threads)
 
     def go_on(self, number: int) -> None:
-        """Wait until so many more are written."""
         goal = self.written + number
         until(lambda: self.failures or self.written >= goal)
         assert not self.failures, self.failures
@@ -193,15 +176,12 @@ class Work:
     def _insist_on(self, reader: Reader) -> None:
         while not self.is_over.is_set():
             try:
-                assert reader.run is not None
                 reader.run(self, reader)
             except self.forgives as error:
                 self.refused[type(error).__name__] += 1
                 self.is_over.wait(0.05)
             else:
                 return
-
-    # Writing
 
     def _write(self) -> None:
         queues = dict.fromkeys(reader.queue for reader in self.readers if reader.queue)
@@ -226,7 +206,6 @@ class Work:
                 self.written += BATCH
 
     def is_too_far(self) -> bool:
-        """Whether the writer waits for a reader."""
         had = [len(each.numbers) for each in self.readers if not each.found and not each.may_miss]
         return self.written - min(had, default=self.written) > MOST_AHEAD
 
@@ -267,10 +246,7 @@ class Work:
         # What is away is not asked in haste.
         self.is_over.wait(0.05)
 
-    # What came of it
-
     def wanted(self, reader: Reader) -> set[int]:
-        """What a reader should have."""
         if reader.queue:
             return set(range(self.written))
         return self.sent if reader.is_live else self.published
@@ -281,22 +257,19 @@ class Work:
     def doubled(self, reader: Reader) -> int:
         return len(reader.got) - len({*reader.got})
 
-    def undead(self, reader: Reader) -> int:
-        """How many came though they were refused."""
+    def refused_but_read(self, reader: Reader) -> int:
         if reader.is_live:
             return 0
         return len({*reader.got} - self.wanted(reader) - self.uncertain)
 
     def counts(self) -> dict[str, int]:
-        """What is told of all together."""
-        sure = [reader for reader in self.readers if not reader.may_miss]
         leased = [reader for reader in self.readers if reader.may_repeat]
         lossy = [reader for reader in self.readers if reader.may_miss]
         counts = {
             "messages": sum(len(self.wanted(reader)) for reader in self.readers),
-            "lost": sum(len(self.missing(reader)) for reader in sure),
+            "lost": sum(len(self.missing(each)) for each in self.readers if not each.may_miss),
             "doubled": sum(self.doubled(each) for each in self.readers if not each.may_repeat),
-            "read_though_refused": sum(map(self.undead, self.readers)),
+            "read_though_refused": sum(map(self.refused_but_read, self.readers)),
         }
         if self.uncertain:
             counts["cut_off"] = len(self.uncertain)
@@ -314,7 +287,7 @@ class Work:
             each.name: (
                 0 if each.may_miss else len(self.missing(each)),
                 0 if each.may_repeat else self.doubled(each),
-                self.undead(each),
+                self.refused_but_read(each),
             )
             for each in self.readers
         }
@@ -324,9 +297,6 @@ class Work:
         assert self.written > 0
 
 
-# What is stored
-
-
 def column(world: World, query: str, *arguments: str) -> list[Any]:
     """The first column of a query of the owner, by a connection that no restart has ended."""
     with psycopg.connect(world.server.url()) as owner:
@@ -334,12 +304,10 @@ def column(world: World, query: str, *arguments: str) -> list[Any]:
 
 
 def published(world: World, topic: str = "T") -> list[str]:
-    """The bodies that a stream keeps."""
     return column(world, PUBLISHED, topic)
 
 
 def pushed(world: World, queue: str = "Q") -> list[str]:
-    """The bodies in a queue."""
     return column(world, PUSHED, queue)
 
 
@@ -350,84 +318,80 @@ def answers(node: Node) -> bool:
     return False
 
 
-# Readers
+# Readers: each prepares, and then yields the numbers that come
 
 
-def stream_of_node(work: Work, reader: Reader) -> None:
-    with Node("R.NODE", work.url, options=work.options) as node:
-        work.nodes[reader.name] = node
-        work.is_told |= not node.subscription("NEWS").is_recovered
-        messages = node.subscribe("NEWS", LIFE)
-        reader.is_ready.set()
-        for message in messages:
-            reader.numbers.append(message.body)
-
-
-def stream_of_async_node(work: Work, reader: Reader) -> None:
-    async def read() -> None:
-        async with AsyncNode("R.ASYNC", work.url, options=work.options) as node:
+def of_node(ident: str, numbers: Callable[[Work, Reader, Any], Iterator[int]]) -> Run:
+    def run(work: Work, reader: Reader) -> None:
+        with Node(ident, work.url, options=work.options) as node:
             work.nodes[reader.name] = node
-            work.is_told |= not (await node.subscription("NEWS")).is_recovered
-            messages = await node.subscribe("NEWS", LIFE)
-            reader.is_ready.set()
-            async for message in messages:
-                reader.numbers.append(message.body)
+            for number in numbers(work, reader, node):
+                reader.numbers.append(number)
 
-    asyncio.run(read())
+    return run
 
 
-def consume(work: Work, reader: Reader) -> None:
-    with Node("R.CONSUMER", work.url, options=work.options) as node:
-        work.nodes[reader.name] = node
-        reader.is_ready.set()
-        for element in node.consume(reader.queue or "", batch=5, duration=work.lease):
-            reader.numbers.append(element.body)
-
-
-def consume_async(work: Work, reader: Reader) -> None:
-    async def take() -> None:
-        async with AsyncNode("R.ACONSUMER", work.url, options=work.options) as node:
+def of_async_node(ident: str, numbers: Callable[[Work, Reader, Any], AsyncIterator[int]]) -> Run:
+    async def read(work: Work, reader: Reader) -> None:
+        async with AsyncNode(ident, work.url, options=work.options) as node:
             work.nodes[reader.name] = node
-            reader.is_ready.set()
-            elements = node.consume(reader.queue or "", batch=5, duration=work.lease)
-            async for element in elements:
-                reader.numbers.append(element.body)
+            async for number in numbers(work, reader, node):
+                reader.numbers.append(number)
 
-    asyncio.run(take())
+    return lambda work, reader: asyncio.run(read(work, reader))
 
 
-def pop(work: Work, reader: Reader) -> None:
-    """Pop in a transaction of the call's own: what an answer held that never came is gone."""
-    with Node("R.POPPER", work.url, options=work.options) as node:
-        work.nodes[reader.name] = node
-        reader.is_ready.set()
-        while not work.is_over.is_set():
-            with suppress(ConnectionLost):
-                taken = node.pop(reader.queue or "", 5, timeout=timedelta(seconds=0.5))
-                reader.numbers += [element.body for element in taken]
+def stream(work: Work, reader: Reader, node: Node) -> Iterator[int]:
+    work.is_told |= not node.subscription("NEWS").is_recovered
+    messages = node.subscribe("NEWS", LIFE)
+    reader.is_ready.set()
+    for message in messages:
+        yield message.body
 
 
-def listen(work: Work, reader: Reader) -> None:
-    with Node("R.LIVE", work.url, options=work.options) as node:
-        work.nodes[reader.name] = node
-        node.topic_listen("LIVE")
-        reader.is_ready.set()
-        for message in node:
-            if message.type == "Topic":
-                reader.numbers.append(int(message.body))
+async def stream_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
+    work.is_told |= not (await node.subscription("NEWS")).is_recovered
+    messages = await node.subscribe("NEWS", LIFE)
+    reader.is_ready.set()
+    async for message in messages:
+        yield message.body
 
 
-def listen_async(work: Work, reader: Reader) -> None:
-    async def hear() -> None:
-        async with AsyncNode("R.ALIVE", work.url, options=work.options) as node:
-            work.nodes[reader.name] = node
-            await node.topic_listen("LIVE")
-            reader.is_ready.set()
-            async for message in node.messages():
-                if message.type == "Topic":
-                    reader.numbers.append(int(message.body))
+def consume(work: Work, reader: Reader, node: Node) -> Iterator[int]:
+    reader.is_ready.set()
+    for element in node.consume(reader.queue, batch=5, duration=work.lease):
+        yield element.body
 
-    asyncio.run(hear())
+
+async def consume_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
+    reader.is_ready.set()
+    async for element in node.consume(reader.queue, batch=5, duration=work.lease):
+        yield element.body
+
+
+def pop(work: Work, reader: Reader, node: Node) -> Iterator[int]:
+    """Pop without a transaction: an answer that never came takes its elements along."""
+    reader.is_ready.set()
+    while not work.is_over.is_set():
+        with suppress(ConnectionLost):
+            for element in node.pop(reader.queue, 5, timeout=timedelta(seconds=0.5)):
+                yield element.body
+
+
+def listen(work: Work, reader: Reader, node: Node) -> Iterator[int]:
+    node.topic_listen("LIVE")
+    reader.is_ready.set()
+    for message in node:
+        if message.type == "Topic":
+            yield int(message.body)
+
+
+async def listen_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
+    await node.topic_listen("LIVE")
+    reader.is_ready.set()
+    async for message in node:
+        if message.type == "Topic":
+            yield int(message.body)
 
 
 def by_sql(statement: str) -> Run:
@@ -454,10 +418,13 @@ POP_BY_SQL = INSERT.format(
     name="pop by SQL", column="body", function="pop('R.SQL', 'pop by SQL', 100)"
 )
 RUNS: dict[str, Run] = {
-    "stream of Node": stream_of_node, "stream of AsyncNode": stream_of_async_node,
+    "stream of Node": of_node("R.NODE", stream),
+    "stream of AsyncNode": of_async_node("R.ASYNC", stream_async),
     "stream by SQL": by_sql(STREAM_BY_SQL), "pop by SQL": by_sql(POP_BY_SQL),
-    "Node.consume": consume, "AsyncNode.consume": consume_async, "Node.pop": pop,
-    "live messages of Node": listen, "live messages of AsyncNode": listen_async,
+    "Node.consume": of_node("R.CONSUMER", consume),
+    "AsyncNode.consume": of_async_node("R.ACONSUMER", consume_async),
+    "Node.pop": of_node("R.POPPER", pop), "live messages of Node": of_node("R.LIVE", listen),
+    "live messages of AsyncNode": of_async_node("R.ALIVE", listen_async),
 }  # fmt: skip
 # Those that lose nothing, whatever happens.
 EXACT = tuple(RUNS)[:6]
@@ -465,8 +432,6 @@ LIVE = tuple(RUNS)[7:]
 
 
 def reader(name: str, work: Work) -> Reader:
-    """Make a reader of a kind."""
-
     def effects() -> list[int]:
         return column(work.world, "SELECT body FROM psqlmessages_numbers WHERE reader = %s", name)
 

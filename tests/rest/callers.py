@@ -14,7 +14,6 @@ from urllib.parse import quote, urlencode
 from psqlmessages.rest.auth import token_for
 from tests.web.site import Site
 
-PATIENCE = 60
 Headers = Mapping[str, str]
 
 
@@ -51,7 +50,7 @@ class Caller:
         self, method: str, path: str, body: Any = None, headers: Headers | None = None, **query: Any
     ) -> Answer:
         """Call; `path` begins behind /api/, and is sent as it is."""
-        made = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=PATIENCE)
+        made = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=60)
         with closing(made) as connection:
             address = f"/api/{path}" + (f"?{urlencode(query)}" if query else "")
             connection.request(method, address, body, {**self.headers, **(headers or {})})
@@ -99,9 +98,9 @@ class Connection:
     async def ask(self, site: Site, path: str, headers: Headers) -> "Connection":
         """Connect, and send a GET."""
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", site.port)
-        lines = [f"GET /api/{path} HTTP/1.0", "Host: 127.0.0.1"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self._writer.write("\r\n".join([*lines, "", ""]).encode())
+        given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        request = f"GET /api/{path} HTTP/1.0\r\nHost: 127.0.0.1\r\n{given}\r\n"
+        self._writer.write(request.encode())
         await self._writer.drain()
         return self
 

@@ -14,18 +14,15 @@ from tests.web.site import Site
 __all__ = ["new_site", "pytest_runtest_makereport", "site", "sites", "world"]
 
 RULES = (
-    f"{Server.owner} worker Queue orders* RW 60",
-    f"{Server.owner} other Queue orders* RW 60",
-    f"{Server.owner} pusher Queue orders* W 60",
-    f"{Server.owner} taker Queue orders* R 60",
-    f"{Server.owner} worker Topic ROOM* RW 60",
-)
+    "worker Queue orders* RW", "other Queue orders* RW", "pusher Queue orders* W",
+    "taker Queue orders* R", "worker Topic ROOM* RW",
+)  # fmt: skip
 
 
 @pytest.fixture
 def rest(world: World, site: Site) -> World:
     """A message system with rules for the nodes of web users."""
-    world.rules(*RULES)
+    world.rules(*(f"{Server.owner} {rule} 60" for rule in RULES))
     return world
 
 

@@ -21,11 +21,11 @@ END_THEM = """
 WAITS = "SELECT EXISTS (SELECT FROM psqlmessages_queue WHERE awaited_until > now() + '50 s')"
 
 
-def database(port: int | None = None) -> dict[str, Any]:
-    """The test database as DATABASES has it, perhaps at another port."""
+def database(port: int) -> dict[str, Any]:
+    """The test database as DATABASES has it, at another port."""
     known = connection.settings_dict
-    given = {key: known[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")}
-    return {**given, "HOST": "127.0.0.1", "PORT": port} if port else given
+    given = {key: known[key] for key in ("ENGINE", "NAME", "USER", "PASSWORD")}
+    return {**given, "HOST": "127.0.0.1", "PORT": port}
 
 
 @pytest.fixture
@@ -34,25 +34,17 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
     known = connection.settings_dict
     with ExitStack() as until_the_end:
         made = [Proxy(str(known["HOST"] or "127.0.0.1"), int(known["PORT"])) for _ in range(2)]
-        for proxy in made:
-            until_the_end.enter_context(proxy.serve())
-        yield made[0], made[1]
+        yield tuple(until_the_end.enter_context(proxy.serve()) for proxy in made)
 
 
 @pytest.fixture
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
     """Wanda at a site whose namespaces are reached through the proxies."""
+    # An answer that does not come is waited for.
+    seconds = {"pool.ANSWER": 4, "queue_listener.ANSWER": 4, "waiters._AWAY": 2}
     site = new_site(
-        DATABASES={
-            alias: database(proxy.port)
-            for alias, proxy in zip(("default", "far"), ways, strict=True)
-        },
-        # An answer that does not come is waited for.
-        PATCHED={
-            "psqlmessages.rest.pool.ANSWER_SECONDS": 4,
-            "psqlmessages.rest.queue_listener.ANSWER_SECONDS": 4,
-            "psqlmessages.rest.waiters._AWAY_SECONDS": 2,
-        },
+        DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
+        PATCHED={f"psqlmessages.rest.{name}_SECONDS": value for name, value in seconds.items()},
     )
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller

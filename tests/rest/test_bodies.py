@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from psqlmessages.rest import bodies
 
-TYPES = st.sampled_from(
-    [
-        "", "text/plain", "text/html; charset=utf-8", "text/csv; charset=iso-8859-1",
-        "text/plain; charset=us-ascii", "text/plain; charset=utf-7", "text/x; charset=punycode",
-        "application/octet-stream", "image/png", "application/x-www-form-urlencoded",
-    ]
-)  # fmt: skip
+TYPES = st.sampled_from([
+    "", "text/plain", "text/html; charset=utf-8", "text/csv; charset=iso-8859-1",
+    "text/plain; charset=us-ascii", "text/plain; charset=utf-7", "text/x; charset=punycode",
+    "application/octet-stream", "image/png", "application/x-www-form-urlencoded",
+])  # fmt: skip
 # What jsonb holds.
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
 VALUES = st.recursive(

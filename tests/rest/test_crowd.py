@@ -19,7 +19,7 @@ ALL_CONNECTIONS = f"{ALL} AND usename = session_user AND pid <> pg_backend_pid()
 
 
 def threads_of(site: Site) -> int:
-    return len(list(Path(f"/proc/{site.pid}/task").iterdir()))
+    return len([*Path(f"/proc/{site.pid}/task").iterdir()])
 
 
 async def ask(site: Site, worker: Caller, tid: str, until: AsyncExitStack) -> Connection:

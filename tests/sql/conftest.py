@@ -211,19 +211,16 @@ class World:
             + ";".join(f"DELETE FROM psqlmessages_{name}" for name in TABLES)
         )
         for name in "stream_last", "recheck", "unfinished", "batch":
-            self.owner.connection.execute(f"DELETE FROM messages._{name}")
-        # Since the last test no clock jumped, however long that was ago.
+            self.execute(f"DELETE FROM messages._{name}")
+        # Since the last test no clock jumped, however long that was ago, nor did ids jump far ahead
+        # (Spark looks through all ids from one message to the next), nor was it at many nodes.
         self.owner.connection.execute(
             "DELETE FROM messages._clock_gap;"
-            "UPDATE messages._stream SET tended_at = clock_timestamp()"
-        )
-        # Nor did ids jump far ahead: Spark looks through all ids from one message to the next.
-        self.owner.connection.execute(
+            "UPDATE messages._stream SET tended_at = clock_timestamp();"
             "SELECT setval('messages._stream_id', 1)"
-            " WHERE pg_sequence_last_value('messages._stream_id') > 1000000000"
+            " WHERE pg_sequence_last_value('messages._stream_id') > 1000000000;"
+            "SELECT setval('messages._rechecks_rest_until', 1)"
         )
-        # Nor has the last test looked at many nodes.
-        self.owner.connection.execute("SELECT setval('messages._rechecks_rest_until', 1)")
         # Twenty times as slow as all the deleting above, so only where there is something.
         if self.owner.query(KEPT):
             self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
@@ -341,12 +338,10 @@ def new_role(world: World) -> Iterator[Callable[[str], Program]]:
 def spec_world(world: World) -> World:
     """The five rules of the documentation's example, with longer timeouts."""
     world.rules(
-        "user1 NODE1 Rpc NODE2 W 500",
-        "user2 NODE2 Rpc NODE1 W 500",
-        "user1 NODE1 Topic MYTOPIC W 1000",
-        "user2 NODE2 Topic MYTOPIC RW 1000",
+        "user1 NODE1 Rpc NODE2 W 500", "user2 NODE2 Rpc NODE1 W 500",
+        "user1 NODE1 Topic MYTOPIC W 1000", "user2 NODE2 Topic MYTOPIC RW 1000",
         "user3 NODE3 Topic MYTOPIC R 1000",
-    )
+    )  # fmt: skip
     return world
 
 
@@ -354,11 +349,9 @@ def spec_world(world: World) -> World:
 def pair(world: World) -> Pair:
     """SENDER, that sends to T, and LISTENER, that listens to it; each may ask the other."""
     world.rules(
-        "user1 SENDER Topic T W 1000",
-        "user2 LISTENER Topic T R 1000",
-        "user1 SENDER Rpc LISTENER W 1000",
-        "user2 LISTENER Rpc SENDER W 1000",
-    )
+        "user1 SENDER Topic T W 1000", "user2 LISTENER Topic T R 1000",
+        "user1 SENDER Rpc LISTENER W 1000", "user2 LISTENER Rpc SENDER W 1000",
+    )  # fmt: skip
     sender, listener = world.node("user1", "SENDER"), world.node("user2", "LISTENER", listen="T")
     sender.ok("topic_notify", "T")
     world.forget()

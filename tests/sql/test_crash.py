@@ -11,12 +11,9 @@ from tests.sql.simultaneous import begins_with, in_background
 Nodes = dict[str, Program]
 CLASS = 1886612839
 GONE = [
-    "topic_unlisten NODE2 MYTOPIC",
-    "topic_none_listen MYTOPIC",
-    "topic_unnotify NODE2 MYTOPIC",
-    "topic_none_notify MYTOPIC",
-    "crash NODE2",
-]
+    "topic_unlisten NODE2 MYTOPIC", "topic_none_listen MYTOPIC", "topic_unnotify NODE2 MYTOPIC",
+    "topic_none_notify MYTOPIC", "crash NODE2",
+]  # fmt: skip
 # So many ids of audiences are kept at most.
 KEPT = 100_000
 HEARERS, TOPICS = 500, 210

@@ -49,11 +49,9 @@ def told(idents: list[str], *events: str) -> dict[str, list[str]]:
 
 KINDS = "notify", "listen"
 END_OF_ALL = [
-    "topic_unlisten SUBJECT SHARED",
-    "topic_none_listen SHARED",
-    "topic_unnotify SUBJECT SHARED",
+    "topic_unlisten SUBJECT SHARED", "topic_none_listen SHARED", "topic_unnotify SUBJECT SHARED",
     "topic_none_notify SHARED",
-]
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -198,13 +196,10 @@ def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage) -> None:
 
 
 SENDS = {
-    "topic_send": ["SHARED", "body"],
-    "topic_send_many": ["SHARED", ["body"]],
-    "topic_send_as": ["SENDER", "SHARED", "body"],
-    "rpc": ["WATCHER", "TOKEN", "body"],
-    "return": ["WATCHER", "0" * 32 + " 5 TOKEN", "body"],
-    "get_data": ['{"Dkey":"junk"}'],
-}
+    "topic_send": ["SHARED", "body"], "topic_send_many": ["SHARED", ["body"]],
+    "topic_send_as": ["SENDER", "SHARED", "body"], "rpc": ["WATCHER", "TOKEN", "body"],
+    "return": ["WATCHER", "0" * 32 + " 5 TOKEN", "body"], "get_data": ['{"Dkey":"junk"}'],
+}  # fmt: skip
 # These look each time, whatever they answer.
 OTHERS = {
     **{f"topic_{name}": ["SHARED"] for name in (

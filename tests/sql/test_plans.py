@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import TestedServer
 from tests.reliability.counts import size
 from tests.sql.conftest import TABLES, Pair, Program, World, parse
+from tests.sql.reads import reads
 
 NODES, RULES_EACH, SESSIONS = size(5_000, 10_000), 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
@@ -59,10 +60,6 @@ BULK = [
     "ANALYZE",
     "SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))",
 ]
-READ = """
-    SELECT relname::text, seq_scan, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
-    FROM pg_stat_xact_user_tables WHERE relname ^@ 'psqlmessages_'
-"""
 # An event reads its hearers, of whom no topic has many, and a second node of each session.
 MOST_ROWS = 50
 RUNS = 8
@@ -119,29 +116,11 @@ def nodes(full: World) -> Iterator[Pair]:
         node.ok("deinit", ident)
 
 
-def read(program: Program) -> dict[str, tuple[int, int]]:
-    """Sequential scans of the big tables in the transaction under way, and rows read in any way."""
-    rows = program.execute(READ).fetchall()
-    found = {name.removeprefix("psqlmessages_"): (scans, read) for name, scans, read in rows}
-    return {name: found.get(name, (0, 0)) for name in BIG}
-
-
-def reads(program: Program, function: str, *arguments: object) -> dict[str, tuple[int, int]]:
-    """Call a function, and take that back: scans and rows of each big table."""
-    program.execute("BEGIN")
-    before = read(program)
-    program.ok(function, *arguments)
-    after = read(program)
-    program.execute("ROLLBACK")
-    return {
-        name: (after[name][0] - before[name][0], after[name][1] - before[name][1]) for name in BIG
-    }
-
-
 def assert_reads_little(program: Program, function: str, *arguments: object) -> None:
     """Call a function: no big table may be read from end to end, nor more than a few rows."""
     found = reads(program, function, *arguments)
-    wrong = {name: found[name] for name in BIG if found[name][0] or found[name][1] > MOST_ROWS}
+    big = {name: found.get(name, (0, 0)) for name in BIG}
+    wrong = {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
     assert not wrong, f"{function} (scans, rows): {wrong}"
 
 
@@ -212,7 +191,7 @@ def grown(server: TestedServer) -> Iterator[World]:
 def fewest(program: Program, function: str, *arguments: str) -> dict[str, int]:
     """How many rows of each table the best of some calls reads."""
     found = [reads(program, function, *arguments) for _ in range(10)]
-    rows = [{name: read for name, (_, read) in tables.items()} for tables in found]
+    rows = [{name: tables.get(name, (0, 0))[1] for name in BIG} for tables in found]
     return min(rows, key=lambda tables: sum(tables.values()))
 
 

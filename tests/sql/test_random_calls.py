@@ -52,13 +52,11 @@ BODIES = ["", "x", "x" * 7_900, "x" * 8_000, "x" * 9_000, "🐘" * 2_500, "\x01"
 # Of the types that are no text.
 DRAWN: dict[str, list[Any]] = {
     "integer": [60, 60, 60, 1000, 1, 0, -1, 2**31 - 1, None],
-    "bigint": [1, 2, 3, 0, -1, 2**63 - 1, None],
-    "double precision": NUMBERS,
-    "timestamp with time zone": TIMES,
-    "boolean": [True, False, None],
+    "bigint": [1, 2, 3, 0, -1, 2**63 - 1, None], "double precision": NUMBERS,
+    "timestamp with time zone": TIMES, "boolean": [True, False, None],
     "uuid": [UUID(int=1), UUID(int=2), None],
     "json": [None, None, "{}", '{"T1":5}', '{"T1":-1}', '{"T1":"x"}', "[]", "7", '{"T1":1e99}'],
-}
+}  # fmt: skip
 
 
 def any_of(dice: random.Random, received: list[str], parameter: str) -> str | None:

@@ -245,13 +245,10 @@ class Flow:
         committed = {payload for each in self.publishers for payload in each.committed}
         uncertain = {payload for each in self.publishers for payload in each.uncertain}
         return Outcome(
-            committed=len(committed),
-            rolled_back=sum(each.rolled_back for each in self.publishers),
+            committed=len(committed), rolled_back=sum(each.rolled_back for each in self.publishers),
             lost=len(committed - effects.keys()),
             doubled=sum(count - 1 for count in effects.values()),
             undead=len(effects.keys() - committed - uncertain),
             disordered=sum(later[0] <= former[0] for former, later in pairwise(rows)),
-            emptied=self.emptied,
-            read_meanwhile=self.reader.read,
-            reader=self.reader,
-        )
+            emptied=self.emptied, read_meanwhile=self.reader.read, reader=self.reader,
+        )  # fmt: skip

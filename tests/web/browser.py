@@ -23,7 +23,6 @@ PATIENCE_MILLISECONDS = 60_000
 ROLE = Server.owner
 MONITOR_RULE = f"{ROLE} example.monitor.* Topic * O 60"
 LIVE = '#pill[data-is="live"]'
-NARROW = {"width": 400, "height": 800}
 # What a browser itself says if the server does not answer.
 AWAY = r"WebSocket connection|Failed to load resource"
 # What the Content-Security-Policy forbids is an error here: nothing else would show it.

@@ -21,27 +21,18 @@ from playwright.sync_api import Locator, Page, expect
 from pytest_django import Settings
 
 from project.example import CHAT_TOPIC
+from project.postgres import Server
 from psqlmessages.models import Auth, Client, Element, Exchange, PipelineJob, Queue, Topic, Traffic
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
-from tests.web.browser import (
-    AWAY,
-    LIVE,
-    MONITOR_RULE,
-    NARROW,
-    ROLE,
-    Visitors,
-    live,
-    pale_text,
-    too_wide,
-    until,
-)
+from tests.web.browser import AWAY, LIVE, MONITOR_RULE, Visitors, live, pale_text, too_wide, until
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS
 from tests.web.measured import HOSTILE, forget, job, report, window
 from tests.web.site import ROOT, Site
 from tests.web.test_admin_exchanges import new
 
 TRAFFIC = "/monitor/traffic/"
+NARROW = {"width": 400, "height": 800}
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +243,7 @@ def test_two_visitors_log_in_and_chat_until_the_rule_goes(
 ):
     # That of the site under test.
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-    rule = f"{ROLE} chat/* Topic {CHAT_TOPIC} RW 60"
+    rule = f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60"
     world.rules(rule)
     for name in ("ann", "bob"):
         site.user(name, idents=[f"chat/{name}/*"])
@@ -296,7 +287,9 @@ def test_two_visitors_log_in_and_chat_until_the_rule_goes(
 def furnish(site: Site, world: World) -> dict[str, str]:
     """Make one of everything, with a hostile name; return every page's address by a name."""
     site.user("chief", idents=["chat/chief/*"])
-    world.rules(MONITOR_RULE, f"{ROLE} chat/* Topic {CHAT_TOPIC} RW 60", "user1 W Queue * RW 60")
+    world.rules(
+        MONITOR_RULE, f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60", "user1 W Queue * RW 60"
+    )
     world.rule("user2", HOSTILE, "Topic", HOSTILE, "R", 10)
     world.node("user2", HOSTILE).ok("topic_listen", HOSTILE)
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{'x' * 200}'", "d" * 100)

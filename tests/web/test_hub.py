@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from psqlmessages.client.gateway import Gateway, GatewayState
-from psqlmessages.client.node_state import Notification
+from psqlmessages.client.messages import Notification
 from psqlmessages.client.options import Options
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.relay.hub import Hub

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -101,14 +101,12 @@ def samples(site: Site) -> dict[tuple[str, ...], float]:
     """The samples of the site: name, and the labels' values in the order of the labels' names."""
     status, text = site.get("/metrics")
     assert status == 200
-    return {
-        (
-            sample.name.removeprefix("psqlmessages_"),
-            *(sample.labels[label] for label in sorted(sample.labels)),
-        ): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for _, value in sorted(sample.labels.items())]
+            found[sample.name.removeprefix("psqlmessages_"), *labels] = sample.value
+    return found
 
 
 def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, world: World):
@@ -169,17 +167,6 @@ def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
     assert found["exchange_seconds_sum", "x1", "ok"] == 80
 
 
-@pytest.fixture
-def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """A database that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.setblocking(False)
-        address = f"host=127.0.0.1 port={listening.getsockname()[1]}"
-        monkeypatch.setattr(module, "dsn", lambda: address)
-        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.5)
-        yield listening
-
-
 async def ask(method: str = "get") -> HttpResponse:
     return await healthz(getattr(RequestFactory(), method)("/healthz"))
 
@@ -196,14 +183,19 @@ async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPa
 
 @in_loop
 async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
-    server: TestedServer, stalled: socket.socket, monkeypatch: pytest.MonkeyPatch
+    server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ):
-    answers = await asyncio.gather(*(ask() for _ in range(20)))
-    assert {answer.status_code for answer in answers} == {503}
-    connection, _ = stalled.accept()
-    connection.close()
-    with pytest.raises(BlockingIOError):
-        stalled.accept()
+    # A database that takes connections and never says a word.
+    with socket.create_server(("127.0.0.1", 0)) as stalled:
+        stalled.setblocking(False)
+        address = f"host=127.0.0.1 port={stalled.getsockname()[1]}"
+        monkeypatch.setattr(module, "dsn", lambda: address)
+        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.5)
+        answers = await asyncio.gather(*(ask() for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {503}
+        stalled.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            stalled.accept()
     # It is ok again when the database answers.
     monkeypatch.setattr(module, "dsn", server.url)
     monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)

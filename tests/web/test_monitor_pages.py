@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import uuid
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +10,7 @@ import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.admin.models import LogEntry
+from django.http import HttpResponse
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
@@ -24,6 +24,7 @@ from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
 from tests.web.desks import lock_timeout, visitor
 from tests.web.test_admin_exchanges import ALIVE, new
+from tests.web.visitor import Page
 
 LIST, RULE = "/monitor/", "/monitor/rule/"
 TOPIC = "/monitor/topics/T/"
@@ -46,16 +47,8 @@ def node(database: World, settings: Settings) -> None:
     settings.PSQLMESSAGES = {"NODE": "example"}
 
 
-class Tags(HTMLParser):
-    """The tags of a page, with their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+def tags(response: HttpResponse) -> list[tuple[str, dict[str, str]]]:
+    return Page("", response).tags
 
 
 def test_pages_and_figures_are_for_who_has_the_permission(client: Client):
@@ -104,10 +97,10 @@ def test_pages_run_nothing_of_others(settings: Settings):
     for address in PAGES:
         response = client.get(address)
         assert response.headers["Content-Security-Policy"] == POLICY
-        for tag, attributes in Tags(response.text).found:
+        for tag, attributes in tags(response):
             assert tag != "style"
             assert not [name for name in attributes if name == "style" or name.startswith("on")]
-            assert tag != "script" or (attributes["src"] or "").startswith("/")
+            assert tag != "script" or attributes["src"].startswith("/")
     settings.STATIC_URL = "https://files.example/s/"
     policy = client.get(LIST).headers["Content-Security-Policy"]
     assert "script-src 'self' https://files.example;" in policy
@@ -120,10 +113,9 @@ def test_a_topic_of_any_name_has_its_page_and_no_other():
     names += [HOSTILE, "x" * 100]
     shown = []
     for name in names:
-        page = client.get(topic_url(name)).text
-        (tag,) = [each for _, each in Tags(page).found if "data-name" in each]
-        shown.append(tag["data-name"])
-        assert "<script>alert" not in page
+        page = client.get(topic_url(name))
+        shown += [tag["data-name"] for _, tag in tags(page) if "data-name" in tag]
+        assert "<script>alert" not in page.text
     assert shown == names
     for query in ("", "name=", "name=" + "x" * 101, "name=a%00b", "name=A*"):
         assert client.get(f"/monitor/topics/?{query}").status_code == 404, query
@@ -148,8 +140,7 @@ def test_plotly_is_served_compressed_once_and_for_ever(client: Client):
 
 def test_the_page_brings_plotlys_styles_or_says_there_is_none(monkeypatch: pytest.MonkeyPatch):
     client = visitor("view_monitor")
-    found = Tags(client.get(TOPIC).text).found
-    ids = {attributes.get("id"): tag for tag, attributes in found}
+    ids = {attributes.get("id"): tag for tag, attributes in tags(client.get(TOPIC))}
     script = views_module.chart_script()
     assert script is not None
     assert ids["plotly.js-style-global"] == "link"
@@ -183,19 +174,17 @@ def test_the_rule_is_added_by_nobody_else_and_by_no_other_site():
     assert client.get(RULE).status_code == 405, "a link adds none"
     assert client.post(RULE).status_code == 403
     assert not Auth.objects.exists()
-    tags = Tags(client.get(LIST).text).found
-    token = next(a["value"] for _, a in tags if a.get("name") == "csrfmiddlewaretoken")
+    token = next(
+        a["value"] for _, a in tags(client.get(LIST)) if a.get("name") == "csrfmiddlewaretoken"
+    )
     assert client.post(RULE, {"csrfmiddlewaretoken": token}).status_code == 200
 
 
 def test_a_rule_that_cannot_be_added_says_why(database: World):
-    blocker = database.program()
-    blocker.connection.autocommit = False
-    blocker.connection.execute("LOCK TABLE psqlmessages_auth IN ACCESS EXCLUSIVE MODE")
-    client = visitor("view_monitor", "add_auth")
-    with lock_timeout():
+    blocker, client = database.program().connection, visitor("view_monitor", "add_auth")
+    with blocker.transaction(), lock_timeout():
+        blocker.execute("LOCK TABLE psqlmessages_auth IN ACCESS EXCLUSIVE MODE")
         response = client.post(RULE)
-    blocker.connection.rollback()
     assert response.status_code == 503
     assert "lock timeout" in response.json()["error"]
 
@@ -216,7 +205,6 @@ def figures(client: Client) -> dict[str, Any]:
     return response.json()
 
 
-@pytest.mark.usefixtures("database")
 def test_figures_hold_no_secret_and_are_neither_stored_nor_taken_for_a_page():
     Queue.objects.create(name="orders", channel="queue_secret")
     new(HOSTILE, "orders", HOSTILE)
@@ -251,7 +239,6 @@ def test_exchanges_and_queues_are_told_with_what_was_counted(database: World):
     assert queues == {"orders": ([2, 0, 1], True), "eu": empty, "__no_route__": empty}
 
 
-@pytest.mark.usefixtures("database")
 def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graph, "EXCHANGES", 2)
     for name in ("a", "b", "c"):
@@ -275,7 +262,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.usefixtures("database")
 def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
     new("x1", "orders", "eu")
@@ -296,7 +282,6 @@ def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: py
     assert asked == ["default", "default"]
 
 
-@pytest.mark.usefixtures("database")
 def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: pytest.MonkeyPatch):
     new("x1", "orders", "eu", source_namespace="elsewhere")
     (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]

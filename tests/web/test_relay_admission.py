@@ -84,62 +84,44 @@ TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
 TRUSTING = {"CSRF_TRUSTED_ORIGINS": ["https://app.example", "http://*.example.net:8000"]}
 FORWARDED = {"headers": [(b"x-forwarded-proto", b"https")]}
 TLS = {"scheme": "wss"}
-ADMITTED = (
-    ("http://site.example", "site.example", {}),
-    ("http://site.example:80", "site.example", {}),
-    ("http://SITE.example", "site.example:80", {}),
-    ("http://site.example:8000", "site.example:8000", {}),
-    ("http://evil.example", "evil.example", {"ALLOWED_HOSTS": ["*"]}),
-    # TLS that ends in the server, and in a proxy.
-    ("https://site.example", "site.example", TLS),
-    ("https://site.example", "site.example:443", TLS),
-    ("https://site.example", "site.example", {**TLS_PROXY, **FORWARDED}),
-    ("https://app.example", "site.example", TRUSTING),
-    ("https://app.example:443", "site.example", TRUSTING),
-    ("http://a.b.example.net:8000", "site.example", TRUSTING),
+ANY_HOST = {"ALLOWED_HOSTS": ["*"]}
+STRANGERS = (
+    "http://site.example:8000 https://site.example ws://site.example http://other.site.example"
+    " http://site.example.evil.example http://site.example@evil.example http://user@site.example"
+    " http://site.example/ http://site.example:x http://[::1 null"
 )
-REFUSED = (
-    ("http://site.example:8000", "site.example", {}),
-    ("http://site.example", "site.example:8000", {}),
-    ("https://site.example", "site.example", {}),
-    ("ws://site.example", "site.example", {}),
-    ("http://other.site.example", "site.example", {}),
-    ("http://site.example.evil.example", "site.example", {}),
-    ("http://site.example@evil.example", "site.example", {}),
-    ("http://user@site.example", "site.example", {}),
-    ("http://site.example/", "site.example", {}),
-    ("http://site.example:x", "site.example", {}),
-    ("http://[::1", "site.example", {}),
-    ("null", "site.example", {}),
-    ("", "site.example", {}),
+# The host, settings and parts of the scope, the origins that are admitted, and those that are not.
+ORIGINS = (
+    ("site.example", {}, "http://site.example http://site.example:80",
+     STRANGERS),
+    ("site.example:80", {}, "http://SITE.example", ""),
+    ("site.example:8000", {}, "http://site.example:8000", "http://site.example"),
     # A host that is none of ours, as of a name that somebody leads to our address.
-    ("http://evil.example", "evil.example", {}),
-    ("http://evil.example", "site.example", {"ALLOWED_HOSTS": ["*"]}),
-    ("http://site.example", "site.example", TLS),
-    ("http://site.example", "site.example", {**TLS_PROXY, **FORWARDED}),
-    ("https://site.example", "site.example", FORWARDED),
-    ("http://app.example", "site.example", TRUSTING),
-    ("https://sub.app.example", "site.example", TRUSTING),
-    ("http://a.example.net", "site.example", TRUSTING),
-    ("http://aexample.net:8000", "site.example", TRUSTING),
-)
+    ("evil.example", {}, "", "http://evil.example"),
+    ("evil.example", ANY_HOST, "http://evil.example", ""),
+    ("site.example", ANY_HOST, "", "http://evil.example"),
+    # TLS that ends in the server, and in a proxy.
+    ("site.example", TLS, "https://site.example", "http://site.example"),
+    ("site.example:443", TLS, "https://site.example", ""),
+    ("site.example", {**TLS_PROXY, **FORWARDED}, "https://site.example", "http://site.example"),
+    ("site.example", FORWARDED, "", "https://site.example"),
+    ("site.example", TRUSTING,
+     "https://app.example https://app.example:443 http://a.b.example.net:8000",
+     "http://app.example https://sub.app.example http://a.example.net http://aexample.net:8000"),
+)  # fmt: skip
 
 
 def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
-    usual = {
-        "ALLOWED_HOSTS": ["site.example"],
-        "CSRF_TRUSTED_ORIGINS": [],
-        "SECURE_PROXY_SSL_HEADER": None,
-    }
+    usual = {"CSRF_TRUSTED_ORIGINS": [], "SECURE_PROXY_SSL_HEADER": None}
     wrong = []
-    for cases, is_admitted in ((ADMITTED, True), (REFUSED, False)):
-        for origin, host, given in cases:
-            for name, value in (usual | given).items():
-                setattr(settings, name, value)
+    for host, given, admitted, refused in ORIGINS:
+        for name, value in ({"ALLOWED_HOSTS": ["site.example"]} | usual | given).items():
+            setattr(settings, name, value)
+        for origin in ("", *admitted.split(), *refused.split()):
             headers = [(b"host", host.encode()), (b"origin", origin.encode())]
             headers += given.get("headers", [])
             scope = {"type": "websocket", "path": "/", "scheme": given.get("scheme", "ws")}
-            if is_own({**scope, "headers": headers}) is not is_admitted:
+            if is_own({**scope, "headers": headers}) is not (origin in admitted.split()):
                 wrong.append((origin, host, given))
             # Several origins are none.
             assert not is_own({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
@@ -288,13 +270,13 @@ def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path
 def test_a_session_store_that_is_down_ends_nodes_after_seconds_and_not_the_watch(
     frail_site: Site, enter: Enter, settings: Settings, tmp_path: Path
 ):
-    with closing(Visitor(frail_site, cookie=frail_site.login("bob"))) as visitor:
-        (tmp_path / "down-once").touch()
-        (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
-        assert visitor.closed() == (4401, "the user has logged out")
-        assert "the session store is down" in frail_site.log()
-    with closing(enter("alice", "web.alice", at=frail_site)) as visitor:
-        (tmp_path / "down").touch()
-        began = monotonic()
-        assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
-        assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1
+    visitor = enter("bob", at=frail_site)
+    (tmp_path / "down-once").touch()
+    (tmp_path / f"{settings.SESSION_COOKIE_NAME}{visitor.cookie}").unlink()
+    assert visitor.closed() == (4401, "the user has logged out")
+    assert "the session store is down" in frail_site.log()
+    visitor = enter("alice", "web.alice", at=frail_site)
+    (tmp_path / "down").touch()
+    began = monotonic()
+    assert visitor.closed() == (1013, "permissions cannot be checked: try again later")
+    assert monotonic() - began > revalidation.TRUSTED_SECONDS - 1

@@ -7,16 +7,12 @@ from urllib.parse import urljoin
 from django.http import HttpResponse
 from django.test import Client
 
-Value = str | list[str]
-
 
 class Form:
     """A form, with what it holds. `values` may be changed before it is sent."""
 
     def __init__(self, attributes: dict[str, str]) -> None:
-        self.name = attributes.get("id", "")
         self.action = attributes.get("action", "")
-        self.method = attributes.get("method", "get")
         self.values: dict[str, list[Any]] = {}
         self.buttons: dict[str, str] = {}
         self.choices: dict[str, list[str]] = {}
@@ -35,6 +31,7 @@ class Page(HTMLParser):
         self.html = response.content.decode()
         self.forms: list[Form] = []
         self.links: dict[str, str] = {}
+        self.tags: list[tuple[str, dict[str, str]]] = []
         self.messages: list[str] = []
         self.errors: list[str] = []
         self._texts: list[str] = []
@@ -57,6 +54,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, given))
         if tag == "form":
             self._form = Form(given)
             self.forms.append(self._form)
@@ -94,22 +92,16 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag == "form":
             self._form = None
-        elif tag == "select":
-            self._select = ""
-        elif tag == "ul":
-            self._list = ""
-        elif tag == "li":
-            self._into = ""
+        elif name := {"select": "_select", "ul": "_list", "li": "_into"}.get(tag):
+            setattr(self, name, "")
 
     def handle_data(self, data: str) -> None:
         self._texts.append(data)
         if self._link and data.strip():
             self.links.setdefault(data.strip(), self._link)
             self._link = ""
-        if self._into == "messagelist":
-            self.messages[-1] += data.strip()
-        elif self._into == "errorlist":
-            self.errors[-1] += data.strip()
+        if self._into:
+            (self.messages if self._into == "messagelist" else self.errors)[-1] += data.strip()
 
 
 class Visitor:

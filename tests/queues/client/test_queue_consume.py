@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.client import node_queues, queue_consumer
+from psqlmessages.client import queue_consumer
+from psqlmessages.client.queue_calls import Element
+from psqlmessages.client.queue_consumer import QueuePoller
+from psqlmessages.client.transactions import Steps
 from tests.queues.client.conftest import HOURS, NOW, SOON, listened, state
 from tests.sql.conftest import World
 
@@ -51,6 +54,7 @@ def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, re
     writer.push_many("Q", ["a", "b", "c", "d"])
     for tries, seconds in ((1, 1), (2, 2), (3, 4), (10, 300)):
         if tries > 1:
+            queues.execute("DELETE FROM messages._scan_start")
             queues.execute(
                 "UPDATE psqlmessages_element SET tries = %s, mature_at = 'epoch',"
                 " available_at = 'epoch' WHERE body = 'b'", (tries - 1,),
@@ -107,13 +111,13 @@ def test_ctrl_c_in_the_moment_of_taking_gives_all_back(
     queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     writer.push_many("Q", ["a", "b"])
-    drive = node_queues.drive
+    steps = QueuePoller.steps
 
-    def interrupted(*arguments: object) -> None:
-        drive(*arguments)
+    def interrupted(poller: QueuePoller) -> Steps[list[Element]]:
+        yield from steps(poller)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(node_queues, "drive", interrupted)
+    monkeypatch.setattr(QueuePoller, "steps", interrupted)
     takes = {
         "consume": lambda: next(iter(reader.consume("Q", batch=2))),
         "reserve": lambda: reader.reserve("Q", 2, timeout=SOON),

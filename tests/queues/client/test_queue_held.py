@@ -28,8 +28,6 @@ def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, eithe
     by = "by_node" if isinstance(either, Node) else "by_async_node"
     counted(
         "a reader is killed between fetch and commit",
-        f"an element that it had popped, until one that waits has it, {by}",
-        elements=1,
-        lost=0,
+        f"an element that it had popped, until one that waits has it, {by}", elements=1, lost=0,
         seconds=round(seconds, 2),
-    )
+    )  # fmt: skip

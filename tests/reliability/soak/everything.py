@@ -78,7 +78,6 @@ class Scene:
             thread.join(120)
 
     def exercise(self, number: int) -> None:
-        """Each of the crowd hears, handles, routes and answers, once."""
         self.people.exercise(f"word {number}")
         self.rounds = number
 
@@ -93,7 +92,6 @@ class Scene:
             owner.execute(CHANGES[(number - 1) % 2])
 
     def visit(self, number: int) -> None:
-        """Come by a WebSocket, and break off or leave."""
         visitor = Visitor(self.people.site, cookie=self.cookie)
         visitor.ok("init", ident="web.bob")
         visitor.ok("topic_listen", topic="ROOM")
@@ -117,12 +115,10 @@ class Scene:
                 node.unsubscribe(topic)
 
     def told(self) -> dict[str, int]:
-        """How often each node of the crowd was told of a crash."""
         counts = self.people.ears.counts("crash")
         return {ident: counts.get(ident, 0) for ident in (*SYNC, *ASYNC, *WEB)}
 
     def read(self, connection: psycopg.Connection, more: dict[str, int]) -> Gauges:
-        """Read all gauges."""
         pids = {name: process.pid for name, process in self.people.processes.items()}
         found = of_database(connection)
         for name, pid in {**pids, **self.steady, **more, "site": self.people.site.pid}.items():
@@ -160,7 +156,6 @@ def tell(passed: float, found: Gauges, scene: Scene) -> None:
 
 
 def soak(tested: TestedServer, folder: Path, seconds: float, *, has_leaker: bool) -> int:
-    """Run it; the exit code."""
     world = World(tested)
     world.rules(*RULES)
     more: dict[str, int] = {}
@@ -194,7 +189,6 @@ def soak(tested: TestedServer, folder: Path, seconds: float, *, has_leaker: bool
 
 
 def faults(scene: Scene) -> list[str]:
-    """Say what was lost, doubled, or not told."""
     found = [repr(failure) for failure in scene.failures]
     found += [f"{n} {what}" for what, n in scene.work.counts().items() if what in WRONG and n]
     found += [f"in the site's log: {line}" for line in scene.people.site.faults()]

@@ -3,8 +3,8 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 
@@ -58,8 +58,8 @@ def of_database(connection: psycopg.Connection) -> Gauges:
             continue
     gauges |= {f"memory of the backend of {name}": most for name, most in memory.items()}
     gauges["connections"] = clients
-    gauges["locks"], gauges["advisory locks"] = connection.execute(LOCKS).fetchone() or (0, 0)
-    gauges["notification queue"] = (connection.execute(QUEUE_USAGE).fetchone() or (0,))[0]
+    gauges["locks"], gauges["advisory locks"] = connection.execute(LOCKS).fetchone()
+    (gauges["notification queue"],) = connection.execute(QUEUE_USAGE).fetchone()
     for name, size, live, dead in connection.execute(SIZES).fetchall():
         gauges[f"table {name}"] = float(size) / MEGABYTE
         gauges[f"rows of {name}"] = float(live or 0)
@@ -75,46 +75,28 @@ def _status(pid: int, field: str) -> int:
     raise KeyError(field)
 
 
-# The verdict: whether a gauge was at the end where it was when all had warmed up
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What a gauge whose name begins so may grow by: a share of what it was, and some besides."""
-
-    begins: str
-    share: float
-    more: float
-
-
-# The first that fits counts.
+# The verdict: whether a gauge was at the end where it was when all had warmed up. One whose name
+# begins so may grow by a share of what it was, and some besides. The first that fits counts.
 BOUNDS = (
-    Bound("memory of the backend", 0.1, 4),
-    Bound("memory", 0.1, 8),
-    # Connections of callers come and go.
-    Bound("descriptors", 0, 12),
-    Bound("threads", 0, 6),
-    Bound("connections", 0, 10),
-    # A transaction of many tables, caught in the act, holds about a hundred.
-    Bound("locks", 0, 250),
-    Bound("advisory locks", 0, 8),
-    Bound("notification queue", 0, 0.001),
-    Bound("table", 0.5, 2),
-)
+    ("memory of the backend", 0.1, 4), ("memory", 0.1, 8),
+    ("descriptors", 0, 12),  # connections of callers come and go
+    ("threads", 0, 6), ("connections", 0, 10),
+    ("locks", 0, 250),  # a transaction of many tables, caught in the act, holds about a hundred
+    ("advisory locks", 0, 8), ("notification queue", 0, 0.001), ("table", 0.5, 2),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Change:
-    """A gauge's value when all had warmed up, and at the end."""
+class Change(NamedTuple):
+    """A gauge's value when all had warmed up, at the end, and what it may be then."""
 
     name: str
     first: float
     last: float
-    bound: Bound
+    most: float
 
     @property
     def has_grown(self) -> bool:
-        return self.last > self.first * (1 + self.bound.share) + self.bound.more
+        return self.last > self.most
 
     def __str__(self) -> str:
         return f"{self.name}: {self.first:.6g} -> {self.last:.6g}"
@@ -132,13 +114,12 @@ def changes(samples: Sequence[tuple[float, Gauges]], warm: float) -> list[Change
     last = _most(samples, end - window, end)
     found = []
     for name in sorted(last):
-        bound = next((bound for bound in BOUNDS if name.startswith(bound.begins)), None)
-        if bound is not None:
-            guest = next(
-                (gauges[name] for at, gauges in samples if name in gauges and at >= warm), 0
-            )
+        bounds = [(share, more) for begins, share, more in BOUNDS if name.startswith(begins)]
+        if bounds:
+            guest = next(seen[name] for at, seen in samples if name in seen and at >= warm)
             was = first.get(name, guest if name.startswith("memory") else 0)
-            found.append(Change(name, was, last[name], bound))
+            share, more = bounds[0]
+            found.append(Change(name, was, last[name], was * (1 + share) + more))
     return found
 
 
@@ -146,6 +127,5 @@ def _most(samples: Sequence[tuple[float, Gauges]], since: float, until: float) -
     most: Gauges = {}
     for at, gauges in samples:
         if since <= at <= until:
-            for name, value in gauges.items():
-                most[name] = max(value, most.get(name, 0))
+            most |= {name: max(value, most.get(name, 0)) for name, value in gauges.items()}
     return most

@@ -9,7 +9,6 @@ STORE = "INSERT INTO soak_leak SELECT repeat('x', 1000) FROM generate_series(1, 
 
 
 def main() -> None:
-    """Leak memory, descriptors, threads, connections, locks and rows."""
     kept: list[object] = []
     pause = threading.Event()
     while not pause.wait(0.3):

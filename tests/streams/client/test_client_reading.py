@@ -71,7 +71,7 @@ def test_large_bodies_are_read_a_few_at_a_time(
     most = 0
     for _ in range(40):
         next(messages)
-        most = max(most, len(messages._reading._buffer))
+        most = max(most, len(messages._reader._buffer))
     assert most == 4
 
 

@@ -15,19 +15,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from project.postgres import Server
 from psqlmessages import AsyncNode, Node, Options, StreamMessage
 from psqlmessages.client.stream_calls import NOTHING
-from tests.client.nodes import end_backend
+from tests.client.nodes import QUICK, end_backend
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.streams.client.conftest import NewReader
 
 LONG = timedelta(minutes=3)
-QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
-    probe_timeout=LONG,
-    stream_poll_interval=timedelta(hours=1),
-)
+PATIENT = replace(QUICK, probe_timeout=LONG, stream_poll_interval=timedelta(hours=1))
 MESSAGES = 400
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
@@ -39,7 +34,7 @@ RULES = """
 
 @pytest.mark.usefixtures("no_second_look")
 def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader) -> None:
-    with new_reader(QUICK) as node, ThreadPoolExecutor() as pool:
+    with new_reader(PATIENT) as node, ThreadPoolExecutor() as pool:
         messages = node.subscribe("NEWS", max_rows=4)
         writer.publish_many("NEWS", range(6))
         taken = [message.body for message in islice(messages, 5)]
@@ -162,7 +157,7 @@ def test_readers_go_on_through_a_restart_of_the_server(mortal: Server, how: str)
 @pytest.mark.usefixtures("no_second_look")
 def test_a_reading_on_a_stalled_network_is_made_again(server: TestedServer, writer: Node) -> None:
     address = conninfo_to_dict(server.url())
-    options = replace(QUICK, answer_timeout=timedelta(seconds=2))
+    options = replace(PATIENT, answer_timeout=timedelta(seconds=2))
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
         dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
         with Node("READER", dsn, options=options) as node:

@@ -1,0 +1,32 @@
+"""How much a call reads: the sequential scans and the rows of each of our tables."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.sql.conftest import Program
+
+READ = """
+    SELECT relname::text, coalesce(seq_scan, 0),
+           coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+    FROM pg_stat_xact_user_tables WHERE relname ^@ 'psqlmessages_'
+"""
+Reads = dict[str, tuple[int, int]]
+
+
+@contextmanager
+def counting(program: Program) -> Iterator[Reads]:
+    """Count within the open transaction; what the session did before may be counted with it."""
+    before = {name: counts for name, *counts in program.execute(READ)}
+    found: Reads = {}
+    yield found
+    for name, scans, rows in program.execute(READ).fetchall():
+        scans_before, rows_before = before.get(name, (0, 0))
+        counts = scans - scans_before, rows - rows_before
+        found[name.removeprefix("psqlmessages_")] = counts
+
+
+def reads(program: Program, function: str, *arguments: object) -> Reads:
+    """Call a function, and take that back: scans and rows of each table."""
+    with program.connection.transaction(force_rollback=True), counting(program) as found:
+        program.ok(function, *arguments)
+    return found
