@@ -44,10 +44,13 @@ class ArrowConnections:
         """Drop the connection that raised an error; return the translated error."""
         is_kept = (os.getpid(), address) in self._used
         self.drop(address)
-        found = _translated(error)
-        if is_kept and isinstance(found, ConnectionLost):
-            return KeptConnectionLost(found.text)
-        return found
+        state, text = error.sqlstate or "", sentence(error)
+        if state.startswith("PM") and state[2:].isdecimal():
+            return error_for(int(state[2:]), text)
+        is_io = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
+        if state[:2] != "08" and state[:3] != "57P" and (state or not is_io):
+            return error
+        return KeptConnectionLost(text) if is_kept else ConnectionLost(text)
 
     def failed_amid(self, address: str, error: OSError) -> Exception:
         """Drop the connection; return ConnectionLost if it broke, otherwise the error."""
@@ -81,12 +84,3 @@ class ArrowConnections:
 def sentence(error: DriverError) -> str:
     """Return the first line of the driver's text, which ends with PostgreSQL's message."""
     return str(error).strip().partition("\n")[0]
-
-
-def _translated(error: DriverError) -> Exception:
-    state = error.sqlstate or ""
-    if state.startswith("PM") and state[2:].isdecimal():
-        return error_for(int(state[2:]), sentence(error))
-    is_io = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
-    is_lost = state[:2] == "08" or state[:3] == "57P" or (is_io and not state)
-    return ConnectionLost(sentence(error)) if is_lost else error

@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import datasource as spark
+from pyspark.sql import types
 
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.errors import ColumnRefused
 
 
-def _schema(**types: DataType) -> StructType:
-    return StructType([StructField(name, type_) for name, type_ in types.items()])
+def _schema(**columns: types.DataType) -> types.StructType:
+    return types.StructType([types.StructField(name, type_) for name, type_ in columns.items()])
 
 
 TOPIC: Final = _schema(
-    id=LongType(),
-    topic=StringType(),
-    sender=StringType(),
-    body=StringType(),
-    enc=StringType(),
-    headers=StringType(),
-    published_at=TimestampType(),
+    id=types.LongType(),
+    topic=types.StringType(),
+    sender=types.StringType(),
+    body=types.StringType(),
+    enc=types.StringType(),
+    headers=types.StringType(),
+    published_at=types.TimestampType(),
 )
 QUEUE: Final = _schema(
-    id=LongType(),
-    queue=StringType(),
-    body=StringType(),
-    enc=StringType(),
-    headers=StringType(),
-    mature=TimestampType(),
-    tries=IntegerType(),
-    hops=IntegerType(),
-    pushed_at=TimestampType(),
-    state=StringType(),
+    id=types.LongType(),
+    queue=types.StringType(),
+    body=types.StringType(),
+    enc=types.StringType(),
+    headers=types.StringType(),
+    mature=types.TimestampType(),
+    tries=types.IntegerType(),
+    hops=types.IntegerType(),
+    pushed_at=types.TimestampType(),
+    state=types.StringType(),
 )
 
 
-def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
+def chosen(schema: types.StructType, known: types.StructType) -> tuple[str, ...]:
     """Return the column names of a schema; raises ColumnRefused if one is unknown."""
     names = tuple(schema.fieldNames())
     unknown = [name for name in names if name not in known.fieldNames()]
@@ -72,11 +51,6 @@ def chosen(schema: StructType, known: StructType) -> tuple[str, ...]:
             f"unknown column {', '.join(unknown)}. Known columns: {', '.join(known.fieldNames())}"
         )
     return names
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark expects batches of a schema to have."""
-    return to_arrow_schema(schema, timezone="UTC")
 
 
 def fitted(
@@ -95,11 +69,8 @@ def fitted(
             column = pa.repeat(value, batch.num_rows)
         else:
             column = next(read)
-        if column.type == field.type:
-            columns.append(column)
-            continue
         try:
-            columns.append(column.cast(field.type))
+            columns.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
             raise ColumnRefused(
                 f"cannot cast column {field.name} to {field.type}: {error}"
@@ -109,23 +80,13 @@ def fitted(
 
 # Filters: Spark filters that PostgreSQL evaluates with the same result, as SQL. Pure functions.
 
-PUSHED: Final = ("id", "topic", "sender", "published_at")
-
-_EQUALITIES: Final = (EqualTo, EqualNullSafe)
-_COMPARISONS: Final[dict[type[Filter], str]] = {
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
+_COMPARISONS: Final[dict[type[spark.Filter], str]] = {
+    spark.GreaterThan: ">",
+    spark.GreaterThanOrEqual: ">=",
+    spark.LessThan: "<",
+    spark.LessThanOrEqual: "<=",
 }
 _MOST_ID: Final = 2**63 - 1
-# The range of ids for which a comparison is true: lower bound exclusive, upper bound inclusive.
-_BOUNDS: Final[dict[type[Filter], Callable[[int], tuple[int, int]]]] = {
-    GreaterThan: lambda id_: (id_, _MOST_ID),
-    GreaterThanOrEqual: lambda id_: (id_ - 1, _MOST_ID),
-    LessThan: lambda id_: (-_MOST_ID, id_ - 1),
-    LessThanOrEqual: lambda id_: (-_MOST_ID, id_),
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +103,7 @@ class Condition:
     is_by_range: bool = False
 
 
-def condition(filter_: Filter, schema: StructType) -> Condition | None:
+def condition(filter_: spark.Filter, schema: types.StructType) -> Condition | None:
     """Return a filter as SQL; None if Spark has to evaluate it."""
     try:
         return _condition(filter_, schema)
@@ -163,48 +124,53 @@ def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, 
     return low, max(low, min([high, *(c.high for c in conditions)]))
 
 
-def _condition(filter_: Filter, schema: StructType) -> Condition | None:
-    if isinstance(filter_, Not):
+def _condition(filter_: Any, schema: types.StructType) -> Condition | None:
+    if isinstance(filter_, spark.Not):
         inner = _condition(filter_.child, schema)
-        if inner is None or not isinstance(filter_.child, EqualTo | In):
+        if inner is None or not isinstance(filter_.child, spark.EqualTo | spark.In):
             return None
         return Condition(f"NOT ({inner.sql})")
-    name = _column(filter_)
-    if name is None or name not in PUSHED or name not in schema.fieldNames():
+    name = ".".join(getattr(filter_, "attribute", ()))
+    if name not in schema.fieldNames() or not _is_pushed(name, schema[name].dataType):
         return None
-    if isinstance(filter_, IsNull | IsNotNull):
-        is_null = isinstance(filter_, IsNull)
+    if isinstance(filter_, spark.IsNull | spark.IsNotNull):
+        is_null = isinstance(filter_, spark.IsNull)
         # None of these columns is ever null.
         return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_by_range=not is_null)
-    constant = _constant_of(name, schema[name].dataType)
-    return None if constant is None else _compared(filter_, name, constant)
+    return _compared(filter_, name)
 
 
-def _compared(filter_: Any, name: str, constant: Callable[[Any], str]) -> Condition | None:
-    if isinstance(filter_, In):
-        if None in filter_.value or not filter_.value:
+def _compared(filter_: Any, name: str) -> Condition | None:
+    value = filter_.value
+    if isinstance(filter_, spark.EqualTo | spark.EqualNullSafe | spark.In):
+        values = value if isinstance(filter_, spark.In) else [value]
+        if None in values or not values:
             return None
-        values = ", ".join(constant(value) for value in filter_.value)
-        return _bound(f"{name} IN ({values})", name, filter_.value)
-    if isinstance(filter_, _EQUALITIES) and filter_.value is not None:
-        return _bound(f"{name} = {constant(filter_.value)}", name, [filter_.value])
+        return _among(name, values)
     operator = _COMPARISONS.get(type(filter_))
     # PostgreSQL compares text by collation, Spark by bytes.
-    if filter_.value is None or operator is None or name in ("topic", "sender"):
+    if value is None or operator is None or name in ("topic", "sender"):
         return None
-    sql = f"{name} {operator} {constant(filter_.value)}"
+    sql = f"{name} {operator} {_constant(name, value)}"
     if name != "id":
         return Condition(sql)
-    low, high = _BOUNDS[type(filter_)](filter_.value)
-    return Condition(sql, low=low, high=high, is_by_range=True)
+    is_inclusive = operator.endswith("=")
+    if operator.startswith(">"):
+        return Condition(sql, low=value - is_inclusive, is_by_range=True)
+    return Condition(sql, high=value - (not is_inclusive), is_by_range=True)
 
 
-def _column(filter_: Any) -> str | None:
-    path: tuple[str, ...] = getattr(filter_, "attribute", ())
-    return path[0] if len(path) == 1 else None
+def _is_pushed(name: str, type_: types.DataType) -> bool:
+    """Return whether a column has filters pushed down; not if its type is unusual."""
+    if name == "id":
+        return isinstance(type_, types.LongType)
+    if name == "published_at":
+        return isinstance(type_, types.TimestampType)
+    return name in ("topic", "sender") and type_ == types.StringType()
 
 
-def _bound(sql: str, name: str, values: Sequence[Any]) -> Condition:
+def _among(name: str, values: Sequence[Any]) -> Condition:
+    sql = f"{name} IN ({', '.join(_constant(name, value) for value in values)})"
     if name == "topic":
         return Condition(sql, frozenset(values), is_by_range=True)
     if name == "id":
@@ -213,30 +179,12 @@ def _bound(sql: str, name: str, values: Sequence[Any]) -> Condition:
     return Condition(sql)
 
 
-def _constant_of(name: str, type_: DataType) -> Callable[[Any], str] | None:
-    """Return the function that writes a column's values as SQL; None if its type is unusual."""
-    if name == "id" and isinstance(type_, LongType):
-        return _id
-    if name in ("topic", "sender") and type_ == StringType():
-        return _text
-    if name == "published_at" and isinstance(type_, TimestampType):
-        return _moment
-    return None
-
-
-def _id(value: Any) -> str:
-    if type(value) is not int or abs(value) > _MOST_ID:
-        raise ValueError(f"{value!r} is not an id")
-    return f"({value})::bigint"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a text")  # noqa: TRY004 - left to Spark, like values PostgreSQL cannot store
-    return literals.text(value)
-
-
-def _moment(value: Any) -> str:
-    if not isinstance(value, datetime):
-        raise ValueError(f"{value!r} is not a time")  # noqa: TRY004 - likewise
-    return literals.moment(value)
+def _constant(name: str, value: Any) -> str:
+    """Return a value of a column as SQL; raises ValueError if PostgreSQL cannot store it."""
+    if name == "id" and type(value) is int and abs(value) <= _MOST_ID:
+        return f"({value})::bigint"
+    if name in ("topic", "sender") and isinstance(value, str):
+        return literals.text(value)
+    if name == "published_at" and isinstance(value, datetime):
+        return literals.moment(value)
+    raise ValueError(f"{value!r} is not a value of {name}")

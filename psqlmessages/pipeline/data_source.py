@@ -5,17 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-)
+from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, sink
+from psqlmessages.pipeline import columns
 from psqlmessages.pipeline.queue_source import QueueBatchReader, QueueStreamReader
+from psqlmessages.pipeline.sink import MessagesStreamWriter, MessagesWriter
 from psqlmessages.pipeline.source_options import SourceOptions
 from psqlmessages.pipeline.topic_source import (
     FilteredTopicBatchReader,
@@ -23,24 +18,22 @@ from psqlmessages.pipeline.topic_source import (
     TopicStreamReader,
 )
 
-NAME: Final = "psqlmessages"
-
 _PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-class MessagesSource(DataSource):
+class MessagesSource(datasource.DataSource):
     """Reads and writes topics and queues. Options: those of SourceOptions and of the sink."""
 
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
-        return NAME
+        return "psqlmessages"
 
     def schema(self) -> StructType:
         """Return all columns; raises OptionRefused."""
         return columns.TOPIC if SourceOptions.of(self.options).queue is None else columns.QUEUE
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of ``spark.read``."""
         options = SourceOptions.of(self.options)
         if options.queue is not None:
@@ -48,20 +41,20 @@ class MessagesSource(DataSource):
         reader = FilteredTopicBatchReader if _is_asked_for_filters() else TopicBatchReader
         return reader(options, schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802
         """Return the reader of ``spark.readStream``."""
         options = SourceOptions.of(self.options)
         if options.queue is not None:
             return QueueStreamReader(options, schema)
         return TopicStreamReader(options, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> MessagesWriter:
         """Return the writer of ``df.write``."""
-        return sink.batch_writer(self.options, schema, overwrite)
+        return MessagesWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MessagesStreamWriter:  # noqa: N802
         """Return the writer of ``df.writeStream``."""
-        return sink.stream_writer(self.options, schema, overwrite)
+        return MessagesStreamWriter(self.options, schema, overwrite=overwrite)
 
 
 def _is_asked_for_filters() -> bool:

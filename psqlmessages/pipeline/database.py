@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -53,7 +53,8 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
     driver and on executors. Raises DsnMissing.
     """
     variable = variable_of(namespace)
-    path = _option(options)
+    # Spark passes options in lower case or in a case-insensitive mapping.
+    path = {name.lower(): value for name, value in (options or {}).items()}.get(OPTION.lower())
     if path is None and os.environ.get(variable):
         return _checked(os.environ[variable], variable)
     path = path or os.environ.get(f"{variable}_FILE")
@@ -62,7 +63,11 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
             f"no database address: set {variable}, or {variable}_FILE, or the option {OPTION},"
             " so that all processes of the pipeline can read it"
         )
-    return _checked(_read(path), f"the file {path}")
+    try:
+        address = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise DsnMissing(f"the file with the database address cannot be read: {error}") from None
+    return _checked(address, f"the file {path}")
 
 
 def connectable(address: str) -> str:
@@ -77,19 +82,6 @@ def variable_of(namespace: str) -> str:
     if namespace == "default":
         return VARIABLE
     return f"{VARIABLE}_{re.sub(r'[^A-Z0-9]', '_', namespace.upper())}"
-
-
-def _option(options: Mapping[str, str] | None) -> str | None:
-    # Spark passes options in lower case or in a case-insensitive mapping.
-    given = {name.lower(): value for name, value in (options or {}).items()}
-    return given.get(OPTION.lower())
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise DsnMissing(f"the file with the database address cannot be read: {error}") from None
 
 
 def _checked(address: str, origin: str) -> str:
@@ -110,31 +102,30 @@ logger = logging.getLogger("psqlmessages.pipeline")
 T = TypeVar("T")
 
 # Enough for a restart, a failover or nightly maintenance; after that a supervisor should know.
-PATIENCE: Final = timedelta(minutes=10)
-NO_PATIENCE: Final = timedelta(0)
+OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
+NO_RETRY: Final = timedelta(0)
 
 # Errors that may be gone a moment later. The last two have rolled back the transaction.
-PASSING: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
+TRANSIENT: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
 
 _LEAST, _MOST = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries of one call. After ``patience`` without a success it raises ServerUnreachable."""
+    """Retries of one call. After ``timeout`` without a success it raises ServerUnreachable."""
 
-    def __init__(self, patience: timedelta = PATIENCE) -> None:
-        self._wait_timeout = patience
+    def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
+        self._timeout = timeout
         self._backoff = Backoff(_LEAST, _MOST)
         self._log = RateLimitedLogger(logger)
-        self._ended = threading.Event()
         self._since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call until an attempt raises none of the errors in PASSING; return its result."""
+        """Call until an attempt raises none of the errors in TRANSIENT; return its result."""
         while True:
             try:
                 result = attempt()
-            except PASSING as error:
+            except TRANSIENT as error:
                 self.after(error)
             else:
                 self.over()
@@ -147,11 +138,11 @@ class OutageRetry:
             return
         now = monotonic()
         self._since = self._since or now
-        text = _first_line(error)
-        if now - self._since >= self._wait_timeout.total_seconds():
+        text = (str(error).strip() or repr(error)).splitlines()[0]
+        if now - self._since >= self._timeout.total_seconds():
             raise ServerUnreachable(f"the database is unreachable: {text}") from None
         self._log.warning("the database is unreachable, retrying: %s", text)
-        self._ended.wait(self._backoff.failed(now))
+        sleep(self._backoff.failed(now))
 
     def over(self) -> None:
         """Reset the backoff after a success; log it if there was an outage."""
@@ -159,11 +150,6 @@ class OutageRetry:
             logger.warning("the database is back after %.1f s", monotonic() - self._since)
         self._since = None
         self._backoff.succeeded()
-
-
-def _first_line(error: object) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else repr(error)
 
 
 # Connecting: classifies connection errors, and remembers which databases this machine has reached.
@@ -184,29 +170,11 @@ _ATTEMPT: Final = "connection to server"
 _PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
 
-def connected(address: str) -> psycopg.Connection[tuple[object, ...]]:
-    """Connect with psycopg in autocommit mode; raise ConnectionLost or LoginRefused."""
-    try:
-        connection = psycopg.connect(address, autocommit=True)
-    except psycopg.OperationalError as error:
-        raise not_connected(str(error)) from None
-    note_reached(address)
-    return connection
-
-
 def not_connected(text: str) -> ConnectionLost | LoginRefused:
     """Make the error for a failed connection: LoginRefused if every server refused the login."""
     attempts = [line for line in text.splitlines() if _ATTEMPT in line] or [text]
     kind = LoginRefused if all(_REFUSALS.search(line) for line in attempts) else ConnectionLost
     return kind(f"cannot connect: {text.strip()}")
-
-
-def outage_timeout(address: str) -> timedelta:
-    """Return how long to wait for a database: not at all if it was never reached."""
-    with suppress(OSError):
-        if _mark(address).exists():
-            return PATIENCE
-    return NO_PATIENCE
 
 
 def note_reached(address: str) -> None:
@@ -223,33 +191,34 @@ def _mark(address: str) -> Path:
 
 # Database: single statements with psycopg, on a connection that is reopened after a restart.
 
-Parameters = Sequence[Any]
-
 
 class Database:
     """Runs statements one by one in autocommit mode; threads may share it.
 
     If the connection breaks, the statement is run again, so it may be executed twice. If the
-    database is down, it retries for ``patience``, but only if this machine has reached it before.
+    database is down, it retries for ``timeout``, but only if this machine has reached it before.
     """
 
-    def __init__(self, address: Mapping[str, str], patience: timedelta = PATIENCE) -> None:
+    def __init__(self, address: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._address = address
-        self._wait_timeout = patience
+        self._timeout = timeout
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
         self._closings = 0
 
-    def ask(self, sql: str, parameters: Parameters = ()) -> dict[str, Any]:
+    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         """Call a function that returns JSON; raise the error for its error number."""
         ((answer,),) = self.rows(sql, parameters)
         return calls.raise_for_error(json.loads(answer) if isinstance(answer, str) else answer)
 
-    def rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         address = connectable(dsn(self._address))
         with self._lock:
-            waiting = OutageRetry(min(self._wait_timeout, outage_timeout(address)))
+            was_reached = False
+            with suppress(OSError):
+                was_reached = _mark(address).exists()
+            retry = OutageRetry(self._timeout if was_reached else NO_RETRY)
             closings = self._closings
 
             def attempt() -> list[tuple[Any, ...]]:
@@ -258,11 +227,7 @@ class Database:
                     raise ServerUnreachable("the connection was closed while it was in use")
                 return self._run(sql, parameters)
 
-            return waiting.call(attempt)
-
-    def note_reached(self) -> None:
-        """Record again that this database was reached: its file may have been cleaned up."""
-        note_reached(connectable(dsn(self._address)))
+            return retry.call(attempt)
 
     def close(self) -> None:
         """Close the connection; a later call reconnects."""
@@ -274,10 +239,15 @@ class Database:
         if connection is not None:
             connection.close()
 
-    def _run(self, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
+    def _run(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         is_kept = self._connection is not None
         if self._connection is None:
-            self._connection = connected(connectable(dsn(self._address)))
+            address = connectable(dsn(self._address))
+            try:
+                self._connection = psycopg.connect(address, autocommit=True)
+            except psycopg.OperationalError as error:
+                raise not_connected(str(error)) from None
+            note_reached(address)
         connection = self._connection
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()
@@ -311,7 +281,7 @@ class KeepAliveThread:
         """Start the thread, unless it has been started."""
         if self._thread is None:
             # A daemon thread, because Spark ends its worker without warning.
-            self._thread = threading.Thread(target=self._run, name="pinging", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:

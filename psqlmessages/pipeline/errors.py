@@ -47,9 +47,7 @@ class KeptConnectionLost(ConnectionLost):
 
 # The error if packages of the extra psqlmessages[pipeline] are missing.
 
-PACKAGES = frozenset(
-    {"adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark"}
-)
+_PACKAGES = ("adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark")
 
 
 class ExtraMissing(ImportError):
@@ -63,9 +61,8 @@ def needs_extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in PACKAGES:
+        if package not in _PACKAGES:
             raise
         raise ExtraMissing(
-            f"The pipeline needs {package}: pip install 'psqlmessages[pipeline]'",
-            name=error.name,
+            f"The pipeline needs {package}: pip install 'psqlmessages[pipeline]'", name=error.name
         ) from error

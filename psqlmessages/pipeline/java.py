@@ -7,14 +7,17 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from psqlmessages.pipeline.private_folder import private_folder, shared_by_own_processes
+from psqlmessages.pipeline.private_folder import (
+    private_folder,
+    replace_file,
+    shared_by_own_processes,
+)
 
 LEAST_VERSION: Final = 17
 ANSWER_SECONDS: Final = 30
@@ -50,12 +53,17 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
     """Return the home of the Java to use. Order: JAVA_HOME, the PATH (None), the wheel."""
+    installed: list[tuple[Path | None, Path]] = []
+    if home := environment.get("JAVA_HOME"):
+        installed.append((Path(home), Path(home, "bin", "java")))
+    if found := shutil.which("java", path=environment.get("PATH", "")):
+        installed.append((None, Path(found)))
     unfit = []
-    for home, java in _installed(environment):
+    for folder, java in installed:
         answer = _ask(java)
         version = VERSION.search(answer)
         if version and int(version[1]) >= LEAST_VERSION:
-            return home
+            return folder
         unfit.append(f"{java} is {version[1]}" if version else f"{java} does not run: {answer}")
     bundled = _bundled()
     if bundled is None:
@@ -65,13 +73,6 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
             + "Install it, set JAVA_HOME to it, or run: pip install 'psqlmessages[pipeline]'"
         )
     return _wrapped(bundled)
-
-
-def _installed(environment: Mapping[str, str]) -> Iterator[tuple[Path | None, Path]]:
-    if home := environment.get("JAVA_HOME"):
-        yield Path(home), Path(home, "bin", "java")
-    if found := shutil.which("java", path=environment.get("PATH", "")):
-        yield None, Path(found)
 
 
 def _ask(java: Path) -> str:
@@ -102,11 +103,7 @@ def _wrapped(java: Path) -> Path:
     wrapper = private_folder(home / "bin") / "java"
     if not wrapper.is_file() or wrapper.read_text() != script:
         # Another process may be running the script: replace the file, do not write to it.
-        descriptor, new = tempfile.mkstemp(dir=wrapper.parent)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(script)
-        Path(new).chmod(0o700)
-        Path(new).replace(wrapper)
+        replace_file(wrapper, script, 0o700)
     return home
 
 

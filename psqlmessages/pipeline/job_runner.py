@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 RUNNING, WAITING, STOPPED, FAILED = "running", "waiting", "stopped", "failed"
 
 RECORD_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 0.25
+_POLL_SECONDS: Final = 0.25
 # How often to check whether the current batch has ended after a stop was requested.
-_STOP_LOOK_SECONDS: Final = 0.02
+_STOP_POLL_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
-_TRACEBACK: Final = "Traceback (most recent call last):"
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
-_OWN: Final = "psqlmessages."
 
 
 class JobFailed(MessagesError):
@@ -67,172 +65,154 @@ def follow(
     _Follower(query, record, lag, print, rows).run(stop_seconds)
 
 
+@dataclass
 class _Follower:
     """The state of one query: its reported batches, their rows, the lag."""
 
-    def __init__(
-        self,
-        query: StreamingQuery,
-        record: Callable[[JobProgress], None],
-        lag: Callable[[], float | None],
-        say: Callable[[str], object],
-        rows: Callable[[Any], int],
-    ) -> None:
-        self._query = query
-        self._record = record
-        self._lag = lag
-        self._say = say
-        self._rows = rows
-        self._now = JobProgress(RUNNING)
-        self._recent: deque[tuple[float, int]] = deque()
-        self._recorded_at = self._lag_at = float("-inf")
-        self._reported: tuple[str, int] = ("", -1)
-        self._dropped = 0
-        self._said = ""
-        self._is_stopping = False
+    query: StreamingQuery
+    record: Callable[[JobProgress], None]
+    lag: Callable[[], float | None]
+    print: Callable[[str], object]
+    rows: Callable[[Any], int]
+    progress: JobProgress = JobProgress(RUNNING)
+    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    recorded_at: float = float("-inf")
+    lag_at: float = float("-inf")
+    reported: tuple[str, int] = ("", -1)
+    dropped: int = 0
+    lag_error: str = ""
+    is_stopping: bool = False
 
     def run(self, stop_seconds: float | None) -> None:
         from py4j.protocol import Py4JError
         from pyspark.errors import StreamingQueryException
 
         try:
-            with stopped_by_signals(self._stop, _STOPPING, stop_seconds):
-                while not self._query.awaitTermination(_LOOK_SECONDS):  # type: ignore[arg-type]
-                    self._look()
-                    if self._is_stopping:
-                        self._end_batch()
-                        self._query.stop()
+            with stopped_by_signals(self.stop, _STOPPING, stop_seconds):
+                while not self.query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
+                    self.report()
+                    if self.is_stopping:
+                        self.wait_for_batch()
+                        self.query.stop()
         except StreamingQueryException as error:
-            self._fail(sentence(error), error)
+            self.fail(sentence(error), error)
         except Py4JError as error:
             # Probably killed by the kernel because memory ran out.
-            self._fail("the Java process that runs Spark has ended", error)
-        self._look()
+            self.fail("the Java process that runs Spark has ended", error)
+        self.report()
         # Include the last batch: the previous measurement may have been taken during it.
-        self._measure_lag()
-        self._now = replace(self._now, state=STOPPED)
-        self._keep()
+        self.measure_lag()
+        self.save(state=STOPPED)
 
-    def _fail(self, text: str, error: Exception) -> NoReturn:
-        self._now = replace(self._now, state=FAILED, error=text)
-        self._keep()
+    def stop(self) -> None:
+        self.is_stopping = True
+
+    def fail(self, text: str, error: Exception) -> NoReturn:
+        self.save(state=FAILED, error=text)
         raise JobFailed(text) from error
 
-    def _look(self) -> None:
-        """Report the batches that have ended, and record the progress every RECORD_SECONDS."""
-        for batch in self._ended():
-            self._add(batch)
-            if self._rows(batch):
-                self._say(self._line(batch))
-            self._tell_dropped(batch)
-        if monotonic() - self._recorded_at >= RECORD_SECONDS:
-            self._now = replace(self._now, rows_per_second=self._rate())
-            self._measure_lag()
-            self._keep()
+    def save(self, **changes: Any) -> None:
+        self.progress = replace(self.progress, **changes)
+        self.recorded_at = monotonic()
+        self.record(self.progress)
 
-    def _ended(self) -> list[Any]:
-        last = self._query.lastProgress
-        if last is None or self._mark(last) == self._reported:
+    def report(self) -> None:
+        """Report the batches that have ended, and record the progress every RECORD_SECONDS."""
+        for batch in self.ended_batches():
+            rows = self.rows(batch)
+            self.recent.append((monotonic(), rows))
+            self.progress = replace(
+                self.progress,
+                batch=int(batch.batchId),
+                rows=self.progress.rows + rows,
+                rows_per_second=self.rate(),
+            )
+            if rows:
+                self.print_batch(batch, rows)
+            # Spark counts them after grouping: these are groups, not rows.
+            if late := sum(each.numRowsDroppedByWatermark for each in batch.stateOperators):
+                self.dropped += late
+                self.print(
+                    f"too late: {late:,} windows were closed when more messages arrived, and are"
+                    f" not updated ({self.dropped:,} since the start)"
+                )
+        if monotonic() - self.recorded_at >= RECORD_SECONDS:
+            self.measure_lag()
+            self.save(rows_per_second=self.rate())
+
+    def ended_batches(self) -> list[Any]:
+        """Return the batches that have ended since the last call."""
+        last = self.query.lastProgress
+        if last is None:
+            return []
+        # While idle, Spark reports the next batch now and then although it has not run.
+        number = last.batchId if "addBatch" in last.durationMs else last.batchId - 1
+        before, self.reported = self.reported, (str(last.runId), number)
+        if before == self.reported:
             return []
         # Spark keeps the last ones: more than can end between two calls.
-        found = [each for each in self._query.recentProgress if self._is_new(each)]
-        self._reported = self._mark(last)
-        return found
+        return [
+            batch
+            for batch in self.query.recentProgress
+            if "addBatch" in batch.durationMs and batch.batchId > before[1]
+        ]
 
-    def _mark(self, batch: Any) -> tuple[str, int]:
-        # While idle, Spark reports the next batch now and then although it has not run.
-        is_batch = "addBatch" in batch.durationMs
-        return (str(batch.runId), batch.batchId if is_batch else batch.batchId - 1)
-
-    def _is_new(self, batch: Any) -> bool:
-        return "addBatch" in batch.durationMs and int(batch.batchId) > self._reported[1]
-
-    def _add(self, batch: Any) -> None:
-        self._recent.append((monotonic(), self._rows(batch)))
-        self._now = replace(
-            self._now,
-            batch=int(batch.batchId),
-            rows=self._now.rows + self._rows(batch),
-            rows_per_second=self._rate(),
-        )
-
-    def _rate(self) -> float:
+    def rate(self) -> float:
         since = monotonic() - _RATE_SECONDS
-        while self._recent and self._recent[0][0] < since:
-            self._recent.popleft()
-        return sum(rows for _, rows in self._recent) / _RATE_SECONDS
+        while self.recent and self.recent[0][0] < since:
+            self.recent.popleft()
+        return sum(rows for _, rows in self.recent) / _RATE_SECONDS
 
-    def _line(self, batch: Any) -> str:
-        if monotonic() - self._lag_at >= _LAG_SECONDS:
-            self._measure_lag()
-        lag = self._now.lag_seconds
+    def print_batch(self, batch: Any, rows: int) -> None:
+        if monotonic() - self.lag_at >= _LAG_SECONDS:
+            self.measure_lag()
+        lag = self.progress.lag_seconds
         behind = "" if lag is None else ", all messages read" if not lag else f", lag {lag:,.1f} s"
         seconds = batch.durationMs["triggerExecution"] / 1000
-        return (
-            f"batch {batch.batchId}: {self._rows(batch):,} rows in {seconds:.2f} s,"
-            f" {self._rows(batch) / max(seconds, 1e-3):,.0f}/s{behind}"
+        self.print(
+            f"batch {batch.batchId}: {rows:,} rows in {seconds:.2f} s,"
+            f" {rows / max(seconds, 1e-3):,.0f}/s{behind}"
         )
 
-    def _tell_dropped(self, batch: Any) -> None:
-        # Spark counts them after grouping: these are groups, not rows.
-        if late := sum(each.numRowsDroppedByWatermark for each in batch.stateOperators):
-            self._dropped += late
-            self._say(
-                f"too late: {late:,} windows were closed when more messages arrived, and are not"
-                f" updated ({self._dropped:,} since the start)"
-            )
-
-    def _measure_lag(self) -> None:
-        self._lag_at = monotonic()
+    def measure_lag(self) -> None:
+        self.lag_at = monotonic()
         state = RUNNING
         try:
-            lag = self._lag()
+            lag = self.lag()
         except ServerUnreachable:
-            lag, state = self._now.lag_seconds, WAITING
+            lag, state = self.progress.lag_seconds, WAITING
         except (MessagesError, psycopg.Error) as error:
             # Continue: if a permission or topic is missing, the query fails with that error.
             lag = None
-            self._say_once(f"the lag is unknown: {sentence(error)}")
-        if state != self._now.state:
-            self._say("waiting for the database" if state == WAITING else "continuing")
-        self._now = replace(self._now, state=state, lag_seconds=lag)
+            text = f"the lag is unknown: {sentence(error)}"
+            if text != self.lag_error:
+                self.lag_error = text
+                self.print(text)
+        if state != self.progress.state:
+            self.print("waiting for the database" if state == WAITING else "continuing")
+        self.progress = replace(self.progress, state=state, lag_seconds=lag)
 
-    def _say_once(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._say(text)
-
-    def _keep(self) -> None:
-        self._recorded_at = monotonic()
-        self._record(self._now)
-
-    def _end_batch(self) -> None:
+    def wait_for_batch(self) -> None:
         """Wait until the current batch has ended, but not for the next one."""
-        last = self._reported
-        while self._is_in_batch():
-            if self._query.awaitTermination(_STOP_LOOK_SECONDS):  # type: ignore[arg-type]
+        last = self.reported
+        status = self.query.status
+        while status["isTriggerActive"] and status["isDataAvailable"] and self.reported == last:
+            if self.query.awaitTermination(_STOP_POLL_SECONDS):  # type: ignore[arg-type]
                 return
-            self._look()
-            if self._reported != last:
-                return
-
-    def _is_in_batch(self) -> bool:
-        status = self._query.status
-        return bool(status["isTriggerActive"] and status["isDataAvailable"])
-
-    def _stop(self) -> None:
-        self._is_stopping = True
+            self.report()
+            status = self.query.status
 
 
 def sentence(error: BaseException) -> str:
     """Return the cause of an error in one line, without the wrapping of Java and Python."""
     text = str(error)
-    head, traceback, tail = text.rpartition(_TRACEBACK)
+    head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
             if found := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
                 kind, said = found["kind"], found["text"].strip()
-                return said if kind.startswith(_OWN) else f"{kind.rpartition('.')[2]}: {said}"
+                is_own = kind.startswith("psqlmessages.")
+                return said if is_own else f"{kind.rpartition('.')[2]}: {said}"
         text = head
     text = text.partition("terminated with exception: ")[2] or text
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.pipeline import literals
-from psqlmessages.pipeline.database import NO_PATIENCE, Database
+from psqlmessages.pipeline.database import NO_RETRY, Database
 from psqlmessages.pipeline.errors import MessagesGone, OtherCluster
 
 if TYPE_CHECKING:
@@ -42,21 +42,22 @@ def check_cluster(expected: str, found: str) -> None:
         )
 
 
-def check_not_put_back(offset: Offset, last: Mapping[str, int]) -> None:
+def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
     """Raise OtherCluster if a topic's last message is before the position already read.
 
     Ids only grow, so the server was restored to an earlier state, or it lost its last commits.
     """
-    for topic, position in offset.positions.items():
-        if 0 < last.get(topic, 0) < position:
+    for topic in topics.values():
+        last, position = max(topic.newest, topic.removed), offset.positions.get(topic.name, 0)
+        if 0 < last < position:
             raise OtherCluster(
-                f"topic {topic}: this query has read up to {position}, but the last message is"
-                f" {last[topic]}: the database was restored to an earlier state, and new messages"
+                f"topic {topic.name}: this query has read up to {position}, but the last message"
+                f" is {last}: the database was restored to an earlier state, and new messages"
                 " reuse ids that were read already. Start with a new checkpoint"
             )
 
 
-def vanished(topic: str, position: int) -> MessagesGone:
+def topic_gone(topic: str, position: int) -> MessagesGone:
     """Make the error for a topic that disappeared while a batch was planned or read."""
     return MessagesGone(
         f"topic {topic} was removed, or no rule allows reading it: this query loses the messages"
@@ -64,7 +65,7 @@ def vanished(topic: str, position: int) -> MessagesGone:
     )
 
 
-def gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
+def messages_gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
     """Make the error for messages removed before they were read, with the remedy."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
@@ -87,11 +88,6 @@ class TopicWatermark:
     removed: int
     horizon: int
     newest: int
-
-    @property
-    def last(self) -> int:
-        """The highest known id, of a stored or removed message; 0 if there is none."""
-        return max(self.newest, self.removed)
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class Lag:
         self._query = query
         self._client = client
         self._topics = topics
-        self._database = Database({}, NO_PATIENCE)
+        self._database = Database({}, NO_RETRY)
 
     def __call__(self) -> float | None:
         """Return the age in seconds of the oldest unread message; 0.0 if all are read.
@@ -156,21 +152,13 @@ class Lag:
         Returns None until the query has finished a batch, because its position is unknown. Raises
         ServerUnreachable if the database is down, and MessagesError if a permission is missing.
         """
-        read = self._positions()
-        return None if read is None else self._ask(read)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._database.close()
-
-    def _positions(self) -> Mapping[str, int] | None:
         progress = self._query.lastProgress
         offset: Any = progress.sources[0].endOffset if progress is not None else None
         if isinstance(offset, str):
             offset = json.loads(offset)
-        return offset["positions"] if offset else None
-
-    def _ask(self, read: Mapping[str, int]) -> float:
+        if not offset:
+            return None
+        read = offset["positions"]
         behind = [
             (topic.name, read.get(topic.name, topic.removed), topic.newest)
             for topic in ask(self._database, self._client, self._topics).topics.values()
@@ -181,3 +169,7 @@ class Lag:
         columns = [list(column) for column in zip(*behind, strict=True)]
         ((seconds,),) = self._database.rows(_WAITING, [*columns, self._client])
         return max(float(seconds or 0), 0.0)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._database.close()

@@ -7,8 +7,6 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +31,15 @@ def private_folder(folder: Path) -> Path:
     return folder
 
 
+def replace_file(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a file atomically: a reader gets the old text or the new one."""
+    descriptor, new = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    Path(new).chmod(mode)
+    Path(new).replace(path)
+
+
 def shared_by_own_processes() -> Path:
     """Return this user's own folder in the directory for temporary files."""
     # Keep it short: a Unix socket in a driver's folder must stay under 104 bytes.
@@ -46,21 +53,23 @@ def driver_folder() -> Path:
     A process holds the lock of its folder until it dies, even if it is killed.
     """
     parent = shared_by_own_processes()
-    with _locked(parent / LOCK):
-        sweep(parent)
+    lock = _lock(parent / LOCK)
+    try:
+        for other in parent.glob(f"{DRIVER}*"):
+            if _is_dead(other):
+                # A Java process that is just exiting may delete files at the same time: no error.
+                shutil.rmtree(other, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=DRIVER, dir=parent))
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(folder / LOCK)
+    finally:
+        os.close(lock)
     return folder
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Delete the folders of dead processes under ``parent``, and return them."""
-    dead = [folder for folder in parent.glob(f"{DRIVER}*") if _is_dead(folder)]
-    for folder in dead:
-        # A Java process that is just exiting may delete files at the same time: no error.
-        shutil.rmtree(folder, ignore_errors=True)
-    return dead
+def _lock(path: Path) -> int:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def _is_dead(folder: Path) -> bool:
@@ -75,13 +84,3 @@ def _is_dead(folder: Path) -> bool:
     finally:
         os.close(lock)
     return True
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)

@@ -10,22 +10,22 @@ import base64
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, literals
+from psqlmessages.pipeline import columns, literals, reader
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
-from psqlmessages.pipeline.reader import RangeReader, Read, ReadStatement
+from psqlmessages.pipeline.reader import ReadStatement
 from psqlmessages.pipeline.source_options import SourceOptions
+
+_SIZES: Final = "SELECT messages.sizes(%s, %s)"
 
 # Batch reads of queues: read the elements without taking them.
 
@@ -40,13 +40,8 @@ class QueueBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition (one snapshot); raises the errors of the queue or permission."""
-        database = Database(self._options.address)
-        try:
-            database.ask(
-                "SELECT messages.sizes(%s, %s)", (self._options.client, self._options.queue)
-            )
-        finally:
-            database.close()
+        with closing(Database(self._options.address)) as database:
+            database.ask(_SIZES, (self._options.client, self._options.queue))
         return [InputPartition(self._options.queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -56,21 +51,20 @@ class QueueBatchReader(DataSourceReader):
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
             f" {str('body' in self._columns).lower()})"
         )
-        reader = RangeReader(self._options.address)
-        return reader.batches(Read((ReadStatement(statement),)), columns.arrow_schema(self._schema))
+        return reader.batches(self._options.address, [ReadStatement(statement)], self._schema)
 
 
 # Leases in an offset: one text, as short as their secrets allow. Pure functions.
 
-# The maximum number of leases in one call.
-MOST: Final = 4096
-
+_LEASES_PER_CALL: Final = 4096
 _FORM: Final = struct.Struct(">q16s")
 
 
 def packed(leases: Iterable[str]) -> str:
     """Encode leases as 32 characters each; their own form has about 50."""
-    return base64.b64encode(b"".join(_FORM.pack(*_parts(lease)) for lease in leases)).decode()
+    parts = (lease.partition(".") for lease in leases)
+    packed_leases = (_FORM.pack(int(id_), UUID(secret).bytes) for id_, _, secret in parts)
+    return base64.b64encode(b"".join(packed_leases)).decode()
 
 
 def unpacked(text: str) -> list[str]:
@@ -79,21 +73,10 @@ def unpacked(text: str) -> list[str]:
     return [f"{id_}.{UUID(bytes=secret)}" for id_, secret in found]
 
 
-def in_calls(leases: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Split leases into groups that fit in one call."""
-    for first in range(0, len(leases), MOST):
-        yield leases[first : first + MOST]
-
-
-def in_parts(leases: Sequence[str], parts: int) -> list[Sequence[str]]:
-    """Split leases into non-empty parts of about equal size."""
-    size = -(-len(leases) // max(1, parts))
-    return [leases[first : first + size] for first in range(0, len(leases), size or 1)]
-
-
-def _parts(lease: str) -> tuple[int, bytes]:
-    id_, _, secret = lease.partition(".")
-    return int(id_), UUID(secret).bytes
+def split(leases: Sequence[str], size: int = _LEASES_PER_CALL) -> Iterator[Sequence[str]]:
+    """Split leases into parts of at most ``size``, by default those that fit in one call."""
+    for first in range(0, len(leases), size):
+        yield leases[first : first + size]
 
 
 # Leases: elements of a stream stay reserved until their batch is committed.
@@ -116,14 +99,12 @@ class LeaseKeeper:
         self._lock = threading.RLock()
         self._held: Sequence[str] = ()
         self._settled = 0
-        self._pinging = KeepAliveThread(self._renew, options.timeout)
+        self._keep_alive = KeepAliveThread(self._renew, options.timeout)
 
     def available(self) -> int:
         """Return the number of available elements."""
         options = self._options
-        answer = self._database.ask(
-            "SELECT messages.sizes(%s, %s)", (options.client, options.queue)
-        )
+        answer = self._database.ask(_SIZES, (options.client, options.queue))
         return int(answer["Available"])
 
     def reserve(self, most: int) -> list[str]:
@@ -131,7 +112,7 @@ class LeaseKeeper:
         options = self._options
         taken: list[str] = []
         while len(taken) < most:
-            count = min(MOST, most - len(taken))
+            count = min(_LEASES_PER_CALL, most - len(taken))
             rows = self._database.rows(
                 _RESERVE, (options.client, options.queue, count, options.timeout)
             )
@@ -144,7 +125,7 @@ class LeaseKeeper:
         """Renew these leases from now on instead of the previous ones."""
         with self._lock:
             self._held = held
-        self._pinging.start()
+        self._keep_alive.start()
 
     def settle(self, batch: int, done: Sequence[str]) -> None:
         """Commit the elements of a batch, unless that was done before."""
@@ -153,7 +134,7 @@ class LeaseKeeper:
                 return
             is_first = self._settled == 0
             lost = 0
-            for some in in_calls(done):
+            for some in split(done):
                 answer = self._database.ask(_COMMIT, (self._options.client, list(some)))
                 lost += answer["Done"].count(False)
             self._settled, self._held = batch, ()
@@ -161,21 +142,18 @@ class LeaseKeeper:
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
-                " expired: they will be read again",
-                lost,
-                len(done),
-                batch,
-            )
+                " expired: they will be read again", lost, len(done), batch,
+            )  # fmt: skip
 
     def close(self) -> None:
         """Close the connection; elements stay reserved until their leases expire."""
-        self._pinging.stop()
+        self._keep_alive.stop()
         self._database.close()
 
     def _renew(self) -> None:
         options = self._options
         with self._lock:
-            for some in in_calls(self._held):
+            for some in split(self._held):
                 self._database.rows(
                     _RENEW, (options.client, options.queue, options.timeout, list(some))
                 )
@@ -195,7 +173,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._queue = options.queue or ""
         self._columns = columns.chosen(schema, columns.QUEUE)
         self._schema = schema
-        self._holding: LeaseKeeper | None = None
         self._left: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -208,22 +185,21 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the elements that are available now."""
-        self._left = self._hold().available()
+        self._left = self._leases.available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Commit the previous batch and reserve the next; return ``start`` if there is none."""
         # Spark calls this when a batch is done, but calls commit() only with the next batch.
-        holding = self._hold()
-        holding.settle(start["batch"], unpacked(start["leases"]))
+        self._leases.settle(start["batch"], unpacked(start["leases"]))
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else _ALL
         if self._left is not None:
             most = min(most, self._left)
-        taken = holding.reserve(most)
+        taken = self._leases.reserve(most)
         if not taken:
             return start
         if self._left is not None:
             self._left -= len(taken)
-        holding.hold(taken)
+        self._leases.hold(taken)
         return {"batch": start["batch"] + 1, "leases": packed(taken)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -232,42 +208,41 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         held = unpacked(end["leases"])
         # This includes a batch that was running when the query stopped.
-        self._hold().hold(held)
-        return [InputPartition(part) for part in in_parts(held, self._options.partitions)]
+        self._leases.hold(held)
+        size = -(-len(held) // self._options.partitions)
+        return [InputPartition(part) for part in split(held, size)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the elements that are still reserved, and renew their leases."""
         held: Sequence[str] = partition.value
-        statements = tuple(ReadStatement(self._statement(some)) for some in in_calls(held))
-        # A repeated read returns the elements in the same order, unless a lease has expired.
-        read = Read(statements, is_repeatable=True, rows=len(held))
-        reader = RangeReader(self._options.address)
+        address = self._options.address
+        statements = [ReadStatement(self._statement(some)) for some in split(held)]
         count = 0
-        for batch in reader.batches(read, columns.arrow_schema(self._schema)):
+        # A repeated read returns the elements in the same order, unless a lease has expired.
+        for batch in reader.batches(
+            address, statements, self._schema, is_repeatable=True, rows=len(held)
+        ):
             count += batch.num_rows
             yield batch
         if count < len(held):
             logger.warning(
                 "%d of %d elements of queue %s are missing in this batch: their leases had expired",
-                len(held) - count,
-                len(held),
-                self._queue,
-            )
+                len(held) - count, len(held), self._queue,
+            )  # fmt: skip
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the elements of a batch."""
-        self._hold().settle(end["batch"], unpacked(end["leases"]))
+        self._leases.settle(end["batch"], unpacked(end["leases"]))
 
     def stop(self) -> None:
         """Close the connection."""
-        if self._holding is not None:
-            self._holding.close()
+        if "_leases" in self.__dict__:
+            self._leases.close()
 
-    def _hold(self) -> LeaseKeeper:
+    @cached_property
+    def _leases(self) -> LeaseKeeper:
         # Created late: executors have a copy of this reader but take no leases.
-        if self._holding is None:
-            self._holding = LeaseKeeper(self._options)
-        return self._holding
+        return LeaseKeeper(self._options)
 
     def _statement(self, held: Sequence[str]) -> str:
         queue = literals.text(self._queue)

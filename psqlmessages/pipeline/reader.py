@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import adbc_driver_postgresql
 import pyarrow as pa
-from adbc_driver_postgresql import dbapi
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from psqlmessages.client import calls
 from psqlmessages.exceptions import ConnectionLost
@@ -25,7 +26,7 @@ from psqlmessages.pipeline.errors import ReadBroken
 
 
 @cache
-def spare_what_is_loaded() -> None:
+def freeze_modules() -> None:
     """Exclude the existing objects of a Spark worker from garbage collection, once per process.
 
     Nearly all belong to modules and live as long as the process. Scanning them took 40 ms of CPU
@@ -42,9 +43,6 @@ _BATCH_BYTES: Final = 1024 * 1024
 # A read buffers this much. If it breaks before any of it was returned, it starts again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
 
-_ROWS_WENT: Final = (
-    "the connection broke while reading, and rows were removed before it was restored"
-)
 _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
@@ -70,117 +68,99 @@ class ReadStatement:
     is_returned: bool = True
 
 
-@dataclass(frozen=True)
-class Read:
-    """The statements of a read; each is taken when the previous one has been read.
+def batches(
+    address: Mapping[str, str],
+    statements: Iterable[ReadStatement],
+    schema: StructType,
+    *,
+    after: tuple[str, Answered] | None = None,
+    is_repeatable: bool = False,
+    rows: int = 0,
+) -> Iterator[pa.RecordBatch]:
+    """Read, and cast each batch to the schema.
 
-    A repeated read begins with the first statement. ``after`` is a statement that runs at the end
-    and returns JSON as text. ``is_repeatable``: each attempt returns the same rows in the same
-    order. ``rows`` is their number, if known.
+    Each statement is taken when the previous one has been read. ``after`` is a statement that runs
+    at the end and returns JSON as text, and what is called with the result. It runs on executors,
+    on the cached connection of the process, and retries if the database is down: the driver has
+    reached it before, when it planned the read.
+
+    If the connection breaks, begin again with the first statement and skip the rows already
+    returned; raise ReadBroken if this cannot be done. ``is_repeatable``: each attempt returns the
+    same rows in the same order. ``rows`` is their number, if known.
     """
-
-    statements: Iterable[ReadStatement]
-    after: str | None = None
-    is_repeatable: bool = False
-    rows: int | None = None
-
-
-class RangeReader:
-    """Runs reads on the cached connection of its process, and retries if the database is down.
-
-    It runs on executors. The driver has reached the database before, when it planned the read.
-    """
-
-    def __init__(self, address: Mapping[str, str]) -> None:
-        self._address = address
-        self._waiting = OutageRetry()
-
-    def batches(
-        self, read: Read, schema: pa.Schema, answered: Answered | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Read, and cast each batch; call ``answered`` with the result of ``read.after``.
-
-        If the connection breaks, repeat the read and skip the rows already returned. Raises
-        ReadBroken if rows were returned and the read is not repeatable.
-        """
-        spare_what_is_loaded()
-        handed = 0
-        while True:
-            held: list[pa.RecordBatch] = []
-            size = 0
-            is_resumed = handed > 0
-            try:
-                for batch in self._rest(read, schema, answered, handed):
-                    held.append(batch)
-                    size += batch.nbytes
-                    if size > _HELD_BYTES:
-                        # New rows have arrived: an earlier outage is over, even if this takes long.
-                        self._waiting.over()
-                        handed += sum(one.num_rows for one in held)
-                        yield from held
-                        held.clear()
-            except ConnectionLost as error:
-                if handed and not read.is_repeatable:
-                    raise ReadBroken(f"the connection broke while reading: {error.text}") from None
-                self._waiting.after(error)
-                continue
-            self._waiting.over()
-            count = handed + sum(one.num_rows for one in held)
-            if is_resumed and read.rows is not None and count < read.rows:
-                raise ReadBroken(_ROWS_WENT)
-            yield from held
-            return
-
-    def _rest(
-        self, read: Read, schema: pa.Schema, answered: Answered | None, handed: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Read the rows after those already returned."""
-        left = handed
-        for batch in self._attempt(read, schema, answered, is_resumed=handed > 0):
-            if left < batch.num_rows:
-                yield batch.slice(left)
-            left = max(0, left - batch.num_rows)
-        if left:
-            raise ReadBroken(_ROWS_WENT)
-
-    def _attempt(
-        self, read: Read, schema: pa.Schema, answered: Answered | None, *, is_resumed: bool
-    ) -> Iterator[pa.RecordBatch]:
-        address = connectable(dsn(self._address))
-        connection = _connections.get(address)
-        is_whole = False
+    freeze_modules()
+    retry = OutageRetry()
+    # The schema that Spark expects the batches to have.
+    fields = to_arrow_schema(schema, timezone="UTC")
+    returned = 0
+    while True:
+        buffered: list[pa.RecordBatch] = []
+        size = 0
+        is_resumed = returned > 0
+        to_skip = returned
         try:
-            with connection.cursor() as cursor:
-                yield from _rows(cursor, read, schema)
-                if read.after is not None and answered is not None:
-                    answered(calls.raise_for_error(_answer(cursor, read.after)), is_resumed)
-            is_whole = True
-        except DriverError as error:
-            raise _connections.failed(address, error) from None
-        except OSError as error:
-            # Within a result, pyarrow raises OSError for any driver error, with the text only.
-            raise _connections.failed_amid(address, error) from None
-        finally:
-            # Also if Spark stops reading early: the COPY is unfinished.
-            if not is_whole:
-                _connections.drop(address)
+            for whole in _attempt(address, statements, fields, after, is_resumed=is_resumed):
+                batch = whole.slice(to_skip)
+                to_skip -= whole.num_rows - batch.num_rows
+                if not batch.num_rows:
+                    continue
+                buffered.append(batch)
+                size += batch.nbytes
+                if size > _HELD_BYTES:
+                    # New rows have arrived: an earlier outage is over, even if this takes long.
+                    retry.over()
+                    returned += sum(each.num_rows for each in buffered)
+                    yield from buffered
+                    buffered.clear()
+        except ConnectionLost as error:
+            if returned and not is_repeatable:
+                raise ReadBroken(f"the connection broke while reading: {error.text}") from None
+            retry.after(error)
+            continue
+        retry.over()
+        count = returned + sum(each.num_rows for each in buffered)
+        if to_skip or (is_resumed and count < rows):
+            raise ReadBroken(
+                "the connection broke while reading, and rows were removed before it was restored"
+            )
+        yield from buffered
+        return
 
 
-def _rows(cursor: dbapi.Cursor, read: Read, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for statement in read.statements:
-        cursor.adbc_statement.set_options(**_OPTIONS)
-        cursor.execute(statement.sql)
-        for batch in cursor.fetch_record_batch():
-            if statement.note is not None:
-                statement.note(batch)
-            if statement.is_returned:
-                yield fitted(batch, schema, statement.constants)
-
-
-def _answer(cursor: dbapi.Cursor, statement: str) -> Any:
-    cursor.execute(statement)
-    row = cursor.fetchone()
-    return json.loads(row[0]) if row else None
+def _attempt(
+    options: Mapping[str, str],
+    statements: Iterable[ReadStatement],
+    schema: pa.Schema,
+    after: tuple[str, Answered] | None,
+    *,
+    is_resumed: bool,
+) -> Iterator[pa.RecordBatch]:
+    address = connectable(dsn(options))
+    connection = _connections.get(address)
+    try:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.adbc_statement.set_options(**_OPTIONS)
+                cursor.execute(statement.sql)
+                for batch in cursor.fetch_record_batch():
+                    if statement.note is not None:
+                        statement.note(batch)
+                    if statement.is_returned:
+                        yield fitted(batch, schema, statement.constants)
+            if after is not None:
+                sql, answered = after
+                cursor.execute(sql)
+                (answer,) = cursor.fetchone()
+                answered(calls.raise_for_error(json.loads(answer)), is_resumed)
+    except DriverError as error:
+        raise _connections.failed(address, error) from None
+    except OSError as error:
+        # Within a result, pyarrow raises OSError for any driver error, with the text only.
+        raise _connections.failed_amid(address, error) from None
+    except BaseException:
+        # Also if Spark stops reading early: the COPY is unfinished.
+        _connections.drop(address)
+        raise
 
 
 def disconnect() -> None:

@@ -14,26 +14,17 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import types
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    MapType,
-    StringType,
-    StructType,
-    VariantType,
-)
 
 from psqlmessages.pipeline.database import OPTION as DSN_FILE
-from psqlmessages.pipeline.database import dsn
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
 from psqlmessages.pipeline.source_options import destination, lowered, refuse_unknown
-from psqlmessages.pipeline.staging import CommitBatch, SinkDestination, StagingClient, context
+from psqlmessages.pipeline.staging import SinkDestination, StagingClient, stage, unstage
 from psqlmessages.wire import BASE64
 
 # Columns that the sink accepts, and their conversion to columns of messages.staged. Pure functions.
@@ -48,7 +39,7 @@ _CHUNK_ROWS: Final = 200
 _CHUNK_BYTES: Final = 64 * 1024
 
 
-def check(schema: StructType, known: Sequence[str]) -> None:
+def check(schema: types.StructType, known: Sequence[str]) -> None:
     """Raise ColumnRefused, with the remedy, if a DataFrame cannot be written."""
     names = schema.fieldNames()
     unknown = sorted(set(names) - set(known))
@@ -65,15 +56,16 @@ def check(schema: StructType, known: Sequence[str]) -> None:
         raise ColumnRefused(f"a column appears twice: {', '.join(names)}")
     for field in schema.fields:
         _check_type(field.name, field.dataType)
-    if "enc" in names and isinstance(schema["body"].dataType, BinaryType):
+    if "enc" in names and isinstance(schema["body"].dataType, types.BinaryType):
         raise ColumnRefused("a binary body is stored as b64: remove the column enc")
 
 
-def _check_type(name: str, kind: DataType) -> None:
-    if isinstance(kind, StringType) or (name == "body" and isinstance(kind, BinaryType)):
+def _check_type(name: str, kind: types.DataType) -> None:
+    allowed = types.StringType | types.BinaryType if name == "body" else types.StringType
+    if isinstance(kind, allowed):
         return
     problem = f"the column {name} is of type {kind.simpleString()}"
-    if isinstance(kind, StructType | MapType | ArrayType | VariantType):
+    if isinstance(kind, types.StructType | types.MapType | types.ArrayType | types.VariantType):
         hint = f"write it as JSON: to_json({name}) AS {name}"
         raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
     wanted = "a string or binary" if name == "body" else "a string"
@@ -94,29 +86,21 @@ def staged(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[
         columns = dict(zip(names, batch.columns, strict=True))
         body = columns["body"]
         if pa.types.is_binary(body.type) or pa.types.is_large_binary(body.type):
-            body = _base64(body)
+            body = pa.array([b64encode(v or b"").decode() for v in body.to_pylist()], pa.string())
             columns["enc"] = pa.repeat(BASE64, batch.num_rows)
         # Like publish and push.
-        columns["body"] = body.fill_null("")
-        chunks = _chunks(batch.num_rows, columns["body"].nbytes)
+        body = columns["body"] = body.fill_null("")
+        rows = batch.num_rows
+        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(body.nbytes, 1)))
+        bounds = pa.array([*range(0, rows, step), rows], pa.int32())
         arrays = {
-            _ARRAYS[name]: pa.ListArray.from_arrays(chunks, column)
+            _ARRAYS[name]: pa.ListArray.from_arrays(bounds, column)
             for name, column in columns.items()
         }
-        count = len(chunks) - 1
+        count = len(bounds) - 1
         arrays["place"] = pa.array(range(place, place + count), pa.int64())
         place += count
         yield pa.RecordBatch.from_pydict(arrays)
-
-
-def _chunks(rows: int, size: int) -> pa.Array:
-    """Return the bounds of chunks for ``rows`` rows with ``size`` bytes in total."""
-    step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(size, 1)))
-    return pa.array([*range(0, rows, step), rows], pa.int32())
-
-
-def _base64(column: pa.Array) -> pa.Array:
-    return pa.array([b64encode(v or b"").decode() for v in column.to_pylist()], pa.string())
 
 
 OPTIONS: Final = ("topic", "queue", "client", "query", DSN_FILE)
@@ -126,24 +110,6 @@ _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 # Spark's local properties of a task: the ids of its streaming query and batch.
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-
-
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceArrowWriter:
-    """Make the writer of ``df.write``, which commits all rows together or none.
-
-    Permissions are checked here, before any work. Raises OptionRefused, ColumnRefused, or the error
-    of the permission check.
-    """
-    return MessagesWriter(*_prepared(options, schema, overwrite))
-
-
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> DataSourceStreamArrowWriter:
-    """Make the writer of ``df.writeStream``; Spark calls this for each batch. See batch_writer."""
-    return MessagesStreamWriter(*_prepared(options, schema, overwrite))
 
 
 @dataclass(frozen=True)
@@ -160,45 +126,49 @@ class _Stager:
     """The common part of both writers. It is pickled, so it has no connection and no address."""
 
     def __init__(
-        self, options: dict[str, str], destination: SinkDestination, columns: list[str]
+        self, options: Mapping[str, str], schema: types.StructType, *, overwrite: bool
     ) -> None:
-        self.options = options
-        self.destination = destination
-        self.columns = columns
+        """Check everything, also the permissions, before any work.
+
+        Raises OptionRefused, ColumnRefused, or the error of the permission check.
+        """
+        if overwrite:
+            raise OptionRefused(
+                'published messages cannot be overwritten: use .mode("append"),'
+                ' or .outputMode("append") for a stream'
+            )
+        self.options = lowered(options)
+        refuse_unknown(set(self.options) - _OF_SPARK, OPTIONS)
+        topic, queue = destination(self.options)
+        check(schema, TOPIC_COLUMNS if queue is None else QUEUE_COLUMNS)
+        client = self.options.get("client") or "pipeline"
+        self.destination = SinkDestination(topic or queue or "", queue is not None, client)
+        self.columns = schema.fieldNames()
+        # Pickled with the writer, so that a repeated commit has the same name.
+        self.once = f"once/{uuid4().hex}"
+        StagingClient(self.options, self.destination).check()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
         """Stage the rows of one task attempt under new names."""
-        found = context(dsn(self.options), staged(iterator, self.columns))
+        names, rows = stage(self.options, staged(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_ID) if task else None
         batch = task.getLocalProperty(_BATCH_ID) if task else None
-        return StagedCommit(found.names, found.rows, query, None if batch is None else int(batch))
+        return StagedCommit(names, rows, query, None if batch is None else int(batch))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
+        """Delete the rows that tasks have staged."""
+        unstage(self.options, [name for each in _known(messages) for name in each.stagings])
 
     def _commit(self, messages: list[StagedCommit], query: str, number: int) -> None:
-        filled = [message for message in messages if message.rows]
-        if filled:
-            batch = CommitBatch(
-                query,
-                number,
-                tuple(name for message in filled for name in message.stagings),
-                sum(message.rows for message in filled),
-            )
-            StagingClient(self.options, self.destination).commit(batch)
-
-    def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        stagings = [name for message in _known(messages) for name in message.stagings]
-        StagingClient(self.options, self.destination).unstage(stagings)
+        names = [name for message in messages for name in message.stagings]
+        if names:
+            rows = sum(message.rows for message in messages)
+            StagingClient(self.options, self.destination).commit(query, number, names, rows)
 
 
 class MessagesWriter(_Stager, DataSourceArrowWriter):
-    """Writes one DataFrame."""
-
-    def __init__(
-        self, options: dict[str, str], destination: SinkDestination, columns: list[str]
-    ) -> None:
-        super().__init__(options, destination, columns)
-        # Pickled with the writer, so that a repeated commit has the same name.
-        self.once = f"once/{uuid4().hex}"
+    """Writes one DataFrame: commits all rows together or none."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all rows, unless a write with the same option ``query`` was committed before."""
@@ -212,13 +182,9 @@ class MessagesWriter(_Stager, DataSourceArrowWriter):
             return self._commit(known, named, 0)
         return self._commit(known, f"{of_stream.query}/{named}", of_stream.batch or 0)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete the rows that tasks have staged."""
-        self._abort(messages)
-
 
 class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each once per checkpoint."""
+    """Writes the batches of a stream, each once per checkpoint. Spark makes one for each batch."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the rows of a batch, unless that was done before."""
@@ -228,34 +194,7 @@ class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
             raise OptionRefused("Spark provides no query id here: name one with the option query")
         self._commit(known, query, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Delete the rows that tasks have staged."""
-        self._abort(messages)
 
-
-def _known(messages: Sequence[WriterCommitMessage | None]) -> list[StagedCommit]:
+def _known(messages: list[WriterCommitMessage | None]) -> list[StagedCommit]:
     """Filter out failed tasks: an abort has no message from them."""
     return [message for message in messages if isinstance(message, StagedCommit)]
-
-
-def _prepared(
-    options: Mapping[str, str], schema: StructType, overwrite: bool
-) -> tuple[dict[str, str], SinkDestination, list[str]]:
-    if overwrite:
-        raise OptionRefused(
-            'published messages cannot be overwritten: use .mode("append"),'
-            ' or .outputMode("append") for a stream'
-        )
-    given = lowered(options)
-    refuse_unknown(set(given) - _OF_SPARK, OPTIONS)
-    to = _destination(given)
-    check(schema, QUEUE_COLUMNS if to.is_queue else TOPIC_COLUMNS)
-    StagingClient(given, to).check()
-    return given, to, schema.fieldNames()
-
-
-def _destination(options: Mapping[str, str]) -> SinkDestination:
-    topic, queue = destination(options)
-    return SinkDestination(
-        topic or queue or "", queue is not None, options.get("client") or "pipeline"
-    )

@@ -19,7 +19,6 @@ SOURCE: Final = (
 )  # fmt: skip
 
 _MOST = 2**31 - 1
-_TRUTHS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class SourceOptions:
 
     ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is how
     long, in seconds, a stopped job retains messages of its topics, or leases on elements.
+    ``address`` has the options for :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -38,7 +38,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     timeout: int
     partitions: int
-    dsn_file: str | None
+    address: Mapping[str, str]
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -56,16 +56,11 @@ class SourceOptions:
             starting=_start(given.get("startingoffsets", EARLIEST)),
             # A queue's offset has the lease of each element, and Spark keeps 100 offsets in memory.
             max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
-            fail_on_data_loss=_truth(given, "failOnDataLoss", default=True),
+            fail_on_data_loss=_truth(given, "failOnDataLoss", "true"),
             timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_count(given, "partitions", 2),
-            dsn_file=given.get(DSN_FILE.lower()),
+            address={name: value for name, value in given.items() if name == DSN_FILE.lower()},
         )
-
-    @property
-    def address(self) -> Mapping[str, str]:
-        """The options for :func:`psqlmessages.pipeline.database.dsn`."""
-        return {} if self.dsn_file is None else {DSN_FILE: self.dsn_file}
 
 
 def lowered(options: Mapping[str, str]) -> dict[str, str]:
@@ -125,10 +120,8 @@ def _count(given: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def _truth(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = given.get(name.lower())
-    if value is None:
-        return default
-    if value.lower() not in _TRUTHS:
+def _truth(given: Mapping[str, str], name: str, default: str) -> bool:
+    value = given.get(name.lower(), default)
+    if value.lower() not in ("true", "false"):
         raise OptionRefused(f"{name} {value!r} must be true or false")
-    return _TRUTHS[value.lower()]
+    return value.lower() == "true"

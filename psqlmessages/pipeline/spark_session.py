@@ -8,13 +8,14 @@ import re
 import shutil
 import site
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.util import find_spec
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, Final
 
+import py4j
+import pyspark
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -28,10 +29,7 @@ from psqlmessages.pipeline.private_folder import driver_folder
 # source files, and each worker compiles them again when it starts: 1.4 s of its 2 s. Spark waits
 # 10 s for a worker.
 
-VARIABLE: Final = "SPARK_HOME"
-NAME: Final = "home"
-# The folder with the archive. The home has all other folders of the installed package.
-LEFT_OUT: Final = "python"
+_HOME: Final = "SPARK_HOME"
 
 
 @contextmanager
@@ -41,46 +39,34 @@ def home_of_compiled_modules(folder: Path) -> Iterator[None]:
     Does nothing if SPARK_HOME is set, or if the workers would not find pyspark without the archive.
     """
     package = _package()
-    if VARIABLE in os.environ or package is None:
+    if _HOME in os.environ or package is None:
         yield
         return
-    os.environ[VARIABLE] = str(_made(folder / NAME, package))
+    home = folder / "home"
+    home.mkdir(exist_ok=True)
+    # Link everything but the folder with the archive.
+    for entry in package.iterdir():
+        link = home / entry.name
+        if entry.name != "python" and not link.is_symlink():
+            link.symlink_to(entry)
+    os.environ[_HOME] = str(home)
     try:
         yield
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[_HOME]
 
 
 def _package() -> Path | None:
     """Return the pyspark folder, if every Python of this environment finds it and py4j."""
-    folders = {_installed_in(name) for name in ("pyspark", "py4j")}
+    folders = {Path(str(module.__file__)).parents[1] for module in (pyspark, py4j)}
     places = {Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())}
-    folder = folders.pop()
-    if folders or folder not in places or folder is None:
-        return None
-    package = folder / "pyspark"
-    return package if (package / "jars").is_dir() else None
-
-
-def _installed_in(name: str) -> Path | None:
-    spec = find_spec(name)
-    return Path(spec.origin).parents[1] if spec and spec.origin else None
-
-
-def _made(home: Path, package: Path) -> Path:
-    """Return a folder with links to everything in a package except its archive."""
-    home.mkdir(exist_ok=True)
-    for entry in package.iterdir():
-        link = home / entry.name
-        if entry.name != LEFT_OUT and not link.is_symlink():
-            link.symlink_to(entry)
-    return home
+    package = folders.pop() / "pyspark"
+    is_found = not folders and package.parent in places and (package / "jars").is_dir()
+    return package if is_found else None
 
 
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-END_SECONDS: Final = 20
 # The length of a socket name of the Python workers, and of a socket path on every platform.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 SOCKET_PATH_LIMIT: Final = 103
@@ -121,14 +107,16 @@ def session(
     :raises psqlmessages.pipeline.errors.ExtraMissing: pyspark is not installed
     """
     builder = SparkSession.builder
-    if _context_runs():
+    if SparkContext._active_spark_context is not None:
         return builder.config(map=configuration).getOrCreate()
     settings = _settings(master)
     if JAVA_OPTIONS in configuration and JAVA_OPTIONS in settings:
         settings[JAVA_OPTIONS] += f" {configuration.pop(JAVA_OPTIONS)}"
     settings |= configuration
     atexit.register(stop)
-    with _home(settings):
+    # Only local workers use this Python.
+    starts_local = not _is_submitted() and str(settings["spark.master"]).startswith("local")
+    with home_of_compiled_modules(driver_folder()) if starts_local else nullcontext():
         return builder.appName(name).config(map=settings).getOrCreate()
 
 
@@ -158,66 +146,67 @@ def stop() -> None:
     # Java exits at the end of its input.
     process.stdin.close()
     try:
-        process.wait(END_SECONDS)
+        process.wait(20)
     except TimeoutExpired:
         process.kill()
         process.wait()
-    _forget_folder()
-
-
-def _forget_folder() -> None:
     shutil.rmtree(driver_folder(), ignore_errors=True)
     driver_folder.cache_clear()
 
 
-def _context_runs() -> bool:
-    return SparkContext._active_spark_context is not None
+@contextmanager
+def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
+    """Set SQL settings in the block; a query that starts in it keeps them."""
+    previous = {key: spark.conf.get(key, None) for key in configuration}
+    for key, value in configuration.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, former in previous.items():
+            if former is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, former)
+
+
+def _is_submitted() -> bool:
+    """Return whether spark-submit has started Java."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _settings(master: str | None) -> dict[str, Any]:
     """Return the settings of a new session, and set the variables that Java inherits."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
-        return _untold() | ({"spark.master": master} if master else {})
+    if _is_submitted():
+        SparkContext._ensure_initialized()
+        submitted = SparkConf()
+        defaults = {name: value for name, value in ALWAYS.items() if not submitted.contains(name)}
+        return defaults | ({"spark.master": master} if master else {})
     master = master or "local[*]"
     is_local = master.startswith("local")
     use_java()
     _set_variables(is_local=is_local)
     folder = driver_folder()
+    logging = Path(__file__).with_name("log4j2.properties")
     settings = {
         **ALWAYS,
         "spark.master": master,
-        "spark.python.unix.domain.socket.enabled": _fits(folder),
+        "spark.python.unix.domain.socket.enabled": (
+            len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT
+        ),
         # This is also where spark.local.dir is, unless it is set.
-        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={LOGGING}"',
+        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={logging}"',
     }
-    return {**settings, **_local(master, folder)} if is_local else settings
-
-
-def _home(settings: dict[str, Any]) -> AbstractContextManager[None]:
-    """Return the context in which to start Java: only local workers use this Python."""
-    runs_already = "PYSPARK_GATEWAY_PORT" in os.environ
-    if runs_already or not str(settings["spark.master"]).startswith("local"):
-        return nullcontext()
-    return home_of_compiled_modules(driver_folder())
-
-
-def _untold() -> dict[str, Any]:
-    """Return the default settings that spark-submit, which started Java, has not set."""
-    SparkContext._ensure_initialized()
-    told = SparkConf()
-    return {name: value for name, value in ALWAYS.items() if not told.contains(name)}
-
-
-def _local(master: str, folder: Path) -> dict[str, Any]:
-    """Return the settings of a session that runs in this process only."""
-    threads = re.search(r"\[(\d+)", master)
-    return {
-        "spark.driver.host": LOOPBACK,
-        "spark.driver.bindAddress": LOOPBACK,
-        "spark.sql.warehouse.dir": folder / "warehouse",
-        "spark.sql.shuffle.partitions": int(threads[1]) if threads else os.cpu_count() or 1,
-        "spark.ui.enabled": False,
-    }
+    if is_local:
+        threads = re.search(r"\[(\d+)", master)
+        settings |= {
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.sql.warehouse.dir": folder / "warehouse",
+            "spark.sql.shuffle.partitions": int(threads[1]) if threads else os.cpu_count() or 1,
+            "spark.ui.enabled": False,
+        }
+    return settings
 
 
 def _set_variables(*, is_local: bool) -> None:
@@ -231,7 +220,3 @@ def _set_variables(*, is_local: bool) -> None:
     found = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if root not in (*found, *site.getsitepackages(), site.getusersitepackages()):
         os.environ["PYTHONPATH"] = os.pathsep.join([root, *found])
-
-
-def _fits(folder: Path) -> bool:
-    return len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT

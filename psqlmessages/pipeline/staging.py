@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -19,10 +19,16 @@ from psqlmessages.pipeline.arrow_connections import (
     DriverError,
     sentence,
 )
-from psqlmessages.pipeline.database import PASSING, Database, OutageRetry, connectable, dsn
-from psqlmessages.pipeline.reader import spare_what_is_loaded
-
-__all__ = ["MOST_KEPT", "Stagings", "close", "context"]
+from psqlmessages.pipeline.database import (
+    NO_RETRY,
+    TRANSIENT,
+    Database,
+    OutageRetry,
+    connectable,
+    dsn,
+    note_reached,
+)
+from psqlmessages.pipeline.reader import freeze_modules
 
 # A task buffers this much until it is committed, so that it can copy it again.
 _HELD_BYTES: Final = 16 * 1024 * 1024
@@ -31,41 +37,50 @@ _HELD_BYTES: Final = 16 * 1024 * 1024
 _connections: Final = ArrowConnections()
 
 
-@dataclass(frozen=True, slots=True)
-class Stagings:
-    """The names under which a task has staged rows, in order, and the number of bodies."""
-
-    names: tuple[str, ...]
-    rows: int
-
-
-def context(dsn: str, batches: Iterator[pa.RecordBatch]) -> Stagings:
-    """Copy batches into messages.staged.
+def stage(
+    options: Mapping[str, str], batches: Iterator[pa.RecordBatch]
+) -> tuple[tuple[str, ...], int]:
+    """Copy batches into messages.staged; return the names of the rows, and the number of bodies.
 
     Does not connect if there are no rows. Retries if the database is down, also between rows. If
     reading the batches raises an error, deletes the rows staged before and raises that error.
     Raises MessagesError with PostgreSQL's message.
     """
-    spare_what_is_loaded()
-    task = _Task(connectable(dsn), batches)
+    freeze_modules()
+    task = _Task(connectable(dsn(options)), batches)
     try:
-        while task.has_more():
-            task.stage_some()
+        for batch in batches:
+            task.stage_from(batch)
     except BaseException:
-        task.unstage([*task.names, *task.abandoned])
+        unstage(options, [*task.names, *task.abandoned])
         raise
     # The connection broke before the answer, so these may or may not be staged.
-    task.unstage(task.abandoned)
-    return Stagings(tuple(task.names), task.rows)
+    unstage(options, task.abandoned)
+    return tuple(task.names), task.rows
 
 
-def close() -> None:
-    """Close the cached connections of this process."""
-    _connections.close()
+def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
+    """Delete staged rows if possible now; otherwise housekeeping deletes them after a day."""
+    if not names:
+        return
+    quoted = ", ".join(literals.text(name) for name in names)
+
+    def attempt() -> None:
+        connection = _connections.get(address)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT messages.unstage({quoted})")
+                cursor.fetchall()
+        except DriverError as error:
+            raise _connections.failed(address, error) from None
+
+    with suppress(MessagesError, DriverError):
+        address = connectable(dsn(options))
+        OutageRetry(NO_RETRY).call(attempt)
 
 
 class _Task:
-    """The rows of a task, and the names under which they were staged."""
+    """The rows of a task, and the names under which they were staged, in order."""
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
         self._address = address
@@ -76,29 +91,15 @@ class _Task:
         self.abandoned: list[str] = []
         self.rows = 0
 
-    def has_more(self) -> bool:
-        """Read the next batch; return False if there is none."""
-        self._held = list(_first_of(self._batches))
-        return bool(self._held)
-
-    def stage_some(self) -> None:
-        """Copy the buffered batches and more, up to the limit, in one transaction."""
+    def stage_from(self, batch: pa.RecordBatch) -> None:
+        """Copy a batch and those after it, up to the limit, in one transaction."""
+        self._held = [batch]
         name = OutageRetry().call(self._attempt)
         if self._error is not None:
             # The driver's error has only its text.
             raise self._error
         self.names.append(name)
         self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._held)
-
-    def unstage(self, names: list[str]) -> None:
-        """Delete rows if possible now; otherwise housekeeping deletes them after a day."""
-        if names:
-            quoted = ", ".join(literals.text(name) for name in names)
-            with suppress(MessagesError, DriverError):
-                connection = _connections.get(self._address)
-                with connection.cursor() as cursor:
-                    cursor.execute(f"SELECT messages.unstage({quoted})")
-                    cursor.fetchall()
 
     def _attempt(self) -> str:
         # A new name for each attempt: one whose connection broke may have been committed.
@@ -122,7 +123,7 @@ class _Task:
             if not isinstance(error, DriverError):
                 raise
             found = _connections.failed(self._address, error)
-            if isinstance(found, PASSING):
+            if isinstance(found, TRANSIENT):
                 self.abandoned.append(str(staging))
                 raise found from None
             text = sentence(error).rpartition("ERROR:")[2].strip()
@@ -148,12 +149,6 @@ class _Task:
             yield _named(batch, staging)
 
 
-def _first_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield batch
-        return
-
-
 def _named(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
     column = pa.repeat(pa.scalar(staging.bytes, pa.binary()), batch.num_rows)
     return batch.append_column("staging", column)
@@ -162,11 +157,10 @@ def _named(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
 # Committing: one call moves staged rows to a topic or queue, once per batch of a query.
 
 # How long a permission check is cached. The commit itself checks again.
-BELIEVED_SECONDS: Final = 60.0
+_CHECK_SECONDS: Final = 60.0
 
 _PUBLISH: Final = "SELECT messages.publish_staged(%s, %s, %s, %s, %s::uuid[], %s)"
 _PUSH: Final = "SELECT messages.push_staged(%s, %s, %s, %s, %s::uuid[], %s)"
-_UNSTAGE: Final = "SELECT messages.unstage(VARIADIC %s::text[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,86 +171,54 @@ class SinkDestination:
     is_queue: bool
     client: str
 
-    @property
-    def kind(self) -> str:
-        """The kind of destination: "queue" or "topic"."""
-        return "queue" if self.is_queue else "topic"
-
-
-@dataclass(frozen=True, slots=True)
-class CommitBatch:
-    """A batch of a query to commit once, and the names of its staged rows, in order."""
-
-    query: str
-    number: int
-    stagings: tuple[str, ...]
-    rows: int
-
 
 # Cached per process as for staging: Spark reuses its planning processes too.
-_kept: dict[str, Database] = {}
-_believed: dict[tuple[str, SinkDestination], float] = {}
+_databases: dict[str, Database] = {}
+_checked_at: dict[tuple[str, SinkDestination], float] = {}
 
 
 class StagingClient:
-    """Calls the SQL functions that check, commit and delete staged rows, on a cached connection.
+    """Calls the SQL functions that check and commit staged rows, on a cached connection.
 
     Each call retries if the database is down, in any process.
     """
 
     def __init__(self, options: Mapping[str, str], destination: SinkDestination) -> None:
-        self.destination = destination
-        self._options = options
+        self._destination = destination
         self._address = connectable(dsn(options))
+        if self._address not in _databases:
+            if len(_databases) >= MOST_KEPT:
+                close()
+            _databases[self._address] = Database(options)
+        self._database = _databases[self._address]
 
     def check(self) -> None:
         """Raise MessagesError if the rules do not allow the write, before anything is staged."""
-        believed = (self._address, self.destination)
-        if monotonic() - _believed.get(believed, float("-inf")) < BELIEVED_SECONDS:
+        key = (self._address, self._destination)
+        if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
-        self._database.ask(self._statement, self._arguments(None))
-        self._database.note_reached()
-        _believed[believed] = monotonic()
+        self._call(None, 0, (), 0)
+        # Again: the file may have been cleaned up since.
+        note_reached(self._address)
+        _checked_at[key] = monotonic()
 
-    def commit(self, batch: CommitBatch) -> None:
-        """Commit a batch; if it was committed before, only delete its staged rows.
+    def commit(self, query: str, number: int, names: Sequence[str], rows: int) -> None:
+        """Commit the staged rows of a batch; if that was done before, only delete them.
 
         If the connection breaks, the result is unknown. The call is then repeated until the outage
         timeout, and does nothing if an earlier attempt has committed. Raises MessagesError.
         """
-        self._database.ask(self._statement, self._arguments(batch))
+        self._call(query, number, names, rows)
 
-    def unstage(self, stagings: Sequence[str]) -> None:
-        """Delete staged rows. If that fails, housekeeping deletes them after a day."""
-        if stagings:
-            self._database.ask(_UNSTAGE, (list(stagings),))
-
-    @property
-    def _statement(self) -> str:
-        return _PUSH if self.destination.is_queue else _PUBLISH
-
-    def _arguments(self, batch: CommitBatch | None) -> tuple[Any, ...]:
-        names = (self.destination.client, self.destination.name)
-        if batch is None:
-            return (*names, None, 0, [], 0)
-        return (*names, batch.query, batch.number, list(batch.stagings), batch.rows)
-
-    @property
-    def _database(self) -> Database:
-        if self._address not in _kept:
-            if len(_kept) >= MOST_KEPT:
-                _disconnect()
-            _kept[self._address] = Database(self._options)
-        return _kept[self._address]
+    def _call(self, query: str | None, number: int, names: Sequence[str], rows: int) -> None:
+        to = self._destination
+        arguments = (to.client, to.name, query, number, list(names), rows)
+        self._database.ask(_PUSH if to.is_queue else _PUBLISH, arguments)
 
 
-def close_clients() -> None:
+def close() -> None:
     """Close the cached connections of this process, and clear the cache of permission checks."""
-    _believed.clear()
-    _disconnect()
-
-
-def _disconnect() -> None:
-    while _kept:
-        _, database = _kept.popitem()
-        database.close()
+    _checked_at.clear()
+    _connections.close()
+    while _databases:
+        _databases.popitem()[1].close()

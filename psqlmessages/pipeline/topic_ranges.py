@@ -46,16 +46,15 @@ def shared_out(weighed: Iterable[WeightedRange], parts: int) -> list[list[IdRang
     # Also read ranges that are estimated to be empty.
     found = [WeightedRange(w.range, max(1, w.weight)) for w in weighed if w.range.width > 0]
     size = -(-sum(w.weight for w in found) // max(1, parts))
-    return [joined(part) for part in _filled(found, size)]
+    return [_joined(part) for part in _filled(found, size)]
 
 
-def joined(parts: Iterable[IdRange]) -> list[IdRange]:
+def _joined(parts: Iterable[IdRange]) -> list[IdRange]:
     """Merge ranges that follow each other."""
     found: list[IdRange] = []
     for part in parts:
-        last = found[-1] if found else None
-        if last is not None and (last.topic, last.high) == (part.topic, part.low):
-            found[-1] = IdRange(part.topic, last.low, part.high, last.is_checked)
+        if found and (found[-1].topic, found[-1].high) == (part.topic, part.low):
+            found[-1] = replace(found[-1], high=part.high)
         else:
             found.append(part)
     return found
@@ -77,16 +76,13 @@ def _filled(weighed: Iterable[WeightedRange], size: int) -> Iterator[list[IdRang
 
 def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
     """Split a range into one of weight ``first``, some of weight ``others``, and the rest."""
-    topic, low, high = whole.range.topic, whole.range.low, whole.range.high
-    taken = first
+    low, taken = whole.range.low, first
     while taken < whole.weight:
         end = whole.range.low + whole.range.width * taken // whole.weight
-        yield WeightedRange(IdRange(topic, low, end, whole.range.is_checked), first)
+        yield WeightedRange(replace(whole.range, low=low, high=end), first)
         low, first = end, others
         taken += others
-    yield WeightedRange(
-        IdRange(topic, low, high, whole.range.is_checked), whole.weight - taken + first
-    )
+    yield WeightedRange(replace(whole.range, low=low), whole.weight - taken + first)
 
 
 # Stream calls: read ranges of topics with messages.read_stream, a few thousand rows per call.
@@ -161,7 +157,7 @@ class StreamCalls:
             calls = (
                 f"generate_series({low}::bigint, {high - 1}, {step}) AS g CROSS JOIN LATERAL"
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
-                f" with_bodies => {_boolean(self._has_bodies)})"
+                f" with_bodies => {self._has_bodies})"
             )
             found = _Found()
             yield self._statement([calls], [part], found.count, ())
@@ -170,12 +166,10 @@ class StreamCalls:
             low = high
             if not found.rows and low < part.high:
                 following = _Found()
-                yield self._next_id(replace(part, low=low), following.note)
+                source = call(self.client, replace(part, low=low), 1, with_bodies=False)
+                sql = f"SELECT id FROM {source}"  # noqa: S608
+                yield ReadStatement(sql, note=following.note, is_returned=False)
                 low = following.first - 1 if following.rows else part.high
-
-    def _next_id(self, part: IdRange, note: Callable[[pa.RecordBatch], None]) -> ReadStatement:
-        source = call(self.client, part, 1, with_bodies=False)
-        return ReadStatement(f"SELECT id FROM {source}", note=note, is_returned=False)  # noqa: S608
 
     def _statement(
         self,
@@ -206,7 +200,7 @@ def call(client: str, part: IdRange, most: int | None, *, with_bodies: bool) -> 
     """Return the SQL call that reads a range, with at most ``most`` rows."""
     return (
         f"messages.read_stream({literals.text(client)}, {literals.text(part.topic)}, {part.low},"
-        f" {part.high}, {'NULL' if most is None else most}, {_boolean(with_bodies)})"
+        f" {part.high}, {'NULL' if most is None else most}, {with_bodies})"
     )
 
 
@@ -246,10 +240,6 @@ def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
         of_topic.last = max(of_topic.last, row["id_max"])
 
 
-def _boolean(value: bool) -> str:
-    return str(value).lower()
-
-
 # Density: how the messages of a topic are distributed over its ids, from a sample of one percent.
 #
 # All topics take their ids from one sequence, so the density of one topic varies.
@@ -264,7 +254,10 @@ _MOST_TOPICS: Final = 16
 def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[WeightedRange]:
     """Split wide ranges into windows, and estimate the number of messages in each part."""
     widest = sorted((r for r in wholes if r.width > _WIDE), key=lambda r: -r.width)
-    cut = {whole: list(_windows(whole)) for whole in widest[:_MOST_TOPICS]}
+    cut: dict[IdRange, list[IdRange]] = {}
+    for whole in widest[:_MOST_TOPICS]:
+        bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
+        cut[whole] = [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
     windows = [window for of_one in cut.values() for window in of_one]
     counts = dict(zip(windows, _counts(database, client, windows), strict=True))
     return [
@@ -274,20 +267,14 @@ def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[
     ]
 
 
-def _windows(whole: IdRange) -> Iterator[IdRange]:
-    bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
-    for low, high in pairwise(bounds):
-        yield IdRange(whole.topic, low, high, whole.is_checked)
-
-
-def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Iterator[int]:
+def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:
     if not windows:
-        return
-    looks = []
+        return ()
+    counts = []
     for window in windows:
         middle = (window.low + window.high) // 2
         part = IdRange(window.topic, middle, middle + max(1, window.width // _SHARE))
         rows = call(client, part, None, with_bodies=False)
-        looks.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
-    (row,) = database.rows(f"SELECT {', '.join(looks)}")
-    yield from row
+        counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
+    (row,) = database.rows(f"SELECT {', '.join(counts)}")
+    return row

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from datetime import datetime
+from functools import cached_property, partial
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from psqlmessages.pipeline import columns, offsets, topic_ranges
-from psqlmessages.pipeline.columns import (
-    Condition,
-    bounded,
-    condition,
-    topics_left,
-)
+from psqlmessages.pipeline import columns, offsets, reader, topic_ranges
+from psqlmessages.pipeline.columns import Condition, bounded, condition, topics_left
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
-from psqlmessages.pipeline.errors import ReadBroken
-from psqlmessages.pipeline.offsets import (
-    Offset,
-    TopicWatermark,
-    Watermarks,
-    check_cluster,
-    check_not_put_back,
-    gone,
-    vanished,
-)
-from psqlmessages.pipeline.reader import RangeReader, Read
-from psqlmessages.pipeline.source_options import EARLIEST, LATEST, SourceOptions
+from psqlmessages.pipeline.errors import MessagesGone, ReadBroken
+from psqlmessages.pipeline.offsets import Offset, TopicWatermark, Watermarks
+from psqlmessages.pipeline.source_options import LATEST, SourceOptions
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
 
 # Batch reads of topics: all stored messages, in partitions of about equal size.
@@ -58,8 +41,7 @@ class TopicBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Split the topics into ranges of ids with about the same number of messages."""
         options = self._options
-        database = Database(options.address)
-        try:
+        with closing(Database(options.address)) as database:
             found = offsets.ask(database, options.client, options.topics).topics
             names = topics_left(found, self._conditions)
             wholes = [
@@ -68,8 +50,6 @@ class TopicBatchReader(DataSourceReader):
             ]
             weighed = topic_ranges.weighed(database, options.client, wholes)
             parts = topic_ranges.shared_out(weighed, options.partitions)
-        finally:
-            database.close()
         # Never return an empty list: Spark would treat it as one unknown partition.
         return [InputPartition(part) for part in parts or [[]]]
 
@@ -79,8 +59,7 @@ class TopicBatchReader(DataSourceReader):
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_by_range]
         reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
-        reader = RangeReader(self._options.address)
-        return reader.batches(Read(reads), columns.arrow_schema(self._schema))
+        return reader.batches(self._options.address, reads, self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
@@ -117,67 +96,57 @@ class TopicSubscription:
         self._options = options
         self._database = Database(options.address)
         self._lock = threading.RLock()
-        self._sent_positions: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._lost: dict[str, int] = {}
-        self._pinging = KeepAliveThread(self._ping, options.timeout)
+        self._keep_alive = KeepAliveThread(self._ping, options.timeout)
 
     def start(self) -> Offset:
         """Return the start position of a new query, and subscribe from it."""
-        found = self._ask()
+        found = self.ask()
         positions = {topic.name: self._start_of(topic) for topic in found.topics.values()}
         offset = Offset(found.cluster, positions)
-        self._take_up(offset, found)
+        self._subscribe_all(offset, found)
         return offset
 
     def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
         """Return how far topics can be read after a committed offset."""
-        found = self._ask(start.positions, max_rows)
-        check_cluster(start.cluster, found.cluster)
+        found = self.ask(start.positions, max_rows)
+        offsets.check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
-            check_not_put_back(start, {t.name: t.last for t in found.topics.values()})
-        self._take_up(start, found)
+            offsets.check_not_restored(start, found.topics)
+        self._subscribe_all(start, found)
         return found
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
         """Return the position of an offset in a topic, which may be newer than the offset."""
-        return offset.positions.get(topic.name, self._sent_positions.get(topic.name, topic.removed))
+        return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def committed(self, offset: Offset) -> None:
         """Move the subscriptions to an offset: messages before it may be removed."""
         with self._lock:
-            self._subscribe(
-                {
-                    topic: position
-                    for topic, position in offset.positions.items()
-                    if self._sent_positions.get(topic, position) != position
-                }
-            )
+            known = self._positions
+            self._subscribe({t: p for t, p in offset.positions.items() if known.get(t, p) != p})
 
     def close(self) -> None:
         """Close the connection; the subscriptions remain until the timeout."""
-        self._pinging.stop()
+        self._keep_alive.stop()
         self._database.close()
 
-    def all_watermarks(self) -> Watermarks:
-        """Return how far topics can be read now."""
-        return self._ask()
-
-    def _ask(
+    def ask(
         self, after: Mapping[str, int] | None = None, max_rows: int | None = None
     ) -> Watermarks:
+        """Return how far topics can be read now."""
         options = self._options
         return offsets.ask(self._database, options.client, options.topics, after, max_rows)
 
     def _start_of(self, topic: TopicWatermark) -> int:
         starting = self._options.starting
-        if starting == EARLIEST:
-            return topic.removed
         newest = max(topic.horizon, topic.removed)
-        if starting == LATEST:
-            return newest
         if isinstance(starting, datetime):
             return self._before(starting, topic, newest)
-        return max(int(starting) - 1, 0)
+        if isinstance(starting, int):
+            return max(starting - 1, 0)
+        return newest if starting == LATEST else topic.removed
 
     def _before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
         """Return the id before the first message published at ``moment`` or later."""
@@ -192,23 +161,21 @@ class TopicSubscription:
                 return newest
             position = int(last)
 
-    def _take_up(self, offset: Offset, found: Watermarks) -> None:
+    def _subscribe_all(self, offset: Offset, found: Watermarks) -> None:
         """Subscribe to all known topics that are not subscribed at their position yet."""
         positions = {t.name: self.position(offset, t) for t in found.topics.values()}
         self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
         with self._lock:
             # A removed topic cannot be subscribed to; its subscription expires.
-            self._sent_positions = {t: p for t, p in self._sent_positions.items() if t in positions}
-            self._subscribe(
-                {t: p for t, p in positions.items() if self._sent_positions.get(t) != p}
-            )
-        self._pinging.start()
+            self._positions = {t: p for t, p in self._positions.items() if t in positions}
+            self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
+        self._keep_alive.start()
 
     def _ping(self) -> None:
         with self._lock:
             # If a topic of a pattern is gone, the others must still be renewed.
-            found = self._ask().topics
-            self._subscribe({t: p for t, p in self._sent_positions.items() if t in found})
+            found = self.ask().topics
+            self._subscribe({t: p for t, p in self._positions.items() if t in found})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:
@@ -216,31 +183,27 @@ class TopicSubscription:
         options = self._options
         names, ids = list(positions), list(positions.values())
         answer = self._database.ask(_SUBSCRIBE, (options.client, names, ids, options.timeout))
-        self._sent_positions.update(positions)
+        self._positions.update(positions)
         self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
     def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
         """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
-            if last <= positions[topic] or last <= self._lost.get(topic, 0):
-                continue
-            error = gone(topic, positions[topic], last, self._options.timeout)
-            if self._options.fail_on_data_loss:
-                raise error
-            self._lost[topic] = last
-            logger.warning("%s", error.text)
+            if last > max(positions[topic], self._lost.get(topic, 0)):
+                error = offsets.messages_gone(topic, positions[topic], last, self._options.timeout)
+                _report(error, self._options)
+                self._lost[topic] = last
+
+
+def _report(error: MessagesGone, options: SourceOptions) -> None:
+    """Raise an error, or log it if the option failOnDataLoss is false."""
+    if options.fail_on_data_loss:
+        raise error
+    logger.warning("%s", error.text)
 
 
 # For fewer ids, a second task costs more than it saves.
 _NARROW: Final = 5_000
-
-
-@dataclass(frozen=True)
-class TopicPartition:
-    """The ranges that one task reads, and their cluster."""
-
-    ranges: Sequence[IdRange]
-    cluster: str
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -250,7 +213,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._columns = columns.chosen(schema, columns.TOPIC)
         self._schema = schema
-        self._following: TopicSubscription | None = None
         self._initial: Offset | None = None
         self._is_kept = options.starting != LATEST
         self._newest: Offset | None = None
@@ -260,7 +222,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start of a query without a checkpoint."""
         # Spark calls this several times during the first batch, and expects the same result.
         if self._initial is None:
-            self._initial = self._follow().start()
+            self._initial = self._subscription.start()
         return self._initial.as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -269,7 +231,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Ignore messages that are published from now on."""
-        found = self._follow().all_watermarks()
+        found = self._subscription.ask()
         self._target = {name: topic.horizon for name, topic in found.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
@@ -282,12 +244,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_kept = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        found = self._follow().watermarks(begin, max_rows)
+        found = self._subscription.watermarks(begin, max_rows)
         ends = dict(begin.positions)
         newest = dict(begin.positions)
         for topic in found.topics.values():
-            position = self._follow().position(begin, topic)
-            end = self._end(topic, position)
+            position = self._subscription.position(begin, topic)
+            end = topic.horizon
+            if self._target is not None:
+                end = min(end, self._target.get(topic.name, position))
             if end > position:
                 ends[topic.name] = end
             newest[topic.name] = max(position, topic.newest)
@@ -301,9 +265,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split the messages between two offsets into about equal parts."""
         begin, to = Offset.of(start), Offset.of(end)
-        if self._following is None:
+        if "_subscription" not in self.__dict__:
             # Repeats a batch that was running when the query stopped.
-            self._follow().watermarks(begin)
+            self._subscription.watermarks(begin)
         wanted = [
             IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
             for topic, high in to.positions.items()
@@ -312,72 +276,59 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         width = sum(r.width for r in wanted)
         parts = 1 if width <= _NARROW else self._options.partitions
         shared = topic_ranges.shared_out((WeightedRange(r, r.width) for r in wanted), parts)
-        return [InputPartition(TopicPartition(part, to.cluster)) for part in shared]
+        return [InputPartition((part, to.cluster)) for part in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
-        part: TopicPartition = partition.value
-        names = sorted({self._asked(r.topic) for r in part.ranges})
-        after = offsets.statement(self._options.client, names)
-        reads = StreamCalls(self._options.client, part.ranges, self._columns)
+        ranges: Sequence[IdRange]
+        ranges, cluster = partition.value
+        # A topic matched by a pattern is queried as a pattern: then it is no error if it is gone.
+        # A pattern has the same maximum length as a name.
+        topics = self._options.topics
+        names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
+        after = offsets.statement(self._options.client, sorted(names))
+        reads = StreamCalls(self._options.client, ranges, self._columns)
         # All transactions up to the watermark have ended: only a removal changes the result.
-        read = Read(reads, after, is_repeatable=True)
-
-        def answered(answer: Mapping[str, Any], is_resumed: bool) -> None:
-            found = Watermarks.of(answer)
-            self._check(part, found)
-            if is_resumed:
-                _check_nothing_removed(part, found)
-
-        reader = RangeReader(self._options.address)
-        return reader.batches(read, columns.arrow_schema(self._schema), answered)
+        return reader.batches(
+            self._options.address,
+            reads,
+            self._schema,
+            after=(after, partial(self._check, ranges, cluster)),
+            is_repeatable=True,
+        )
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the messages before an offset."""
-        self._follow().committed(Offset.of(end))
+        self._subscription.committed(Offset.of(end))
 
     def stop(self) -> None:
         """Close the connection."""
-        if self._following is not None:
-            self._following.close()
+        if "_subscription" in self.__dict__:
+            self._subscription.close()
 
-    def _follow(self) -> TopicSubscription:
+    @cached_property
+    def _subscription(self) -> TopicSubscription:
         # Created late: executors have a copy of this reader but no subscription.
-        if self._following is None:
-            self._following = TopicSubscription(self._options)
-        return self._following
+        return TopicSubscription(self._options)
 
-    def _end(self, topic: TopicWatermark, position: int) -> int:
-        if self._target is None:
-            return topic.horizon
-        return min(topic.horizon, self._target.get(topic.name, position))
-
-    def _asked(self, topic: str) -> str:
-        """Return a topic matched by a pattern as a pattern: then it is no error if it is gone."""
-        # A pattern has the same maximum length as a name.
-        return topic if topic in self._options.topics else f"{topic[:99]}*"
-
-    def _check(self, part: TopicPartition, found: Watermarks) -> None:
-        check_cluster(part.cluster, found.cluster)
-        for range_ in part.ranges:
+    def _check(
+        self, ranges: Sequence[IdRange], cluster: str, answer: Mapping[str, Any], is_resumed: bool
+    ) -> None:
+        """Report removed messages; ``is_resumed``: the read was repeated, perhaps without them."""
+        found = Watermarks.of(answer)
+        offsets.check_cluster(cluster, found.cluster)
+        for range_ in ranges:
             topic = found.topics.get(range_.topic)
             if topic is None:
-                error = vanished(range_.topic, range_.low)
-            elif range_.is_checked and topic.removed > range_.low:
-                error = gone(range_.topic, range_.low, topic.removed, self._options.timeout)
-            else:
+                _report(offsets.topic_gone(range_.topic, range_.low), self._options)
+            elif topic.removed <= range_.low:
                 continue
-            if self._options.fail_on_data_loss:
-                raise error
-            logger.warning("%s", error.text)
-
-
-def _check_nothing_removed(part: TopicPartition, found: Watermarks) -> None:
-    """Raise ReadBroken if a repeated read may have returned fewer messages than the first."""
-    for range_ in part.ranges:
-        topic = found.topics.get(range_.topic)
-        if topic is None or topic.removed > range_.low:
-            raise ReadBroken(
-                f"the connection broke while reading topic {range_.topic}, and messages were"
-                " removed before it was restored"
-            )
+            elif range_.is_checked:
+                timeout = self._options.timeout
+                error = offsets.messages_gone(topic.name, range_.low, topic.removed, timeout)
+                _report(error, self._options)
+            if is_resumed:
+                raise ReadBroken(
+                    f"the connection broke while reading topic {range_.topic}, and messages were"
+                    " removed before it was restored"
+                )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import functions as sf
+
 from psqlmessages.pipeline.database import Database
+from psqlmessages.pipeline.spark_session import configured
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -65,7 +67,7 @@ def start(
     window that ended more than ``lateness`` before the newest message no longer changes.
     """
 
-    def keep(batch: DataFrame, _: int) -> None:
+    def on_batch(batch: DataFrame, _: int) -> None:
         write(collected(batch))
 
     messages = (
@@ -81,35 +83,33 @@ def start(
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
             .trigger(**trigger)
-            .foreachBatch(keep)
+            .foreachBatch(on_batch)
             .start()
         )
 
 
 def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
     """Group a stream of topic, sender, body and published_at by window: see `TrafficWindow`."""
-    from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-    read_at = F.current_timestamp()
+    read_at = sf.current_timestamp()
     sized = messages.select(
         "topic",
         "sender",
         "published_at",
-        F.coalesce(F.octet_length("body"), F.lit(0)).alias("size"),
-        _milliseconds(F.unix_micros(read_at) - F.unix_micros("published_at")).alias("latency"),
+        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
+        _milliseconds(sf.unix_micros(read_at) - sf.unix_micros("published_at")).alias("latency"),
         # A message with a wrong clock must not close the windows of the others.
-        F.least("published_at", read_at).alias("seen_at"),
+        sf.least("published_at", read_at).alias("seen_at"),
     ).withWatermark("seen_at", f"{lateness.total_seconds():.0f} seconds")
     by_window = sized.withColumn(
-        "window_seconds", F.explode(F.array(*map(F.lit, WINDOW_SECONDS)))
+        "window_seconds", sf.explode(sf.array(*map(sf.lit, WINDOW_SECONDS)))
     ).withColumn("ends_at", _ends_at(lateness))
     return (
         by_window.groupBy("topic", "sender", "window_seconds", "ends_at")
         .agg(
-            F.count(F.lit(1)).alias("count"),
-            F.sum("size").alias("bytes"),
-            F.percentile("size", list(SHARES)).alias("sizes"),
-            F.percentile("latency", list(SHARES)).alias("latencies"),
+            sf.count(sf.lit(1)).alias("count"),
+            sf.sum("size").alias("bytes"),
+            sf.percentile("size", list(SHARES)).alias("sizes"),
+            sf.percentile("latency", list(SHARES)).alias("latencies"),
         )
     )  # fmt: skip
 
@@ -132,32 +132,14 @@ def collected(batch: DataFrame) -> list[TrafficWindow]:
     ]
 
 
-@contextmanager
-def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
-    """Set the configuration while a query starts; the query keeps it."""
-    previous = {key: spark.conf.get(key, None) for key in configuration}
-    for key, value in configuration.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, former in previous.items():
-            if former is None:
-                spark.conf.unset(key)
-            else:
-                spark.conf.set(key, former)
-
-
 def _ends_at(lateness: timedelta) -> Column:
     """Compute the end of the window; Spark drops its state when the watermark has passed it.
 
-    ``F.window`` supports one length only. A watermark on the start of the window would keep windows
-    of ten seconds for more than an hour, and Spark would scan them in each batch.
+    ``sf.window`` supports one length only. A watermark on the start of the window would keep
+    windows of ten seconds for more than an hour, and Spark would scan them in each batch.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    at, length = F.unix_micros("published_at"), F.col("window_seconds").cast("long") * 1_000_000
-    return F.timestamp_micros(at - F.pmod(at, length) + length).alias(
+    at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
+    return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
         "ends_at", metadata={_WATERMARK: int(lateness.total_seconds() * 1000)}
     )
 
@@ -167,11 +149,11 @@ def _milliseconds(microseconds: Column) -> Column:
 
     The state stores each distinct value. Clocks differ between machines: negative values become 0.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    whole = F.greatest(F.round(microseconds / 1000), F.lit(0))
-    step = F.pow(F.lit(10), F.greatest(F.floor(F.log10(F.greatest(whole, F.lit(1)))) - 2, F.lit(0)))
-    return (F.round(whole / step) * step).cast("long")
+    whole = sf.greatest(sf.round(microseconds / 1000), sf.lit(0))
+    step = sf.pow(
+        sf.lit(10), sf.greatest(sf.floor(sf.log10(sf.greatest(whole, sf.lit(1)))) - 2, sf.lit(0))
+    )
+    return (sf.round(whole / step) * step).cast("long")
 
 
 STATE: Final = {

@@ -103,7 +103,6 @@ def source(world: World, dsn_file: Callable[[str], str]) -> Iterator[Source]:
 @pytest.fixture
 def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
     yield Sink(world, dsn_file("user1"))
-    staging.close_clients()
     staging.close()
 
 

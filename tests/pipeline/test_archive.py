@@ -179,7 +179,7 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
     assert seen(root) == archived(archive) == expected(30, "A", "b/c")
     assert len(archive.log.files) == len(list(Path(root).rglob("data/**/*.parquet"))) == 2
     # The other one knows of the files that were there: it looks again, and merges nothing twice.
-    assert other.looked_at(lambda: archived(other)) == expected(30, "A", "b/c")
+    assert other.retry_reads(lambda: archived(other)) == expected(30, "A", "b/c")
     assert store.merge(other, files) == 0
     archive.write(rows(3), guard=lambda: [*store.compact_all(other)] and None)
     assert list(store.compact_all(other))

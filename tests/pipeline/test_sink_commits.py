@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import types
 
 from psqlmessages.exceptions import ConnectionLost, DestinationNotAuthorized, MessagesError
-from psqlmessages.pipeline import sink as module
 from psqlmessages.pipeline import staging
 from psqlmessages.pipeline.database import Database
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
@@ -49,7 +48,7 @@ KEPT = """
 
 
 def writer(options: dict[str, str]) -> MessagesStreamWriter:
-    return module.stream_writer({**options, "query": uuid4().hex}, SCHEMA, overwrite=False)
+    return MessagesStreamWriter({**options, "query": uuid4().hex}, SCHEMA, overwrite=False)
 
 
 def batches(*bodies: str) -> Iterator[Any]:
@@ -86,13 +85,31 @@ def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink)
     assert (sink.bodies(), sink.staged()) == (["a"], outrun.rows)
 
 
+def test_an_abort_neither_waits_for_the_database_nor_fails(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = writer(sink.topic)
+    message = stream.write(batches("a"))
+    with away(sink.world, "user1"):
+        # Twice: on the connection of the task, which is dead, and on none.
+        stream.abort([message], 0)
+        stream.abort([message], 0)
+    assert sink.staged() == 1
+    sink.world.watcher.query(KEPT)
+    stream.abort([message], 0)
+    assert sink.staged() == 0
+    monkeypatch.delenv("PSQLMESSAGES_DSN")
+    stream.options.pop("dsnfile")
+    stream.abort([message], 0)
+
+
 def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) -> str:
     """Why no writer can be made; nothing if it can."""
     schema = types.StructType()
     for name, kind in columns:
         schema = schema.add(name, kind)
     try:
-        module.stream_writer(options, schema, overwrite=False)
+        MessagesStreamWriter(options, schema, overwrite=False)
     except (ColumnRefused, OptionRefused) as error:
         return str(error)
     return ""
@@ -119,7 +136,7 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -
     sink.world.watcher.connection.execute("TRUNCATE messages.staged")
     with pytest.raises(MessagesError, match="0 of 2 staged rows are there"):
         stream.commit([message], 0)
-    unnamed = module.stream_writer(sink.topic, SCHEMA, overwrite=False)
+    unnamed = MessagesStreamWriter(sink.topic, SCHEMA, overwrite=False)
     with pytest.raises(MessagesError, match="name one with the option query"):
         unnamed.commit([unnamed.write(batches("a"))], 0)
     # A rule that goes between the look and the commit counts.
@@ -173,7 +190,7 @@ def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
 ) -> None:
     """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
     writer(sink.topic)
-    staging.close_clients()
+    staging.close()
     with ThreadPoolExecutor(1) as pool:
         with away(sink.world, "user1"):
             stream = pool.submit(writer, sink.topic)

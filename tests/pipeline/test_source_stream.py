@@ -196,12 +196,11 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
     last = max(fill(topic, count, f"late {topic} %s") for topic, count in fills)
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
-        schema = columns.arrow_schema(StructType([columns.TOPIC[name] for name in names]))
+        schema = StructType([columns.TOPIC[name] for name in names])
         calls = StreamCalls(
             "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
         )
-        reader = reader_module.RangeReader({"dsnFile": source.dsn_file})
-        batches = reader.batches(reader_module.Read(calls), schema)
+        batches = reader_module.batches({"dsnFile": source.dsn_file}, calls, schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):
@@ -362,7 +361,7 @@ def test_a_read_that_had_new_rows_since_waits_again(
     source.end_sessions()
     while sum(batch.num_rows for batch in read) < 20:
         read.append(next(batches))
-    later = database.monotonic() + database.PATIENCE.total_seconds()
+    later = database.monotonic() + database.OUTAGE_TIMEOUT.total_seconds()
     monkeypatch.setattr(database, "monotonic", lambda: later)
     source.end_sessions()
     assert bodies_of([*read, *batches]) == bodies

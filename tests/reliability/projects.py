@@ -61,5 +61,4 @@ def sink(world: World, folder: Path) -> Iterator[Any]:
     try:
         yield writer({"topic": "T", "dsnFile": str(path)})
     finally:
-        staging.close_clients()
         staging.close()

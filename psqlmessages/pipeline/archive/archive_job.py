@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from time import sleep
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -15,7 +16,7 @@ from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import marks, store
 from psqlmessages.pipeline.archive.log import ArchiveError
 from psqlmessages.pipeline.archive.store import Archive
-from psqlmessages.pipeline.database import NO_PATIENCE, Database
+from psqlmessages.pipeline.database import NO_RETRY, Database
 from psqlmessages.pipeline.errors import MessagesGone
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ T = TypeVar("T")
 # The reader is a node of its own. With the same node as the marks, the keep-alive of a stopping
 # reader could set a mark again that was just removed.
 READER: Final = f"{marks.IDENT}.reader"
-_READER_SECONDS: Final = 10 * 60
-_ROWS_PER_BATCH: Final = 300_000
-_LOOK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 
 
 class ArchiveJob:
@@ -63,28 +62,21 @@ class ArchiveJob:
         """Mark the named topics, and check that no messages are missing after the archived ones."""
         found = offsets.ask(self._database, marks.IDENT, topics)
         self._mark_named(found)
-        gaps = self._gaps(found)
-        if gaps and not self._allows_gaps:
-            raise MessagesGone(self._sentence(gaps))
-        if gaps:
+        if gaps := self._check_gaps(found):
             self.archive.pass_over(gaps)
 
     def started(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
         """Start the query. Its checkpoint only avoids reading archived messages again."""
-        stream = (
-            self._spark.readStream.format("psqlmessages")
-            .option("topic", ",".join(topics))
-            .option("client", READER)
-            .option("timeout", _READER_SECONDS)
-            .option("maxRowsPerTrigger", _ROWS_PER_BATCH)
-            # The archive detects missing messages itself: see _guard.
-            .option("failOnDataLoss", "false")
-            .load()
-        )
+        options: dict[str, Any] = {"client": READER, "timeout": 10 * 60, "topic": ",".join(topics)}
+        # The archive detects missing messages itself: see _guard.
+        options |= {"maxRowsPerTrigger": 300_000, "failOnDataLoss": "false"}
         return (
-            stream.writeStream.foreachBatch(self._write)
+            self._spark.readStream.format("psqlmessages")
+            .options(**options)
+            .load()
+            .writeStream.foreachBatch(self._write)
             .option("checkpointLocation", f"{checkpoint}/{self.archive.log.identity}")
             .trigger(**trigger)
             .start()
@@ -99,16 +91,15 @@ class ArchiveJob:
 
         def watch() -> None:
             # Do not retry here if the database is down: the query retries, and logs it.
-            database = Database({}, NO_PATIENCE)
-            while not over.wait(_LOOK_SECONDS):
-                if self._is_changed(database, topics):
-                    changed.set()
-                    # A batch that begins after this is interrupted, which is harmless.
-                    with self._idle:
-                        pass
-                    query.stop()
-                    break
-            database.close()
+            with closing(Database({}, NO_RETRY)) as database:
+                while not over.wait(_POLL_SECONDS):
+                    if self._is_changed(database, topics):
+                        changed.set()
+                        # A batch that begins after this is interrupted, which is harmless.
+                        with self._idle:
+                            pass
+                        query.stop()
+                        return
 
         watcher = threading.Thread(target=watch, name="archive marks", daemon=True)
         watcher.start()
@@ -118,12 +109,11 @@ class ArchiveJob:
             over.set()
             watcher.join()
 
-    def wait_for_marks(self, tell: Callable[[], None]) -> None:
-        """Wait until a topic is marked; call ``tell`` after each check that finds none."""
-        pause = threading.Event()
+    def wait_for_marks(self, on_none: Callable[[], None]) -> None:
+        """Wait until a topic is marked; call ``on_none`` after each check that finds none."""
         while not self.topics():
-            tell()
-            pause.wait(_LOOK_SECONDS)
+            on_none()
+            sleep(_POLL_SECONDS)
 
     def close(self) -> None:
         """Close the connection; the marks remain."""
@@ -132,20 +122,24 @@ class ArchiveJob:
     def _write(self, batch: DataFrame, number: int) -> None:
         with self._idle:
             self.archive.write(batch, self._guard)
-            self._move_marks()
+            # Only topics that are still marked: see READER.
+            archived = self.archive.log.positions
+            marked = _ask(self._database, marks.marked())
+            self._mark({topic: archived[topic] for topic in marked if topic in archived})
             store.compact_some(self.archive)
 
     def _guard(self) -> None:
         """Raise MessagesGone if messages before this batch were removed before they were read."""
         if topics := self.topics():
             found = offsets.ask(self._database, marks.IDENT, topics)
-            gaps = self._gaps(found)
-            if gaps and not self._allows_gaps:
-                raise MessagesGone(self._sentence(gaps))
+            self._check_gaps(found)
             self._mark_named(found)
 
-    def _gaps(self, found: offsets.Watermarks) -> dict[str, int]:
-        """Return the topics with removed but unarchived messages, with the last removed id."""
+    def _check_gaps(self, found: offsets.Watermarks) -> dict[str, int]:
+        """Return the topics with removed but unarchived messages, with the last removed id.
+
+        Raises MessagesGone if there are any and gaps are not allowed.
+        """
         archived = self.archive.log.positions
         for topic in found.topics.values():
             if 0 < topic.newest < archived.get(topic.name, 0):
@@ -154,25 +148,18 @@ class ArchiveJob:
                     f" message is {topic.newest}: the database was restored to an earlier state,"
                     " and new messages reuse ids of archived ones. Archive to another folder"
                 )
-        return {
+        gaps = {
             topic.name: topic.removed
             for topic in found.topics.values()
             if topic.name in archived and topic.removed > archived[topic.name]
         }
-
-    def _sentence(self, gaps: Mapping[str, int]) -> str:
-        archived = self.archive.log.positions
-        parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
-        return (
-            f"messages were removed before they were archived: {', '.join(parts)} (the topic was"
-            " not marked at that time). Use --allow-gaps to continue without them"
-        )
-
-    def _move_marks(self) -> None:
-        """Move the marks to the archived positions, only for topics still marked: see READER."""
-        archived = self.archive.log.positions
-        marked = self._ask(marks.marked())
-        self._mark({topic: archived[topic] for topic in marked if topic in archived})
+        if gaps and not self._allows_gaps:
+            parts = (f"{topic} between {archived[topic]} and {end}" for topic, end in gaps.items())
+            raise MessagesGone(
+                f"messages were removed before they were archived: {', '.join(parts)} (the topic"
+                " was not marked at that time). Use --allow-gaps to continue without them"
+            )
+        return gaps
 
     def _mark_named(self, found: offsets.Watermarks) -> None:
         """Mark the topics that the names and patterns match now, each once in this run."""
@@ -185,7 +172,7 @@ class ArchiveJob:
 
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
-            self._ask(marks.mark(positions))
+            _ask(self._database, marks.mark(positions))
 
     def _is_changed(self, database: Database, topics: list[str]) -> bool:
         try:
@@ -197,9 +184,6 @@ class ArchiveJob:
     def _marked(self, database: Database) -> list[str]:
         marked = _ask(database, marks.marked())
         return [topic for topic in marked if marks.can_be_archived(topic)]
-
-    def _ask(self, call: Call[T]) -> T:
-        return _ask(self._database, call)
 
 
 def _ask(database: Database, call: Call[T]) -> T:

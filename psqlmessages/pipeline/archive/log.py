@@ -89,20 +89,9 @@ class ArchiveFile:
         """Make the entry of a newly written file from the statistics in ``row``."""
         date = staged.rpartition("/date=")[2].partition("/")[0]
         name = f"{row['first']}-{row['last']}-{key(row['topic'])}-{unique}.parquet"
-        return cls(
-            path=f"{folder(row['topic'])}/date={date}/{name}",
-            topic=row["topic"],
-            date=date,
-            rows=row["rows"],
-            first=row["first"],
-            last=row["last"],
-            bytes=row["bytes"],
-            staged=staged,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON form that the log stores."""
-        return asdict(self)
+        path = f"{folder(row['topic'])}/date={date}/{name}"
+        size = row["rows"], row["first"], row["last"], row["bytes"]
+        return cls(path, row["topic"], date, *size, staged)
 
 
 # Folder: the files of an archive on any file system that Hadoop supports, through Spark's JVM.
@@ -208,17 +197,14 @@ class ArchiveFolder:
         """
         if not self._is_local:
             return
-        files = [self._local(name) for name in names]
-        for path in [*files, *{parent for file in files for parent in self._parents(file)}]:
+        files, root = [self._local(name) for name in names], self._local("")
+        parents = {path for file in files for path in file.parents if path.is_relative_to(root)}
+        for path in [*files, *parents]:
             handle = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
                 os.close(handle)
-
-    def _parents(self, file: Path) -> list[Path]:
-        root = self._local("")
-        return [parent for parent in file.parents if parent.is_relative_to(root)]
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self.address(name))
@@ -237,7 +223,6 @@ STAGING: Final = "_staging"
 _LOG: Final = "_log"
 _ENTRIES_PER_SNAPSHOT: Final = 100
 _DAY_SECONDS: Final = 24 * 60 * 60
-_HOUR_SECONDS: Final = 60 * 60
 _RACES: Final = 10
 
 
@@ -253,17 +238,8 @@ class ArchiveLogEntry:
 
     def as_json(self) -> str:
         """Return the entry as JSON text. The timestamp is for people only."""
-        return json.dumps(
-            {
-                "at": datetime.now(UTC).isoformat(timespec="seconds"),
-                "identity": self.identity,
-                "cluster": self.cluster,
-                "positions": dict(self.positions),
-                "remove": list(self.remove),
-                "add": [file.as_json() for file in self.add],
-            },
-            ensure_ascii=False,
-        )
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        return json.dumps({"at": at, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
     def of(cls, text: str) -> ArchiveLogEntry:
@@ -290,7 +266,7 @@ class ArchiveLog:
         self._forget()
 
     def _forget(self) -> None:
-        self._looked_at = time()
+        self._refreshed_at = time()
         self.version = -1
         self.identity = self.cluster = ""
         self.files: dict[str, ArchiveFile] = {}
@@ -308,24 +284,19 @@ class ArchiveLog:
 
     def refresh(self) -> None:
         """Read the entries that other processes have added."""
-        if time() - self._looked_at > _HOUR_SECONDS:
+        if time() - self._refreshed_at > 60 * 60:
             # After a long pause (the machine slept), the next entry may have been deleted already.
             self.load()
-        self._looked_at = time()
-        while (text := self._entry(self.version + 1)) is not None:
-            entry = ArchiveLogEntry.of(text)
-            self._fold(entry)
-            self.version += 1
-            self._apply(entry)
+        self._refreshed_at = time()
+        while (entry := self._entry(self.version + 1)) is not None:
+            self._advance(entry)
 
     def commit(self, entry: ArchiveLogEntry) -> bool:
         """Add an entry and move its files; return False if another process added an entry first."""
         self.folder.settle(file.staged for file in entry.add)
         if not self.folder.create(_name(self.version + 1), entry.as_json()):
             return False
-        self._fold(entry)
-        self.version += 1
-        self._apply(entry)
+        self._advance(entry)
         if self.version and self.version % _ENTRIES_PER_SNAPSHOT == 0:
             self._shorten()
         return True
@@ -341,15 +312,20 @@ class ArchiveLog:
         present = self.folder.names(_LOG)
         snapshots = [int(name[1:-5]) for name in present if name[0] == "s"]
         if snapshots:
-            self._fold(ArchiveLogEntry.of(self.folder.read(_snapshot(max(snapshots)))))
+            self._fold(ArchiveLogEntry.of(self.folder.read(_name(max(snapshots), "s"))))
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return
         # Before a process adds an entry, it finishes the others: only the last can be incomplete.
         last = self._entry(self.version) if self.version >= 0 else None
         if last is not None:
-            self._apply(ArchiveLogEntry.of(last))
+            self._apply(last)
         self.refresh()
+
+    def _advance(self, entry: ArchiveLogEntry) -> None:
+        self._fold(entry)
+        self.version += 1
+        self._apply(entry)
 
     def _fold(self, entry: ArchiveLogEntry) -> None:
         for path in entry.remove:
@@ -381,9 +357,10 @@ class ArchiveLog:
         if self._entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 
-    def _entry(self, version: int) -> str | None:
+    def _entry(self, version: int) -> ArchiveLogEntry | None:
         name = _name(version)
-        return self.folder.read(name) if self.folder.exists(name) else None
+        exists = self.folder.exists(name)
+        return ArchiveLogEntry.of(self.folder.read(name)) if exists else None
 
     def _shorten(self) -> None:
         """Write a snapshot, and delete the entries in it that are over a day old.
@@ -393,25 +370,12 @@ class ArchiveLog:
         whole = ArchiveLogEntry(
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster
         )
-        self.folder.create(_snapshot(self.version), whole.as_json())
+        self.folder.create(_name(self.version, "s"), whole.as_json())
         before = time() - _DAY_SECONDS
         for name, changed_at in self.folder.names(_LOG).items():
             if int(name.lstrip("s")[:-5]) < self.version and changed_at < before:
                 self.folder.delete(f"{_LOG}/{name}")
 
 
-def written(paths: Iterable[str], rows: Iterable[Any]) -> tuple[ArchiveFile, ...]:
-    """Make the entries of newly written files; ``rows`` has the statistics of each."""
-    unique = uuid4().hex[:8]
-    return tuple(
-        ArchiveFile.of(path, row, f"{unique}{number}")
-        for number, (path, row) in enumerate(zip(paths, rows, strict=True))
-    )
-
-
-def _name(version: int) -> str:
-    return f"{_LOG}/{version:020}.json"
-
-
-def _snapshot(version: int) -> str:
-    return f"{_LOG}/s{version:020}.json"
+def _name(version: int, prefix: str = "") -> str:
+    return f"{_LOG}/{prefix}{version:020}.json"

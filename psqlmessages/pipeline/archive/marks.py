@@ -43,17 +43,11 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
                 f"topic {topic!r} cannot be archived: its name contains a comma, or starts or"
                 " ends with whitespace"
             )
+    names, ids = list(check_names(*positions)), list(positions.values())
     return Call(
         "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s)",
-        (
-            *check_names(IDENT),
-            list(check_names(*positions)),
-            list(positions.values()),
-            FOR_EVER_SECONDS,
-        ),
-        lambda answer: {
-            each["Topic"]: each["Removed"] for each in raise_for_error(answer)["Missed"]
-        },
+        (*check_names(IDENT), names, ids, FOR_EVER_SECONDS),
+        lambda answer: {m["Topic"]: m["Removed"] for m in raise_for_error(answer)["Missed"]},
     )
 
 

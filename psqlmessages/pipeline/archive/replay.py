@@ -10,11 +10,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from psqlmessages.pipeline.archive.log import DATA, ArchiveError
-from psqlmessages.pipeline.errors import needs_extra
+from pyspark.sql import functions as sf
 
-with needs_extra():
-    from pyspark.sql import functions as sf
+from psqlmessages.pipeline.archive.log import DATA, ArchiveError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -27,8 +25,6 @@ _ROWS_AT_ONCE: Final = 200_000
 _PLACES: Final = 10_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
-
-Moment = int | datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +58,14 @@ def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[in
     for number, high in enumerate(plan.ends):
         part = replace(plan, first=low + 1, last=high)
         query = f"replay/{archive.log.identity}/{name}/{number}"
-        archive.looked_at(partial(_publish, archive, part, query))
+        archive.retry_reads(partial(_publish, archive, part, query))
         low = high
         yield number + 1, len(plan.ends)
 
 
-def plan_between(wanted: ReplayPlan, begin: Moment | None, end: Moment | None) -> ReplayPlan:
+def plan_between(
+    wanted: ReplayPlan, begin: int | datetime | None, end: int | datetime | None
+) -> ReplayPlan:
     """Add a range of ids or times to a plan, both inclusive; None means no limit."""
     if isinstance(begin, datetime):
         wanted = replace(wanted, since=begin.isoformat())
@@ -86,9 +84,7 @@ def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
         .orderBy("id")
         .select("body", "enc")
         .write.format("psqlmessages")
-        .option("topic", part.as_topic)
-        .option("client", part.client)
-        .option("query", query)
+        .options(topic=part.as_topic, client=part.client, query=query)
         .mode("append")
         .save()
     )
@@ -104,7 +100,7 @@ def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
     folder = archive.log.folder
     asked = json.dumps(asdict(wanted), sort_keys=True)
     if not folder.exists(path):
-        plan = archive.looked_at(lambda: _cut(archive, wanted))
+        plan = archive.retry_reads(lambda: _cut(archive, wanted))
         folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
     kept = json.loads(folder.read(path))
     if kept["asked"] != asked:

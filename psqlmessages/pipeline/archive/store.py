@@ -7,10 +7,15 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 from uuid import uuid4
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
 
 from psqlmessages.pipeline.archive.log import (
     COLUMNS,
@@ -22,18 +27,11 @@ from psqlmessages.pipeline.archive.log import (
     ArchiveFolder,
     ArchiveLog,
     ArchiveLogEntry,
-    written,
 )
-from psqlmessages.pipeline.errors import needs_extra
+from psqlmessages.pipeline.spark_session import configured
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-
-with needs_extra():
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-    from pyspark.sql import functions as sf
+    from pyspark.sql import DataFrame, SparkSession
 
 
 T = TypeVar("T")
@@ -43,9 +41,9 @@ _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
 # Bodies may have 64 MB. The vectorized reader puts 4,096 of them into one array of at most 2 GB.
 _ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
 # By default, 100 rows would be buffered before their size is checked.
-_LOOKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
+_SIZE_CHECKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
 # By default Spark writes times as INT96, which few other readers support and none can filter by.
-_TIMESTAMPS: Final = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+_TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 
 class Archive:
@@ -110,18 +108,21 @@ class Archive:
         with self.staged(self._fresh(batch)) as files:
             if guard is not None:
                 guard()
-            while files and all(file.first > self._position(file.topic) for file in files):
-                if self.log.commit(ArchiveLogEntry(add=files, positions=_ends(files))):
+            if not files:
+                return True
+            ends = {file.topic: file.last for file in sorted(files, key=lambda file: file.last)}
+            while all(file.first > self.log.positions.get(file.topic, 0) for file in files):
+                if self.log.commit(ArchiveLogEntry(add=files, positions=ends)):
                     return True
                 self.log.refresh()
-        return not files
+        return False
 
-    def looked_at(self, look: Callable[[], T]) -> T:
-        """Call ``look``, which reads files; repeat it if another process has compacted them."""
+    def retry_reads(self, read: Callable[[], T]) -> T:
+        """Call ``read``, which reads files; repeat it if another process has compacted them."""
         while True:
             before = self.log.version
             try:
-                return look()
+                return read()
             except (PySparkException, Py4JJavaError) as error:
                 # The error of a failed task is no PySparkException; its text names the condition.
                 if not any(condition in str(error) for condition in _MISSING):
@@ -130,11 +131,9 @@ class Archive:
                 if self.log.version == before:
                     raise
 
-    def rows(self, topics: Iterable[str] | None = None) -> DataFrame:
-        """Return the rows of all or some topics, from the files that the log lists now."""
-        wanted = None if topics is None else set(topics)
-        found = [f for f in self.log.files.values() if wanted is None or f.topic in wanted]
-        return self.read(found)
+    def rows(self) -> DataFrame:
+        """Return all rows, from the files that the log lists now."""
+        return self.read(self.log.files.values())
 
     def read(self, files: Iterable[ArchiveFile]) -> DataFrame:
         """Return the rows of these files."""
@@ -168,24 +167,26 @@ class Archive:
 
     def _stage(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
         target = self.log.folder.address(staging)
-        with _timestamps(rows.sparkSession):
+        # As ``log.key``.
+        key = sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
+        # The day in UTC, independent of the session's time zone.
+        days = sf.floor(sf.unix_micros("published_at") / _MICROSECONDS_A_DAY).cast("int")
+        date_ = sf.date_from_unix_date(days).cast("string")
+        with configured(rows.sparkSession, _TIMESTAMPS):
             (
-                rows.select(*COLUMNS, _key().alias("key"), _date().alias("date"))
+                rows.select(*COLUMNS, key.alias("key"), date_.alias("date"))
                 .sortWithinPartitions("key", "date", "id")
                 .write.partitionBy("key", "date")
-                .options(compression="zstd", **_LOOKS)
+                .options(compression="zstd", **_SIZE_CHECKS)
                 .parquet(target)
             )
-        return self._found(target, staging)
-
-    def _found(self, target: str, staging: str) -> tuple[ArchiveFile, ...]:
-        """Read the statistics of newly written files, which also checks that they are readable."""
         if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
             return ()
+        # Reading the statistics also checks that the files are readable.
         found = (
             self.spark.read.schema("id bigint, topic string, key string, date string")
             .parquet(target)
-            .groupBy("_metadata.file_path", "_metadata.file_size")
+            .groupBy("_metadata.file_path", sf.col("_metadata.file_size").alias("bytes"))
             .agg(
                 sf.count("*").alias("rows"),
                 sf.min("id").alias("first"),
@@ -194,12 +195,11 @@ class Archive:
             )
             .collect()
         )
-        rows = [{**row.asDict(), "bytes": row["file_size"]} for row in found]
-        paths = [f"{staging}/{row['file_path'].rpartition(f'/{staging}/')[2]}" for row in rows]
-        return written(paths, rows)
-
-    def _position(self, topic: str) -> int:
-        return self.log.positions.get(topic, 0)
+        unique = uuid4().hex[:8]
+        return tuple(
+            ArchiveFile.of(staging + row.file_path.rpartition(staging)[2], row, f"{unique}{number}")
+            for number, row in enumerate(found)
+        )
 
     def _fresh(self, batch: DataFrame) -> DataFrame:
         """Filter out archived rows: messages arrive in order of ids, so the position is enough."""
@@ -209,35 +209,6 @@ class Archive:
         known = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "passed"))
         found = batch.join(sf.broadcast(known), "topic", "left")
         return found.where(sf.col("passed").isNull() | (sf.col("id") > sf.col("passed")))
-
-
-def _ends(files: Iterable[ArchiveFile]) -> Mapping[str, int]:
-    ends: dict[str, int] = {}
-    for file in files:
-        ends[file.topic] = max(file.last, ends.get(file.topic, 0))
-    return ends
-
-
-def _key() -> Column:
-    """Return the column that equals ``log.key`` of the topic."""
-    return sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
-
-
-def _date() -> Column:
-    """Return the day of a message in UTC, independent of the session's time zone."""
-    days = sf.floor(sf.unix_micros("published_at") / sf.lit(_MICROSECONDS_A_DAY))
-    return sf.date_from_unix_date(days.cast("int")).cast("string")
-
-
-@contextmanager
-def _timestamps(spark: SparkSession) -> Iterator[None]:
-    name, value = _TIMESTAMPS
-    before: Any = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
 
 
 # Compaction: merge many small files of one topic and day into few large ones, in one log entry.
@@ -260,7 +231,8 @@ def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]
             continue
         sizes: dict[int, list[ArchiveFile]] = defaultdict(list)
         for file in small:
-            sizes[_size_class(file)].append(file)
+            # A power of eight times 32 kB, rounded down.
+            sizes[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
         yield from (same for same in sizes.values() if len(same) >= MANY)
 
 
@@ -284,26 +256,27 @@ def merge(archive: Archive, files: list[ArchiveFile]) -> int:
     The result is 0 if another process has merged them first. Other processes may add files at the
     same time. Raises ArchiveError if the number of rows read differs from the log.
     """
-    return archive.looked_at(lambda: _merged(archive, files))
-
-
-def _merged(archive: Archive, files: list[ArchiveFile]) -> int:
-    if any(file.path not in archive.log.files for file in files):
-        return 0
     number = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
-    rows = archive.read(files)
-    rows = rows.coalesce(1) if number == 1 else rows.repartitionByRange(number, "id")
-    with archive.staged(rows) as made:
-        if sum(file.rows for file in made) != sum(file.rows for file in files):
-            raise ArchiveError(
-                f"{files[0].path} and {len(files) - 1} more differ from the log in their row count"
-            )
-        entry = ArchiveLogEntry(add=made, remove=tuple(file.path for file in files))
-        while all(path in archive.log.files for path in entry.remove):
-            if archive.log.commit(entry):
-                return len(files) - len(made)
-            archive.log.refresh()
-    return 0
+    entry = ArchiveLogEntry(remove=tuple(file.path for file in files))
+
+    def attempt() -> int:
+        if any(path not in archive.log.files for path in entry.remove):
+            return 0
+        rows = archive.read(files)
+        rows = rows.coalesce(1) if number == 1 else rows.repartitionByRange(number, "id")
+        with archive.staged(rows) as made:
+            if sum(file.rows for file in made) != sum(file.rows for file in files):
+                raise ArchiveError(
+                    f"{files[0].path} and {len(files) - 1} more differ from the log in their row"
+                    " count"
+                )
+            while all(path in archive.log.files for path in entry.remove):
+                if archive.log.commit(replace(entry, add=made)):
+                    return len(files) - len(made)
+                archive.log.refresh()
+        return 0
+
+    return archive.retry_reads(attempt)
 
 
 def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
@@ -312,8 +285,3 @@ def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
         if file.bytes < LARGE_BYTES:
             groups[file.topic, file.date].append(file)
     yield from groups.values()
-
-
-def _size_class(file: ArchiveFile) -> int:
-    """Return the size of a file as a power of eight times 32 kB, rounded down."""
-    return max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3

@@ -8,11 +8,14 @@ its own data.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
+from pyspark.sql import functions as sf
 
 from psqlmessages.client.calls import translate_error
 from psqlmessages.exceptions import ServerUnreachable
@@ -20,17 +23,12 @@ from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import marks
 from psqlmessages.pipeline.archive.log import ArchiveError
 from psqlmessages.pipeline.database import Database, connectable, dsn
-from psqlmessages.pipeline.errors import needs_extra
-
-with needs_extra():
-    from pyspark.sql import functions as sf
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.store import Archive
 
 # Number of id ranges per topic in which differences are reported.
 _RANGES: Final = 64
-_HEX_DIGITS: Final = 15
 # Reads no row, but prevents removals until the transaction ends.
 _LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
@@ -47,6 +45,11 @@ _IN_TABLE: Final = """
         %(ident)s, %(topic)s, part.after_id, least(part.after_id + 20000, %(high)s)
     )
     GROUP BY 1
+"""
+_IN_FILES: Final = """
+    sum(cast(conv(left(md5(cast(concat_ws(
+        ':', id, unix_micros(published_at), coalesce(enc, ''), length(sender), concat(sender, body)
+    ) AS binary)), 15), 16, 10) AS decimal(20)))
 """
 
 
@@ -96,7 +99,7 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
         raise ArchiveError(f"the archive has no messages of {', '.join(unknown)}")
     names = sorted(topics or archive.log.positions)
     kept, bounds = _kept(archive, names)
-    archived = archive.looked_at(lambda: _archived(archive, bounds))
+    archived = archive.retry_reads(lambda: _archived(archive, bounds))
     for topic, bound in bounds.items():
         ours, theirs = kept[topic], archived.get(topic, {})
         yield Comparison(topic, bound.low, bound.high, _total(ours), _total(theirs))
@@ -123,7 +126,10 @@ def _kept(
                 # Something may have been removed before the lock.
                 bounds = _bounds(archive, topics)
             for topic, bound in bounds.items():
-                sums[topic] = _read(connection, topic, bound)
+                given = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
+                given |= {"low": bound.low, "high": bound.high}
+                rows = connection.execute(_IN_TABLE, given).fetchall()
+                sums[topic] = {place: Checksum(count, int(sum_)) for place, count, sum_ in rows}
     except psycopg.OperationalError as error:
         raise ServerUnreachable(f"cannot read the database: {str(error).strip()}") from error
     except psycopg.Error as error:
@@ -131,20 +137,10 @@ def _kept(
     return sums, bounds
 
 
-def _read(connection: psycopg.Connection[Any], topic: str, bound: _Range) -> dict[int, Checksum]:
-    parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
-    parameters |= {"low": bound.low, "high": bound.high}
-    rows = connection.execute(_IN_TABLE, parameters).fetchall()
-    return {place: Checksum(count, int(checksum)) for place, count, checksum in rows}
-
-
 def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:
     """Return the range of ids to compare for each topic that has stored and archived messages."""
-    database = Database({})
-    try:
+    with closing(Database({})) as database:
         found = offsets.ask(database, marks.IDENT, ["*"])
-    finally:
-        database.close()
     if found.cluster != archive.log.cluster:
         raise ArchiveError(
             f"the archive belongs to database {archive.log.cluster}, but this is {found.cluster}"
@@ -175,26 +171,13 @@ def _archived(archive: Archive, bounds: Mapping[str, _Range]) -> dict[str, dict[
         .join(sf.broadcast(known), "topic")
         .where((sf.col("id") > low) & (sf.col("id") <= high))
         .groupBy("topic", sf.floor((sf.col("id") - low - 1) / width).alias("place"))
-        .agg(sf.count("*").alias("rows"), sf.expr(_in_files()).alias("checksum"))
+        .agg(sf.count("*").alias("rows"), sf.expr(_IN_FILES).alias("checksum"))
         .collect()
     )
-    sums: dict[str, dict[int, Checksum]] = {}
+    sums: dict[str, dict[int, Checksum]] = defaultdict(dict)
     for row in rows:
-        sums.setdefault(row["topic"], {})[row["place"]] = Checksum(
-            row["rows"], int(row["checksum"])
-        )
+        sums[row.topic][row.place] = Checksum(row.rows, int(row.checksum))
     return sums
-
-
-def _in_files() -> str:
-    """Return the checksum of a group as a Spark expression, equal to the one in _IN_TABLE."""
-    text = (
-        "concat_ws(':', id, unix_micros(published_at), coalesce(enc, ''), length(sender),"
-        " concat(sender, body))"
-    )
-    return (
-        f"sum(cast(conv(left(md5(cast({text} AS binary)), {_HEX_DIGITS}), 16, 10) AS decimal(20)))"
-    )
 
 
 def _total(sums: Mapping[int, Checksum]) -> Checksum:

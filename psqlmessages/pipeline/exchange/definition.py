@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import astuple
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.model import CompiledExchange, QueueRef, RouteTarget, SelectorError
 from psqlmessages.exchanges.selectors import Selector
+from psqlmessages.pipeline.private_folder import replace_file
 
 _NUMBERS = ("parallel", "wsize", "reserve", "max_hops")
 
@@ -29,8 +31,19 @@ class ExchangeInput(NamedTuple):
 
 def written(exchanges: Iterable[CompiledExchange]) -> str:
     """Write exchanges as text, ordered by name, so that equal exchanges give equal texts."""
-    ordered = sorted(exchanges, key=lambda exchange: exchange.name)
-    return json.dumps([_document(exchange) for exchange in ordered])
+    documents = [
+        {
+            "name": exchange.name,
+            "source": astuple(exchange.source),
+            "targets": [
+                [*astuple(target.place), target.selector.text if target.selector else ""]
+                for target in exchange.targets
+            ],
+            **{name: getattr(exchange, name) for name in _NUMBERS},
+        }
+        for exchange in sorted(exchanges, key=lambda exchange: exchange.name)
+    ]
+    return json.dumps(documents)
 
 
 def sources(text: str) -> tuple[ExchangeInput, ...]:
@@ -54,47 +67,22 @@ def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...
             raise UnsuitableExchange(
                 f"an executor cannot import {module}, which should contain selectors: {error}"
             ) from error
-    return tuple(_graphed(each) for each in json.loads(text))
+    return tuple(_compiled(each) for each in json.loads(text))
 
 
-def _document(exchange: CompiledExchange) -> dict[str, Any]:
-    return {
-        "name": exchange.name,
-        "source": [exchange.source.namespace, exchange.source.queue],
-        "targets": [
-            [
-                target.place.namespace,
-                target.place.queue,
-                "" if target.selector is None else target.selector.text,
-            ]
-            for target in exchange.targets
-        ],
-        **{name: getattr(exchange, name) for name in _NUMBERS},
-    }
-
-
-def _graphed(document: dict[str, Any]) -> CompiledExchange:
-    name = document["name"]
-    return CompiledExchange(
-        name=name,
-        source=QueueRef(*document["source"]),
-        targets=tuple(
-            RouteTarget(
-                QueueRef(namespace, queue), _selector(name, QueueRef(namespace, queue), text)
-            )
-            for namespace, queue, text in document["targets"]
-        ),
-        **{number: document[number] for number in _NUMBERS},
-    )
-
-
-def _selector(name: str, place: QueueRef, text: str) -> Selector | None:
-    try:
-        return Selector.of(text)
-    except SelectorError as error:
-        raise UnsuitableExchange(
-            f"exchange {name} cannot run on an executor: the selector of {place}: {error.text}"
-        ) from error
+def _compiled(document: dict[str, Any]) -> CompiledExchange:
+    targets = []
+    for namespace, queue, text in document["targets"]:
+        place = QueueRef(namespace, queue)
+        try:
+            targets.append(RouteTarget(place, Selector.of(text)))
+        except SelectorError as error:
+            raise UnsuitableExchange(
+                f"exchange {document['name']} cannot run on an executor: the selector of {place}:"
+                f" {error.text}"
+            ) from error
+    places = {"source": QueueRef(*document["source"]), "targets": tuple(targets)}
+    return CompiledExchange(**(document | places))
 
 
 # The folder in which the driver tells its data source which exchanges to run.
@@ -113,7 +101,7 @@ class DefinitionFolder:
 
     def put(self, edition: int, text: str) -> None:
         """Publish an edition."""
-        _write(self._definitions, f"{edition}\n{text}")
+        replace_file(self._definitions, f"{edition}\n{text}")
 
     def get(self) -> tuple[int, str]:
         """Return the last edition: its number and its text."""
@@ -122,7 +110,7 @@ class DefinitionFolder:
 
     def take_over(self, edition: int) -> None:
         """Record that no task uses an earlier edition."""
-        _write(self._taken_over, str(edition))
+        replace_file(self._taken_over, str(edition))
 
     @property
     def taken_over(self) -> int:
@@ -131,10 +119,3 @@ class DefinitionFolder:
             return int(self._taken_over.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return 0
-
-
-def _write(path: Path, text: str) -> None:
-    # Replace the file atomically: a reader gets the old text or the new one.
-    new = path.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(path)

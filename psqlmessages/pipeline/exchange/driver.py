@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-# The longest duration of a turn, and how long a turn continues without finding an element.
-SPAN_SECONDS: Final = 5.0
-LINGER_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 0.02
-
-Record = Callable[[int, Sequence[TaskCounts]], object]
+_POLL_SECONDS: Final = 0.02
 
 
 class SparkExchanges:
@@ -44,11 +39,11 @@ class SparkExchanges:
     def __init__(
         self,
         spark: SparkSession,
-        record: Record,
+        record: Callable[[int, Sequence[TaskCounts]], object],
         *,
         tasks: int | None = None,
-        span: float = SPAN_SECONDS,
-        linger: float = LINGER_SECONDS,
+        span: float = 5.0,
+        linger: float = 1.0,
         modules: Sequence[str] = (),
         dsn_file: str | None = None,
     ) -> None:
@@ -88,13 +83,14 @@ class SparkExchanges:
     def start(self, *, once: bool = False) -> StreamingQuery:
         """Start the query; with ``once``, it ends when the queues are empty."""
         self._spark.dataSource.register(ExchangeSource)
-        frame = self._spark.readStream.format(FORMAT).option(OPTION, self._settings.as_option())
         trigger: dict[str, Any] = (
             {"availableNow": True} if once else {"processingTime": "0 seconds"}
         )
         self._query = (
-            frame.load()
-            .writeStream.foreachBatch(self._recorded)
+            self._spark.readStream.format(FORMAT)
+            .option(OPTION, self._settings.as_option())
+            .load()
+            .writeStream.foreachBatch(self._on_turn)
             # Turns have no state to restore: a restarted job begins with the first turn.
             .option("checkpointLocation", (self._home / "checkpoint").as_uri())
             .trigger(**trigger)
@@ -113,8 +109,8 @@ class SparkExchanges:
         """Wait until no task uses earlier definitions; return False if the time is over before."""
         until = monotonic() + seconds
         while not self.is_settled and self._query is not None and monotonic() < until:
-            self._query.awaitTermination(_LOOK_SECONDS)  # type: ignore[arg-type]
+            self._query.awaitTermination(_POLL_SECONDS)  # type: ignore[arg-type]
         return self.is_settled
 
-    def _recorded(self, frame: DataFrame, turn: int) -> None:
+    def _on_turn(self, frame: DataFrame, turn: int) -> None:
         self._record(turn, [TaskCounts(*row) for row in frame.collect()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -22,7 +22,6 @@ from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.counters import Counter, ExchangeCounters
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
-from psqlmessages.exchanges.model import CompiledExchange
 from psqlmessages.pipeline import database
 from psqlmessages.pipeline.exchange.definition import DefinitionFolder, compiled, sources
 from psqlmessages.pipeline.exchange.watcher import SourceWatcher
@@ -59,22 +58,16 @@ class TaskCounts(NamedTuple):
 
 
 class TimedRunner(ExchangeRunner):
-    """An exchange runner that reports when it finds elements."""
+    """An exchange runner that knows when it has last found elements."""
 
-    def __init__(
-        self,
-        plan: ExchangePlan,
-        namespaces: dict[str, DatabaseHandle],
-        counters: ExchangeCounters,
-        on_found: Callable[[], None],
-    ) -> None:
-        super().__init__(plan, namespaces, counters)
-        self._on_found = on_found
-        self.counters = counters
+    def __init__(self, plan: ExchangePlan, databases: dict[str, DatabaseHandle]) -> None:
+        self.counters = ExchangeCounters()
+        super().__init__(plan, databases, self.counters)
+        self.found_at = monotonic()
 
     def found(self) -> None:
         """Note that elements were found."""
-        self._on_found()
+        self.found_at = monotonic()
         super().found()
 
     def counts(self) -> Iterator[TaskCounts]:
@@ -90,79 +83,10 @@ class TimedRunner(ExchangeRunner):
             yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
 
 
-class TaskRun:
-    """Runs the consumers of exchanges in one task.
-
-    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
-    seconds; current batches are finished. ``address`` returns the address of a namespace.
-    """
-
-    def __init__(
-        self,
-        exchanges: Sequence[CompiledExchange],
-        address: Callable[[str], str],
-        *,
-        span: float,
-        linger: float,
-    ) -> None:
-        self._span = span
-        self._linger = linger
-        self._plans = [ExchangePlan.of(exchange) for exchange in exchanges]
-        aliases = {alias for plan in self._plans for alias in plan.namespaces}
-        self._addresses = {alias: address(alias) for alias in sorted(aliases)}
-        self._found_at = self._until = 0.0
-
-    def work(self) -> list[TaskCounts]:
-        """Run the consumers, and return their counts."""
-        return asyncio.run(self._work()) if self._plans else []
-
-    async def _work(self) -> list[TaskCounts]:
-        spaces = {alias: _namespace(alias, address) for alias, address in self._addresses.items()}
-        shifts = [
-            TimedRunner(plan, spaces, ExchangeCounters(), self._found) for plan in self._plans
-        ]
-        self._found()
-        self._until = monotonic() + self._span
-        self._end_in_time(shifts)
-        try:
-            await asyncio.gather(
-                *(
-                    shift.run([ExchangeConsumer(shift) for _ in range(shift.plan.loops)])
-                    for shift in shifts
-                )
-            )
-        finally:
-            for namespace in spaces.values():
-                await namespace.watch.close()
-        return [counts for shift in shifts for counts in shift.counts()]
-
-    def _found(self) -> None:
-        self._found_at = monotonic()
-
-    def _end_in_time(self, shifts: list[TimedRunner]) -> None:
-        """Stop the runners when their time is over; finding an element extends it."""
-        left = min(self._until, self._found_at + self._linger) - monotonic()
-        if left > 0:
-            asyncio.get_running_loop().call_later(left, self._end_in_time, shifts)
-            return
-        for shift in shifts:
-            shift.stop()
-
-
-def _namespace(alias: str, address: str) -> DatabaseHandle:
-    namespace = DatabaseHandle(alias, address)
-    namespace.circuit = _circuits.setdefault((alias, address), namespace.circuit)
-    return namespace
-
-
 FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
 # The longest wait of the driver, and so the delay until it sees new definitions or a stop.
 _WAIT_SECONDS: Final = 0.5
-_SCHEMA: Final = (
-    "exchange string, outcome string, destination int, count bigint, seconds double,"
-    " buckets array<bigint>, selector_seconds double"
-)
 
 
 @dataclass(frozen=True)
@@ -193,6 +117,46 @@ class TurnSettings:
         return database.dsn({database.OPTION: str(self.dsn_file)} if is_named else None, namespace)
 
 
+async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
+    """Run the consumers of exchanges in one task, and return their counts.
+
+    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
+    seconds; current batches are finished.
+    """
+    aliases = sorted({alias for plan in plans for alias in plan.namespaces})
+    databases = {alias: _database(alias, settings.address(alias)) for alias in aliases}
+    runners = [TimedRunner(plan, databases) for plan in plans]
+    until = monotonic() + settings.span
+
+    def stop_in_time() -> None:
+        found_at = max((runner.found_at for runner in runners), default=0.0)
+        left = min(until, found_at + settings.linger) - monotonic()
+        if left > 0:
+            asyncio.get_running_loop().call_later(left, stop_in_time)
+            return
+        for runner in runners:
+            runner.stop()
+
+    stop_in_time()
+    try:
+        await asyncio.gather(
+            *(
+                each.run([ExchangeConsumer(each) for _ in range(each.plan.loops)])
+                for each in runners
+            )
+        )
+    finally:
+        for database_ in databases.values():
+            await database_.watch.close()
+    return [counts for runner in runners for counts in runner.counts()]
+
+
+def _database(alias: str, address: str) -> DatabaseHandle:
+    handle = DatabaseHandle(alias, address)
+    handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
+    return handle
+
+
 class ExchangeSource(DataSource):
     """Data source that runs exchanges while a query reads it."""
 
@@ -203,7 +167,10 @@ class ExchangeSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of :class:`TaskCounts`."""
-        return _SCHEMA
+        return (
+            "exchange string, outcome string, destination int, count bigint, seconds double,"
+            " buckets array<bigint>, selector_seconds double"
+        )
 
     def streamReader(self, schema: StructType) -> ExchangeReader:  # noqa: N802
         """Return the reader that runs the exchanges."""
@@ -250,10 +217,9 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[TaskCounts]:
         """Run the consumers for a limited time, on an executor."""
-        settings = self._settings
-        exchanges = compiled(partition.value, settings.modules)
-        share = TaskRun(exchanges, settings.address, span=settings.span, linger=settings.linger)
-        yield from share.work()
+        exchanges = compiled(partition.value, self._settings.modules)
+        plans = [ExchangePlan.of(exchange) for exchange in exchanges]
+        yield from asyncio.run(run_task(plans, self._settings))
 
     def commit(self, end: dict[str, int]) -> None:
         """Do nothing: the elements are already committed."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import monotonic
 
@@ -22,57 +23,46 @@ logger = logging.getLogger("psqlmessages")
 _LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
 
 
+@dataclass(eq=False)
 class WatchedSource:
     """One source queue, and when to query its state again."""
 
-    def __init__(
-        self,
-        source: ExchangeInput,
-        watch: QueueListener,
-        log: RateLimitedLogger,
-        roused: asyncio.Event,
-    ) -> None:
-        self.source = source
-        self.ask_at = 0.0
-        self._watch = watch
-        self._log = log
-        self._roused = roused
-        self._rouses = 0
-        self._poll = POLL_LEAST
-        self._backoff = Backoff(_LEAST, _MOST)
-        watch.add(source.place.queue, self.wake)
+    source: ExchangeInput
+    listener: QueueListener
+    log: RateLimitedLogger
+    woken: asyncio.Event
+    backoff: Backoff = field(default_factory=lambda: Backoff(_LEAST, _MOST))
+    next_at: float = 0.0
+    wakeups: int = 0
+    poll: float = POLL_LEAST
 
     def wake(self) -> None:
         """Query the state now, or after the backoff if its server is down."""
-        self._rouses += 1
-        self._poll = POLL_LEAST
-        self.ask_at = self._backoff.next_at
-        self._roused.set()
-
-    def leave(self) -> None:
-        """Stop listening for pushes."""
-        self._watch.remove(self.source.place.queue, self.wake)
+        self.wakeups += 1
+        self.poll = POLL_LEAST
+        self.next_at = self.backoff.next_at
+        self.woken.set()
 
     async def has_work(self) -> bool:
         """Return whether the queue has available elements; schedule the next query."""
-        rouses = self._rouses
+        wakeups = self.wakeups
         try:
-            queue_state = await self._watch.follow(self.source.ident, self.source.place.queue)
+            state = await self.listener.follow(self.source.ident, self.source.place.queue)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
-            self.ask_at = now + self._backoff.failed(now)
+            self.next_at = now + self.backoff.failed(now)
             text = " ".join(str(error).split())
-            self._log.warning("node %s cannot watch queue %s: %s", *self.source, text)
+            self.log.warning("node %s cannot watch queue %s: %s", *self.source, text)
             return False
-        self._backoff.succeeded()
+        self.backoff.succeeded()
         now = monotonic()
-        if queue_state.is_paused or queue_state.next_at is None:
-            next_at = queue_state.again_at
+        if state.is_paused or state.next_at is None:
+            next_at = state.again_at
         else:
-            next_at = max(min(queue_state.next_at, queue_state.again_at), now)
-        if self._rouses == rouses:
-            self.ask_at = min(now + self._poll, next_at)
-            self._poll = min(self._poll * 2, POLL_MOST)
+            next_at = max(min(state.next_at, state.again_at), now)
+        if self.wakeups == wakeups:
+            self.next_at = min(now + self.poll, next_at)
+            self.poll = min(self.poll * 2, POLL_MOST)
         return next_at <= now
 
 
@@ -82,10 +72,10 @@ class SourceWatcher:
     def __init__(self, address: Callable[[str], str]) -> None:
         self._address = address
         self._loop = asyncio.new_event_loop()
-        self._watches: dict[str, QueueListener] = {}
-        self._running: dict[ExchangeInput, WatchedSource] = {}
+        self._listeners: dict[str, QueueListener] = {}
+        self._watched: dict[ExchangeInput, WatchedSource] = {}
         self._log = RateLimitedLogger(logger)
-        self._roused = asyncio.Event()
+        self._woken = asyncio.Event()
 
     def has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
         """Wait until a queue has available elements; return False if the time is over before.
@@ -96,41 +86,40 @@ class SourceWatcher:
 
     def wake(self) -> None:
         """Query the state of all queues again."""
-        for running in self._running.values():
-            running.wake()
+        for watched in self._watched.values():
+            watched.wake()
 
     def close(self) -> None:
         """Close the connections."""
-        for watch in self._watches.values():
-            self._loop.run_until_complete(watch.close())
+        for listener in self._listeners.values():
+            self._loop.run_until_complete(listener.close())
         self._loop.close()
 
     async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
         until = monotonic() + seconds
-        running_exchanges = list(self._posted(sources))
+        self._watch_only(sources)
         while True:
-            self._roused.clear()
-            for running in running_exchanges:
-                if running.ask_at <= monotonic() and await running.has_work():
+            self._woken.clear()
+            for watched in self._watched.values():
+                if watched.next_at <= monotonic() and await watched.has_work():
                     return True
-            next_at = min([until, *(running.ask_at for running in running_exchanges)])
+            next_at = min([until, *(watched.next_at for watched in self._watched.values())])
             if (left := next_at - monotonic()) > 0:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._roused.wait(), left)
+                    await asyncio.wait_for(self._woken.wait(), left)
             if monotonic() >= until:
                 return False
 
-    def _posted(self, sources: Collection[ExchangeInput]) -> Iterator[WatchedSource]:
-        """Yield the watched sources; stop watching all others."""
-        for source in self._running.keys() - set(sources):
-            self._running.pop(source).leave()
+    def _watch_only(self, sources: Collection[ExchangeInput]) -> None:
+        for source in self._watched.keys() - set(sources):
+            watched = self._watched.pop(source)
+            watched.listener.remove(source.place.queue, watched.wake)
         for source in sources:
-            if source not in self._running:
-                watch = self._watch(source.place.namespace)
-                self._running[source] = WatchedSource(source, watch, self._log, self._roused)
-            yield self._running[source]
-
-    def _watch(self, namespace: str) -> QueueListener:
-        if namespace not in self._watches:
-            self._watches[namespace] = QueueListener(self._address(namespace))
-        return self._watches[namespace]
+            namespace = source.place.namespace
+            if namespace not in self._listeners:
+                self._listeners[namespace] = QueueListener(self._address(namespace))
+            if source not in self._watched:
+                listener = self._listeners[namespace]
+                watched = WatchedSource(source, listener, self._log, self._woken)
+                listener.add(source.place.queue, watched.wake)
+                self._watched[source] = watched

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.pipeline.errors import needs_extra
-from psqlmessages.pipeline.report.contents import (
-    DRAWN,
-    Period,
-    ReportFigures,
-    TrafficAmount,
-)
+from pyspark import StorageLevel
+from pyspark.sql import functions as sf
 
-with needs_extra():
-    from pyspark import StorageLevel
-    from pyspark.sql import functions as sf
+from psqlmessages.pipeline.archive.store import Archive
+from psqlmessages.pipeline.report.contents import DRAWN, Period, ReportFigures, TrafficAmount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -45,13 +39,24 @@ def figures(
     source. Latencies are missing: only a job that reads a message measures its latency. Raises the
     errors of the source and ArchiveError.
     """
-    found = _kept(spark, topics, options or {})
+    reader = spark.read.format("psqlmessages").schema(_COLUMNS)
+    found = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()
     source = "all stored messages"
     if archive is not None:
-        found = _with_archive(found, _archived(spark, archive, topics))
+        # A message that is both stored and archived counts once.
+        both = _archived(spark, archive, topics).unionByName(found)
+        found = both.dropDuplicates(["topic", "id"])
         source = "all stored and archived messages"
     step = period.step()
-    messages = _measured(found, period, step).persist(StorageLevel.MEMORY_AND_DISK)
+    published_at, begin, end = sf.col("published_at"), *map(sf.lit, period)
+    at = sf.unix_seconds(published_at)
+    measured = found.where((published_at >= begin) & (published_at < end)).select(
+        "topic",
+        "sender",
+        (at - sf.pmod(at, sf.lit(step))).alias("at"),
+        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
+    )
+    messages = measured.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         return _of(spark, messages, step, f"{source}, read by Spark")
     finally:
@@ -82,38 +87,12 @@ def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> Rep
     )
 
 
-def _kept(spark: SparkSession, topics: str, options: Mapping[str, str]) -> DataFrame:
-    reader = spark.read.format("psqlmessages").schema(_COLUMNS)
-    return reader.options(**{"topic": topics, "client": CLIENT, **options}).load()
-
-
 def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
-    from psqlmessages.pipeline.archive.store import Archive
-
     rows = Archive.opened(spark, root).rows()
-    matches = sf.lit(False)
-    for name in (each.strip() for each in topics.split(",")):
-        is_pattern = name.endswith("*")
-        column = sf.col("topic")
-        matches |= column.startswith(name[:-1]) if is_pattern else column == name
+    matches, topic = sf.lit(False), sf.col("topic")
+    for name in map(str.strip, topics.split(",")):
+        matches |= topic.startswith(name[:-1]) if name.endswith("*") else topic == name
     return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
-
-
-def _with_archive(kept: DataFrame, archived: DataFrame) -> DataFrame:
-    """Merge both; a message that is both stored and archived counts once."""
-    return archived.unionByName(kept).dropDuplicates(["topic", "id"])
-
-
-def _measured(messages: DataFrame, period: Period, step: int) -> DataFrame:
-    at = sf.unix_seconds("published_at")
-    begin, end = (sf.lit(moment) for moment in period)
-    within = (sf.col("published_at") >= begin) & (sf.col("published_at") < end)
-    return messages.where(within).select(
-        "topic",
-        "sender",
-        (at - sf.pmod(at, sf.lit(step))).alias("at"),
-        sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
-    )
 
 
 def _amount(row: Row) -> TrafficAmount:

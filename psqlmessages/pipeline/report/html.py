@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from importlib import metadata, resources
@@ -60,13 +60,14 @@ def page(report: Report) -> str:
         has_flows="" if report.flows else "hidden",
         no_flows="hidden" if report.flows else "",
         totals=_totals(figures, report.period.seconds),
-        topics=_table("Topic", figures.topics, figures),
-        senders=_table("Sender", figures.senders, figures),
+        topics=_busiest("Topic", figures.topics, figures),
+        senders=_busiest("Sender", figures.senders, figures),
         exchanges=_exchanges(report.flows),
         copies=_copies(report.flows, report.home),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
         plotly=_within(_plotly()),
-        script=_within(_bundled()),
+        # One script of all modules: a page opened from disk may not import others.
+        script=_within("\n".join(map(_wrapped, _MODULES))),
     )
 
 
@@ -94,47 +95,46 @@ def _totals(figures: ReportFigures, seconds: float) -> str:
     )
 
 
-def _table(kind: str, amounts: Mapping[str, TrafficAmount], figures: ReportFigures) -> str:
+def _busiest(kind: str, amounts: Mapping[str, TrafficAmount], figures: ReportFigures) -> str:
     """Write a table of the busiest with bars, and the number of those left out."""
     total = figures.total.count if figures.total else 1
-    latency = bool(figures.total and figures.total.latency)
-    names = ("Messages", "Share", "Bytes", "Size p50", "Size p95", "Size p99")
-    heads = [*names, *(("Latency p50", "Latency p95", "Latency p99") if latency else ())]
+    heads = [kind, "Messages", "Share", "Bytes", "Size p50", "Size p95", "Size p99"]
+    if figures.total and figures.total.latency:
+        heads += ["Latency p50", "Latency p95", "Latency p99"]
     rows = []
     for name, amount in list(amounts.items())[:LISTED]:
         share = 100 * amount.count / total
         bar = f'<span class="share"><i style="width: {share:.2f}%"></i></span>'
-        cells = [
-            f"{amount.count:,}",
-            f"{bar}{share:.1f} %",
-            *map(_size, (amount.bytes, *amount.size)),
-            *map(_milliseconds, amount.latency or ()),
-        ]
-        rows.append(_row(escape(name), cells))
+        rows.append(
+            [
+                escape(name),
+                f"{amount.count:,}",
+                f"{bar}{share:.1f} %",
+                *map(_size, (amount.bytes, *amount.size)),
+                *map(_milliseconds, amount.latency or ()),
+            ]
+        )
     more = len(amounts) - LISTED
     note = f'<p class="note pad">And {more:,} more.</p>' if more > 0 else ""
-    return _written_table(kind, heads, rows) + note
+    return _table(heads, rows) + note
 
 
 def _exchanges(flows: Iterable[ExchangeFlow]) -> str:
     rows = [
-        _row(escape(flow.name), [f"{flow.counts.get(outcome, 0):,}" for outcome in _OUTCOMES])
+        [escape(flow.name), *(f"{flow.counts.get(outcome, 0):,}" for outcome in _OUTCOMES)]
         for flow in flows
     ]
-    return _written_table("Exchange", list(_OUTCOMES.values()), rows)
+    return _table(["Exchange", *_OUTCOMES.values()], rows)
 
 
 def _copies(flows: Iterable[ExchangeFlow], home: str) -> str:
     rows = []
     for flow in flows:
         for each in flow.destinations:
-            texts = (_place(flow.source, home), _place(each["to"], home), each["selector"])
-            cells = "".join(f"<td>{escape(text or 'always')}</td>" for text in texts)
-            number = f'<td class="number">{each["copies"]:,}</td>'
-            rows.append(f'<tr><th scope="row">{escape(flow.name)}</th>{cells}{number}</tr>')
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("Exchange", "From", "To", "When"))
-    heads += '<th scope="col" class="number">Copies</th>'
-    return _table_of(heads, rows)
+            source, to = _place(flow.source, home), _place(each["to"], home)
+            texts = (flow.name, source, to, each["selector"] or "always")
+            rows.append([*map(escape, texts), f"{each['copies']:,}"])
+    return _table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
 
 
 def _place(place: tuple[str, str], home: str) -> str:
@@ -142,19 +142,17 @@ def _place(place: tuple[str, str], home: str) -> str:
     return queue if namespace == home else f"{namespace}/{queue}"
 
 
-def _row(head: str, cells: Iterable[str]) -> str:
-    numbers = "".join(f'<td class="number">{cell}</td>' for cell in cells)
-    return f'<tr><th scope="row">{head}</th>{numbers}</tr>'
-
-
-def _written_table(first: str, heads: list[str], rows: list[str]) -> str:
-    numbers = "".join(f'<th scope="col" class="number">{head}</th>' for head in heads)
-    return _table_of(f'<th scope="col">{first}</th>{numbers}', rows)
-
-
-def _table_of(heads: str, rows: list[str]) -> str:
-    head = f"<thead><tr>{heads}</tr></thead>"
-    return f'<table class="list">{head}<tbody>{"".join(rows)}</tbody></table>'
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Write a table of HTML cells; the columns after the first ``texts`` have numbers."""
+    kinds = [""] * texts + [' class="number"'] * (len(heads) - texts)
+    columns = zip(heads, kinds, strict=True)
+    head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in columns)
+    body = ""
+    for first, *cells in rows:
+        rest = zip(cells, kinds[1:], strict=False)
+        others = "".join(f"<td{kind}>{cell}</td>" for cell, kind in rest)
+        body += f'<tr><th scope="row">{first}</th>{others}</tr>'
+    return f'<table class="list"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
 # Formatting
@@ -202,11 +200,6 @@ def _plotly() -> str:
         return path.read_text(encoding="utf-8")
     except (metadata.PackageNotFoundError, FileNotFoundError):
         raise PlotlyMissing("a report needs plotly: pip install 'psqlmessages[web]'") from None
-
-
-def _bundled() -> str:
-    """Join the modules into one script: a page opened from disk may not import others."""
-    return "\n".join(_wrapped(name) for name in _MODULES)
 
 
 def _wrapped(name: str) -> str:
