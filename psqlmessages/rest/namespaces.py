@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from psqlmessages import health
+from psqlmessages.client.queue_listener import QueueListener, QueueState
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
 from psqlmessages.orm import direct_dsn, dsn
@@ -19,7 +20,6 @@ from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import Pool, TakenRow
-from psqlmessages.rest.queue_listener import QueueEvent, RestQueueListener
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from psqlmessages.retry import RateLimitedLogger
 
@@ -39,9 +39,7 @@ class RestDatabase:
     def __init__(self, alias: str) -> None:
         address = dsn(alias)
         self.calls = Pool(address, "rest", _CONNECTIONS)
-        self._listener = RestQueueListener(
-            direct_dsn(alias), "rest listens", self._on_event, self._on_connection_lost
-        )
+        self._listener = QueueListener(direct_dsn(alias), "rest listens", may_poll=True)
         self._waiting: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
@@ -63,6 +61,7 @@ class RestDatabase:
         waiting = self._waiting.get(reader.queue)
         if waiting is None:
             waiting = self._waiting[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
+            self._listener.add(reader.queue, waiting.wake)
         waiting.join(reader)
         try:
             return await reader.result
@@ -110,9 +109,8 @@ class RestDatabase:
         return reader if reader is not None and reader.is_waiting else None
 
     def _ended(self, waiting: QueueWaiters) -> None:
-        self._listener.forget(waiting.queue)
-        if self._waiting.get(waiting.queue) is waiting:
-            del self._waiting[waiting.queue]
+        self._listener.remove(waiting.queue, waiting.wake)
+        del self._waiting[waiting.queue]
 
     # Called by QueueWaiters
 
@@ -120,7 +118,7 @@ class RestDatabase:
         """Reserve elements as the key's node."""
         return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
 
-    async def listen(self, ident: str, queue: str) -> QueueEvent:
+    async def listen(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue on the connection that all queues share."""
         return await self._listener.listen(ident, queue)
 
@@ -139,16 +137,6 @@ class RestDatabase:
             log.warning(
                 "elements could not be given back, and return when their leases expire: %s", error
             )
-
-    # Called by the listener
-
-    def _on_event(self, queue: str, is_moved: bool) -> None:
-        if (waiting := self._waiting.get(queue)) is not None:
-            waiting.on_event(is_moved=is_moved)
-
-    def _on_connection_lost(self) -> None:
-        for waiting in self._waiting.values():
-            waiting.on_connection_lost()
 
 
 _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = WeakKeyDictionary()

@@ -133,7 +133,7 @@ class TaskRun:
             )
         finally:
             for namespace in spaces.values():
-                await namespace.watch.close()
+                await namespace.listener.close()
         return [counts for shift in shifts for counts in shift.counts()]
 
     def _found(self) -> None:

@@ -11,9 +11,8 @@ from time import monotonic
 
 import psycopg
 
+from psqlmessages.client.queue_listener import PollSchedule, QueueListener
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.exchanges.engine.queue_listener import QueueListener
-from psqlmessages.exchanges.engine.runner import POLL_LEAST, POLL_MOST
 from psqlmessages.pipeline.exchange.definition import ExchangeInput
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
@@ -28,36 +27,36 @@ class WatchedSource:
     def __init__(
         self,
         source: ExchangeInput,
-        watch: QueueListener,
+        listener: QueueListener,
         log: RateLimitedLogger,
         roused: asyncio.Event,
     ) -> None:
         self.source = source
         self.ask_at = 0.0
-        self._watch = watch
+        self._listener = listener
         self._log = log
         self._roused = roused
         self._rouses = 0
-        self._poll = POLL_LEAST
+        self._schedule = PollSchedule()
         self._backoff = Backoff(_LEAST, _MOST)
-        watch.add(source.place.queue, self.wake)
+        listener.add(source.place.queue, self.wake)
 
     def wake(self) -> None:
         """Query the state now, or after the backoff if its server is down."""
         self._rouses += 1
-        self._poll = POLL_LEAST
+        self._schedule.reset()
         self.ask_at = self._backoff.next_at
         self._roused.set()
 
     def leave(self) -> None:
         """Stop listening for pushes."""
-        self._watch.remove(self.source.place.queue, self.wake)
+        self._listener.remove(self.source.place.queue, self.wake)
 
     async def has_work(self) -> bool:
         """Return whether the queue has available elements; schedule the next query."""
         rouses = self._rouses
         try:
-            queue_state = await self._watch.follow(self.source.ident, self.source.place.queue)
+            queue_state = await self._listener.listen(self.source.ident, self.source.place.queue)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
             self.ask_at = now + self._backoff.failed(now)
@@ -66,13 +65,10 @@ class WatchedSource:
             return False
         self._backoff.succeeded()
         now = monotonic()
-        if queue_state.is_paused or queue_state.next_at is None:
-            next_at = queue_state.again_at
-        else:
-            next_at = max(min(queue_state.next_at, queue_state.again_at), now)
+        next_at = queue_state.again_at if queue_state.next_at is None else queue_state.next_at
         if self._rouses == rouses:
-            self.ask_at = min(now + self._poll, next_at)
-            self._poll = min(self._poll * 2, POLL_MOST)
+            self.ask_at = min(now + self._schedule.interval, next_at)
+            self._schedule.polled()
         return next_at <= now
 
 
@@ -82,7 +78,7 @@ class SourceWatcher:
     def __init__(self, address: Callable[[str], str]) -> None:
         self._address = address
         self._loop = asyncio.new_event_loop()
-        self._watches: dict[str, QueueListener] = {}
+        self._listeners: dict[str, QueueListener] = {}
         self._running: dict[ExchangeInput, WatchedSource] = {}
         self._log = RateLimitedLogger(logger)
         self._roused = asyncio.Event()
@@ -101,8 +97,8 @@ class SourceWatcher:
 
     def close(self) -> None:
         """Close the connections."""
-        for watch in self._watches.values():
-            self._loop.run_until_complete(watch.close())
+        for listener in self._listeners.values():
+            self._loop.run_until_complete(listener.close())
         self._loop.close()
 
     async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
@@ -126,11 +122,12 @@ class SourceWatcher:
             self._running.pop(source).leave()
         for source in sources:
             if source not in self._running:
-                watch = self._watch(source.place.namespace)
-                self._running[source] = WatchedSource(source, watch, self._log, self._roused)
+                listener = self._listener(source.place.namespace)
+                self._running[source] = WatchedSource(source, listener, self._log, self._roused)
             yield self._running[source]
 
-    def _watch(self, namespace: str) -> QueueListener:
-        if namespace not in self._watches:
-            self._watches[namespace] = QueueListener(self._address(namespace))
-        return self._watches[namespace]
+    def _listener(self, namespace: str) -> QueueListener:
+        if namespace not in self._listeners:
+            address = self._address(namespace)
+            self._listeners[namespace] = QueueListener(address, "exchange listens")
+        return self._listeners[namespace]
