@@ -51,7 +51,9 @@ class ClientAdmin(OpenTransactionsMixin):
     refused = ("add", "change", "delete")
     listens = column("listens to", lambda found: _topics(found, Membership.Kind.LISTEN))
     sends = column("sends to", lambda found: _topics(found, Membership.Kind.NOTIFY))
-    observes = column("observes", lambda found: listed(found.observations.all(), _SHOWN) or "-")
+    observes = column(
+        "observes", lambda found: _listed(each.pattern for each in found.observations.all())
+    )
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission to delete nodes."""
@@ -105,13 +107,14 @@ class ClientAdmin(OpenTransactionsMixin):
         texts = ((client, DELETION, f"Disconnected from {client.session}.") for client in ended)
         base.log(request, texts)
         if ended:
-            idents = listed((client.ident for client in ended), _SHOWN)
-            self.message_user(request, f"Disconnected: {idents}.", messages.SUCCESS)
+            self.message_user(request, f"Disconnected: {_listed(ended)}.", messages.SUCCESS)
         if gone:
-            idents = listed((client.ident for client in gone), _SHOWN)
-            self.message_user(request, f"Already disconnected: {idents}.", messages.INFO)
+            self.message_user(request, f"Already disconnected: {_listed(gone)}.", messages.INFO)
 
 
 def _topics(client: Client, kind: str) -> str:
-    topics = (entry.topic for entry in client.memberships.all() if entry.kind == kind)
-    return listed(topics, _SHOWN) or "-"
+    return _listed(entry.topic for entry in client.memberships.all() if entry.kind == kind)
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return listed(names, _SHOWN) or "-"
