@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.monitor import frames
@@ -139,7 +140,7 @@ class Broadcast:
         observer = self._observer
         return {
             "state": observer.status.as_json(now),
-            "health": observer.health and observer.health.as_json(),
+            "health": observer.health and asdict(observer.health),
             "topics_there": observer.history.topics_there,
         }
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from heapq import nlargest
 from typing import Any, Final
 
-import psycopg
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from psqlmessages import silent_connections
-from psqlmessages.client.options import conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.store.stats import (
     ALIVE_SECONDS,
@@ -30,7 +27,7 @@ from psqlmessages.exchanges.store.stats import (
     limits,
 )
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.orm import dsn
+from psqlmessages.monitor.queries import Rows, read_once
 from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
@@ -59,11 +56,8 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-# Queries with their parameters
-QUESTIONS: Final = (
-    (_QUEUES, (*limits(MOST_MEASURED), QUEUES)),
-    (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES)),
-)
+_QUEUES_QUERY: Final = (_QUEUES, (*limits(MOST_MEASURED), QUEUES))
+_EXCHANGES_QUERY: Final = (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES))
 _KINDS: Final = ("available", "scheduled", "reserved")
 _COUNTED: Final = {
     "puts": "Elements pushed into the queue",
@@ -75,7 +69,7 @@ _COUNTED: Final = {
 }
 
 
-def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -100,7 +94,7 @@ def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     yield from (sizes, paused, *counters.values())
 
 
-def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
     running, workers, took, copies, selectors, failures = families = _empty_families()
     for exchange, is_running, number, places, counts in rows:
@@ -182,8 +176,7 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-# The query with its parameters
-QUESTION: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
+_JOBS_QUERY: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
 _FIGURES: Final = {
     "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
     "failed": "Whether the job ended with an error",
@@ -195,7 +188,7 @@ _FIGURES: Final = {
 }
 
 
-def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
     from prometheus_client.core import GaugeMetricFamily
 
@@ -211,7 +204,7 @@ def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     yield from found.values()
 
 
-_PATIENCE_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _STATEMENT_SECONDS: Final = 2
 # A node may send to any number of topics, so export only the busiest.
 TOPICS: Final = 50
@@ -225,7 +218,7 @@ _DATABASE: Final = {
     "notifiers": "Pairs of a node and a topic it sends to",
     "rules": "Rules in the database",
 }
-_QUERY: Final = """
+_DATABASE_QUERY: Final = """
     SELECT pg_catalog.pg_notification_queue_usage(),
         (SELECT count(*) FROM psqlmessages_session),
         (SELECT count(*) FROM psqlmessages_client),
@@ -234,10 +227,6 @@ _QUERY: Final = """
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
         (SELECT count(*) FROM psqlmessages_auth)
 """
-
-
-# The rows of each query; None if it timed out.
-Answers = list[list[tuple[Any, ...]] | None]
 
 
 @require_safe
@@ -255,8 +244,12 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     except ImportError:
         text = "/metrics needs prometheus-client: pip install 'psqlmessages[web]'\n"
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
+    queries = ((_DATABASE_QUERY, ()), _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
+    answers = await read_once(
+        "metrics", None, queries, _TIMEOUT_SECONDS, statement=_STATEMENT_SECONDS
+    )
     registry = prometheus_client.CollectorRegistry()
-    registry.register(MetricsCollector(await _read_database()))
+    registry.register(MetricsCollector(answers))
     return HttpResponse(
         prometheus_client.generate_latest(registry),
         content_type=prometheus_client.CONTENT_TYPE_LATEST,
@@ -266,7 +259,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 class MetricsCollector:
     """A Prometheus collector for one response."""
 
-    def __init__(self, database: Answers | None) -> None:
+    def __init__(self, database: list[Rows | None] | None) -> None:
         self._database = database
 
     def describe(self) -> list[Any]:
@@ -353,33 +346,3 @@ def _counter(
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family
-
-
-async def _read_database() -> Answers | None:
-    reading = asyncio.ensure_future(_ask())
-    # Do not await the task: closing a connection that hangs may hang too.
-    done, _ = await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
-    if not done:
-        reading.cancel()
-        return None
-    return reading.result()
-
-
-async def _ask() -> Answers | None:
-    try:
-        address = conninfo(dsn(), "metrics")
-        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
-            questions = ((_QUERY, ()), *QUESTIONS, QUESTION)
-            return [await _answer(connection, *question) for question in questions]
-    except (psycopg.Error, OSError):
-        return None
-
-
-async def _answer(
-    connection: psycopg.AsyncConnection[tuple[Any, ...]], question: str, values: tuple[Any, ...]
-) -> list[tuple[Any, ...]] | None:
-    try:
-        return await (await connection.execute(question, values)).fetchall()
-    except psycopg.errors.QueryCanceled:
-        return None
