@@ -14,7 +14,7 @@ import psycopg
 from psqlmessages import health
 from psqlmessages.client.queue_listener import QueueListener, QueueState
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
+from psqlmessages.exchanges.store.definitions import namespace_error
 from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
@@ -30,20 +30,17 @@ _CONNECTIONS: Final = 5
 MOST_READERS: Final = 10_000
 MOST_READERS_OF_USER: Final = 2_000
 
-__all__ = ["RestDatabase", "namespace", "namespaces"]
-
 
 class RestDatabase:
     """One database: a connection pool for calls, and the requests that wait for its queues."""
 
     def __init__(self, alias: str) -> None:
-        address = dsn(alias)
-        self.calls = Pool(address, "rest", _CONNECTIONS)
+        self.calls = Pool(dsn(alias), "rest", _CONNECTIONS)
         self._listener = QueueListener(direct_dsn(alias), "rest listens", may_poll=True)
         self._waiting: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
-        self._giving: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     # Waiting requests
 
@@ -66,7 +63,9 @@ class RestDatabase:
         try:
             return await reader.result
         except asyncio.CancelledError:
-            self._left(reader)
+            result = reader.result
+            if result.done() and not result.cancelled() and result.exception() is None:
+                self.give_back(reader.ident, [result.result()])
             raise
         finally:
             if timer is not None:
@@ -92,11 +91,6 @@ class RestDatabase:
         self._by_user[reader.credentials.user] -= 1
         if not self._by_user[reader.credentials.user]:
             del self._by_user[reader.credentials.user]
-
-    def _left(self, reader: WaitingRequest) -> None:
-        result = reader.result
-        if result.done() and not result.cancelled() and result.exception() is None:
-            self.give_back(reader.ident, [result.result()])
 
     def readers(self, queue: str) -> Iterator[WaitingRequest]:
         """Yield this process's waiting requests for a queue, in order of arrival."""
@@ -126,12 +120,12 @@ class RestDatabase:
         """Release unread elements in the background."""
         leases = [element.lease for element in given]
         task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
-        self._giving.add(task)
-        task.add_done_callback(self._giving.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     async def _release(self, ident: str, leases: list[str]) -> None:
         try:
-            await pool.release(self.calls, ident, leases)
+            await self.calls.call("release(%s, VARIADIC %s::text[])", ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
             # They become available again when their leases expire.
             log.warning(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
@@ -22,6 +22,9 @@ from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import TakenRow
 from psqlmessages.retry import RateLimitedLogger
+
+if TYPE_CHECKING:
+    from psqlmessages.rest.namespaces import RestDatabase
 
 # Waiting requests
 
@@ -115,24 +118,11 @@ _AWAY_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 0.5
 
 
-class ElementSource(Protocol):
-    """The namespace as QueueWaiters uses it; methods raise MessagesError and psycopg.Error."""
-
-    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
-        """Reserve elements as the key's node."""
-
-    async def listen(self, ident: str, queue: str) -> QueueState:
-        """Listen to the queue as a node."""
-
-    def give_back(self, ident: str, elements: Sequence[TakenRow]) -> None:
-        """Release unread elements."""
-
-
 class QueueWaiters:
     """The readers of one queue. ``ended`` is called after the last one has left."""
 
     def __init__(
-        self, queue: str, source: ElementSource, ended: Callable[[QueueWaiters], None]
+        self, queue: str, source: RestDatabase, ended: Callable[[QueueWaiters], None]
     ) -> None:
         self.queue = queue
         self.readers: list[WaitingRequest] = []

@@ -233,7 +233,7 @@ def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
             taken.update(row[0] for rows in await asyncio.gather(*pops) for row in rows)
         assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
         for pool in pools:
-            pool._rest()
+            pool._close_idle()
         return taken
 
     taken = asyncio.run(ask_all())
