@@ -18,8 +18,7 @@ from psqlmessages.exchanges.store.definitions import DefinedDestination, Defined
 from psqlmessages.exchanges.store.route_graph import graph
 from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, MOST_LISTED, SIZES, limits
 from psqlmessages.models import Exchange
-from psqlmessages.monitor.frames import to_json
-from psqlmessages.monitor.json_views import json_view, shared_text
+from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.queries import Query, Rows, read_once
 from psqlmessages.monitor.views import admin_page, common_context, for_staff
 

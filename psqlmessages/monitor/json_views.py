@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from functools import wraps
@@ -99,3 +100,8 @@ def _access_of(request: HttpRequest) -> MonitorAccess | None:
 
 def _error(status: int, text: str) -> JsonResponse:
     return JsonResponse({"error": text}, status=status)
+
+
+def to_json(value: Any) -> str:
+    """Encode as JSON without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

@@ -67,23 +67,38 @@ _COUNTED: Final = {
     "rollbacks": "Reserved elements that were given back",
     "dead_letters": "Elements that became dead letters",
 }
+_EXCHANGE_FAMILIES: Final = (
+    ("Gauge", "running", "Whether the exchange should run"),
+    ("Gauge", "workers", "Processes that run the exchange now"),
+    (
+        *("Histogram", "seconds"),
+        "Processing time by outcome; the count is the number of elements",
+        "outcome",
+    ),
+    ("Counter", "copies", "Copies delivered to a destination", "destination"),
+    ("Counter", "selector_seconds", "Time in selectors"),
+    (
+        *("Counter", "selector_failures"),
+        "How often the selector of a destination failed, which means no match",
+        "destination",
+    ),
+)
+
+
+def _family(kind: str, name: str, text: str, *labels: str) -> Any:
+    """Create an empty metric family; the kind is Gauge, Counter or Histogram."""
+    from prometheus_client import core
+
+    return getattr(core, f"{kind}MetricFamily")(f"psqlmessages_{name}", text, labels=labels)
 
 
 def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    sizes = GaugeMetricFamily(
-        "psqlmessages_queue_elements",
-        f"Elements in the queue, counted up to {MOST_MEASURED} of each state",
-        labels=("queue", "state"),
-    )
-    paused = GaugeMetricFamily(
-        "psqlmessages_queue_paused", "Whether the queue is paused", labels=("queue",)
-    )
+    text = f"Elements in the queue, counted up to {MOST_MEASURED} of each state"
+    sizes = _family("Gauge", "queue_elements", text, "queue", "state")
+    paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
     counters = {
-        name: CounterMetricFamily(f"psqlmessages_queue_{name}", text, labels=("queue",))
-        for name, text in _COUNTED.items()
+        name: _family("Counter", f"queue_{name}", text, "queue") for name, text in _COUNTED.items()
     }
     for queue, is_paused, numbers, counted in rows:
         for kind, number in zip(_KINDS, numbers, strict=True):
@@ -96,7 +111,10 @@ def queue_families(rows: Rows) -> Iterator[Any]:
 
 def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
-    running, workers, took, copies, selectors, failures = families = _empty_families()
+    running, workers, took, copies, selectors, failures = families = [
+        _family(kind, f"exchange_{name}", text, "exchange", *labels)
+        for kind, name, text, *labels in _EXCHANGE_FAMILIES
+    ]
     for exchange, is_running, number, places, counts in rows:
         counted = AggregatedCounters.of(CounterRow(*values) for values in counts)
         running.add_metric((exchange,), float(is_running))
@@ -110,41 +128,6 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
         for place, failed in _by_place(places, counted.selector_failures).items():
             failures.add_metric((exchange, place), failed)
     yield from families
-
-
-def _empty_families() -> tuple[Any, ...]:
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    exchange = ("exchange",)
-    destination = ("exchange", "destination")
-    return (
-        GaugeMetricFamily(
-            "psqlmessages_exchange_running", "Whether the exchange should run", labels=exchange
-        ),
-        GaugeMetricFamily(
-            "psqlmessages_exchange_workers", "Processes that run the exchange now", labels=exchange
-        ),
-        HistogramMetricFamily(
-            "psqlmessages_exchange_seconds",
-            "Processing time by outcome; the count is the number of elements",
-            labels=("exchange", "outcome"),
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_copies", "Copies delivered to a destination", labels=destination
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=exchange
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_selector_failures",
-            "How often the selector of a destination failed, which means no match",
-            labels=destination,
-        ),
-    )
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -190,11 +173,8 @@ _FIGURES: Final = {
 
 def families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
-    from prometheus_client.core import GaugeMetricFamily
-
     found = {
-        name: GaugeMetricFamily(f"psqlmessages_pipeline_{name}", text, labels=("job",))
-        for name, text in _FIGURES.items()
+        name: _family("Gauge", f"pipeline_{name}", text, "job") for name, text in _FIGURES.items()
     }
     for job, is_alive, *values in rows:
         for name, value in zip(_FIGURES, (is_alive, *values), strict=True):
@@ -262,10 +242,6 @@ class MetricsCollector:
     def __init__(self, database: list[Rows | None] | None) -> None:
         self._database = database
 
-    def describe(self) -> list[Any]:
-        """Return nothing: the families are known only at collection."""
-        return []
-
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
         yield from self.collect_database()
@@ -328,21 +304,17 @@ def _of_topics() -> Iterator[Any]:
         ("bytes", "Bytes of bodies since the monitor started", "size"),
     ):
         values = [((topic.name,), getattr(topic, counted)) for topic in busiest]
-        yield _counter(f"topic_{name}", text, values, labels=("topic",))
+        yield _counter(f"topic_{name}", text, values, "topic")
 
 
 def _gauge(name: str, text: str, value: float) -> Any:
-    from prometheus_client.core import GaugeMetricFamily
+    family = _family("Gauge", name, text)
+    family.add_metric((), float(value))
+    return family
 
-    return GaugeMetricFamily(f"psqlmessages_{name}", text, value=float(value))
 
-
-def _counter(
-    name: str, text: str, values: list[tuple[tuple[str, ...], int]], labels: tuple[str, ...] = ()
-) -> Any:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"psqlmessages_{name}", text, labels=labels)
+def _counter(name: str, text: str, values: list[tuple[tuple[str, ...], int]], *labels: str) -> Any:
+    family = _family("Counter", name, text, *labels)
     for label_values, value in values:
         family.add_metric(label_values, value)
     return family

@@ -18,9 +18,8 @@ from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor import views
-from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.graph import rows_of
-from psqlmessages.monitor.json_views import json_view, shared_text
+from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.views import admin_page, common_context, for_staff
 

@@ -36,7 +36,7 @@ PATIENT = {
     "psqlmessages.monitor.healthz._TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.metrics._TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.metrics._STATEMENT_SECONDS": 60,
-    "psqlmessages.monitor.viewer.PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.viewer.READ_TIMEOUT_SECONDS": 60,
 }
 
 
