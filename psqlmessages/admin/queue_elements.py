@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django.contrib import messages
@@ -102,28 +100,6 @@ _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-i
 _ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
 
 
-@dataclass(frozen=True)
-class ElementRow:
-    """An element as the page shows it, without its lease."""
-
-    id: int
-    state: str
-    until: datetime | None
-    mature_at: datetime
-    pushed_at: datetime
-    tries: int
-    headers: str
-    dead_from: str
-    kind: str
-    size: int
-    body: str | None
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the body is longer than the part shown."""
-        return self.body is not None and self.size > len(self.body.encode())
-
-
 class ElementsMixin:
     """The page elements/ below a queue's page."""
 
@@ -208,7 +184,7 @@ def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
         "rows": rows,
         "following": following,
         "is_first": "time" not in given,
-        "has_dead": any(row.dead_from for row in rows),
+        "has_dead": any(row["dead_from"] for row in rows),
     }
 
 
@@ -227,22 +203,21 @@ def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Ele
     return elements.filter(Q(**{f"available_at__{sign}": time}) | same)
 
 
-def _row(entry: dict[str, Any]) -> ElementRow:
+def _row(entry: dict[str, Any]) -> dict[str, Any]:
+    """Describe an element as the page shows it, without its lease."""
     is_ahead = entry["available_at"] > entry["at"]
     state = ("reserved" if entry["is_leased"] else "scheduled") if is_ahead else "available"
-    headers = entry["headers"]
+    headers, body = entry["headers"], entry.get("shown")
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
-    return ElementRow(
-        id=entry["id"],
-        state=state,
-        until=entry["available_at"] if is_ahead else None,
-        mature_at=entry["mature_at"],
-        pushed_at=entry["pushed_at"],
-        tries=entry["tries"],
-        headers=text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
-        dead_from=str(dead_from or ""),
-        kind=_ENCODINGS.get(entry["enc"], entry["enc"]),
-        size=entry["size"],
-        body=entry.get("shown"),
-    )
+    return {
+        **entry,
+        "state": state,
+        "until": entry["available_at"] if is_ahead else None,
+        "headers": text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
+        "dead_from": str(dead_from or ""),
+        "kind": _ENCODINGS.get(entry["enc"], entry["enc"]),
+        "body": body,
+        # Whether the body is longer than the part shown.
+        "has_more": body is not None and entry["size"] > len(body.encode()),
+    }

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 # Waiting requests
 
-TIMED_OUT: Final = 504
-CANCELLED: Final = 410
-
 
 class WaiterKey(NamedTuple):
     """The properties that readers must share to be served by one call of reserve."""
@@ -80,11 +77,11 @@ class WaitingRequest:
 
     def time_out(self) -> None:
         """End the wait with a timeout."""
-        self.fail(ApiError(TIMED_OUT, f"timeout: no element of {self.queue} is available"))
+        self.fail(ApiError(504, f"timeout: no element of {self.queue} is available"))
 
     def cancel(self) -> None:
         """End the wait at a user's request."""
-        self.fail(ApiError(CANCELLED, f"the reader {self.tid} was cancelled"))
+        self.fail(ApiError(410, f"the reader {self.tid} was cancelled"))
 
     # Called by the credential monitor of the relay
 
