@@ -24,6 +24,8 @@ from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
+# Context of all templates that have actions.
+_COMMON = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 
 
 class BaseAdmin(ModelAdmin):
@@ -54,11 +56,12 @@ class BaseAdmin(ModelAdmin):
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of the pages before the admin's own."""
         prefix = f"{self.opts.app_label}_{self.opts.model_name}"
-        return [
-            path(route, self.admin_site.admin_view(view), name=f"{prefix}_{name}")
+        view = self.admin_site.admin_view
+        added = [
+            path(route, view(getattr(self, f"{name}_view")), name=f"{prefix}_{name}")
             for name, route in self.pages.items()
-            if (view := getattr(self, f"{name}_view"))
-        ] + super().get_urls()
+        ]
+        return [*added, *super().get_urls()]
 
     def change_view(
         self,
@@ -69,8 +72,7 @@ class BaseAdmin(ModelAdmin):
     ) -> HttpResponse:
         """Show one object, with the context that the class adds."""
         if (found := self.get_object(request, unquote(object_id))) is not None:
-            common = {"checkbox": CHECKBOX, **self.context_of(request, found)}
-            extra_context = {**common, **(extra_context or {})}
+            extra_context = {**_COMMON, **self.context_of(request, found), **(extra_context or {})}
         return super().change_view(request, object_id, form_url, extra_context)
 
     def context_of(self, request: HttpRequest, found: Any) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class BaseAdmin(ModelAdmin):
     ) -> TemplateResponse:
         """Return a page in the layout of the admin."""
         request.current_app = self.admin_site.name
-        common = {"title": title, "opts": self.opts, "media": self.media, "checkbox": CHECKBOX}
+        common = {"title": title, "opts": self.opts, "media": self.media, **_COMMON}
         context = {**self.admin_site.each_context(request), **common, **context}
         return TemplateResponse(request, f"admin/psqlmessages/{template}.html", context)
 
@@ -102,15 +104,12 @@ class BaseAdmin(ModelAdmin):
         self.message_user(request, refusal(error), messages.ERROR)
 
 
-CHECKBOX = helpers.ACTION_CHECKBOX_NAME
-
-
 def column(
-    description: str, value_of: Callable[[Any], Any], ordering: Any = None, **options: Any
+    description: str, value_of: Callable[[Any], Any], ordering: Any = None
 ) -> Callable[..., Any]:
     """Create a column of a list, or a field of a page, from a function of the object."""
 
-    @admin.display(description=description, ordering=ordering, **options)
+    @admin.display(description=description, ordering=ordering)
     def show(_admin: ModelAdmin, found: Any) -> Any:
         return value_of(found)
 

@@ -12,13 +12,9 @@ from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.status import AWAY, UNCHECKED
 
-# Flow control: how many sent frames a viewer has not read yet. No I/O.
-
 # At most this many unread frames per viewer. A viewer that then reads none for this long is closed.
 FRAMES: Final = 8
 READ_TIMEOUT_SECONDS: Final = 10.0
-
-
 SLOW: Final = 4408
 # Withhold data after this long without a check of the permissions.
 _TRUSTED_SECONDS: Final = 5.0
