@@ -14,7 +14,7 @@ from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
 from django.db import OperationalError, connections, router, transaction
 from django.db.models import Count, Model, QuerySet
-from django.forms import ModelForm
+from django.forms import CharField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -114,6 +114,16 @@ def column(
         return value_of(found)
 
     return show
+
+
+class VerbatimForm(ModelForm):
+    """A form that keeps spaces at the ends of names: they may be part of a name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            if isinstance(field, CharField):
+                field.strip = False
 
 
 def listed(words: Iterable[Any], most: int, separator: str = ", ") -> str:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django import forms
 from django.contrib import messages
 from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 
-from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter
+from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter, VerbatimForm
 from psqlmessages.models import WebIdentity
 from psqlmessages.rules.document import Identity
 
 
-class WebIdentityForm(forms.ModelForm):
+class WebIdentityForm(VerbatimForm):
     """Keeps spaces in names, with a warning; the model refuses invalid values."""
 
     class Meta:
@@ -24,11 +24,6 @@ class WebIdentityForm(forms.ModelForm):
             "user": "This user, or else a group.",
             "group": "Every member of this group, or else a user.",
         }
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if "ident" in self.fields:
-            self.fields["ident"].strip = False
 
 
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):

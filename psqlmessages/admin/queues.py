@@ -11,7 +11,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import OperationalError
 from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet
 from django.db.models.expressions import RawSQL
-from django.forms import CharField, ModelForm
+from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import base, queue_elements
@@ -19,6 +19,7 @@ from psqlmessages.admin.base import (
     BaseAdmin,
     HistoryMixin,
     LockTimeoutMixin,
+    VerbatimForm,
     column,
     listed,
     rules_for,
@@ -69,8 +70,7 @@ _NUMBERS = ArrayField(BigIntegerField())
 class QueueStateFilter(admin.SimpleListFilter):
     """Queues by state: paused, filled, empty, or a dead-letter queue."""
 
-    title = "state"
-    parameter_name = "state"
+    title = parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the states."""
@@ -96,14 +96,8 @@ class QueueStateFilter(admin.SimpleListFilter):
         return queryset
 
 
-class QueueForm(ModelForm):
+class QueueForm(VerbatimForm):
     """The settings of a queue. The name cannot be changed later."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            if isinstance(field, CharField):
-                field.strip = False
 
     def clean(self) -> dict[str, Any]:
         """Check the names of the queue and its dead-letter queue."""

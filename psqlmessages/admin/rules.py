@@ -13,7 +13,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import escape
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter, RoleFilter, remarks_of
+from psqlmessages.admin.base import (
+    BaseAdmin,
+    HistoryMixin,
+    IdentFilter,
+    RoleFilter,
+    VerbatimForm,
+    remarks_of,
+)
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
@@ -22,7 +29,7 @@ from psqlmessages.rules.document import RuleEntry
 # Form of a rule, for its own page and for the list
 
 
-class RuleForm(forms.ModelForm):
+class RuleForm(VerbatimForm):
     """Refuses invalid rules, and refuses to overwrite concurrent changes."""
 
     # Set per request, on the class that the admin creates for it.
@@ -41,11 +48,8 @@ class RuleForm(forms.ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            if isinstance(field, forms.CharField):
-                # A space may be part of a name: warn about it, but do not strip it.
-                field.strip = False
-            if self.instance.pk:
+        if self.instance.pk:
+            for field in self.fields.values():
                 # Submits the value that the page showed, for _present.
                 field.show_hidden_initial = True
 
