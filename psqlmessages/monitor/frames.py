@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from psqlmessages.monitor.history import (
-    KEPT,
-    RATE_SECONDS,
-    MessageRecord,
-    TopicHistory,
-)
+from psqlmessages.monitor.history import KEPT, RATE_SECONDS, MessageRecord, TopicHistory
 from psqlmessages.monitor.queries import RULES, RuleRow
 
 # Each point of a sparkline covers this many seconds.

@@ -15,12 +15,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import Page
-from psqlmessages.rest.errors import (
-    RETRY_SECONDS,
-    ApiError,
-    ServiceUnavailable,
-    refused,
-)
+from psqlmessages.rest.errors import RETRY_SECONDS, ApiError, ServiceUnavailable, refused
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
