@@ -1,4 +1,4 @@
-"""Queue listener: one listening connection for the queues of a database, and when to poll them."""
+"""Queue listener: one listening connection for the queues of a database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 from math import inf
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -18,7 +18,7 @@ from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.client.connect import address_of, bound, refuse_shared
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
 from psqlmessages.client.options import conninfo
-from psqlmessages.client.wakeups import MOVED
+from psqlmessages.client.wakeups import MOVED, QueueState
 from psqlmessages.exceptions import ConnectionShared
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.wire import MalformedPayload, parse
@@ -37,55 +37,6 @@ _IDLE_SECONDS: Final = 60.0
 # Through a pooler that shares connections no notification arrives: ask again after this time.
 _UNHEARD_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 60.0
-
-# A push whose transaction began before our LISTEN sends no notification, so poll with growing
-# intervals.
-POLL_LEAST: Final = 0.1
-POLL_MOST: Final = 10.0
-# If a transaction that locked elements rolls back, no notification is sent, so poll every second.
-_HELD_SECONDS: Final = 1.0
-
-
-class QueueState(NamedTuple):
-    """State of a queue; times are those of ``monotonic``.
-
-    ``next_at``: when the next element becomes available; None if only a notification can announce
-    one. ``again_at``: when to listen again, because pushes send notifications for a limited time.
-    ``is_listening``: pushes send notifications. ``is_new``: earlier pushes may have sent none.
-    """
-
-    next_at: float | None
-    again_at: float
-    is_listening: bool = False
-    is_new: bool = False
-
-    def is_stale(self, now: float) -> bool:
-        """Whether the state must be read again."""
-        return (self.next_at is not None and self.next_at <= now) or self.again_at <= now
-
-
-class PollSchedule:
-    """When to look for elements if no notification arrives."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Poll with the shortest interval."""
-        self.interval = POLL_LEAST
-
-    def polled(self) -> None:
-        """Double the interval."""
-        self.interval = min(self.interval * 2, POLL_MOST)
-
-    def seconds(self, state: QueueState, now: float) -> float:
-        """Return the seconds until the next poll."""
-        seconds = min(self.interval, max(state.again_at - now, POLL_LEAST))
-        if state.next_at is None:
-            return seconds
-        # Available elements that were not returned are locked by other transactions.
-        until_next = state.next_at - now
-        return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
 
 class QueueListener:

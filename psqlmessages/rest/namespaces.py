@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from psqlmessages import health
-from psqlmessages.client.queue_listener import QueueListener, QueueState
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import QueueState
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error
 from psqlmessages.orm import direct_dsn, dsn

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 
-from psqlmessages.client.queue_listener import PollSchedule, QueueState
+from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable

@@ -11,9 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from psqlmessages.client import queue_listener
+from psqlmessages.client import queue_listener, wakeups
 from psqlmessages.client.connection import AsyncConnection
-from psqlmessages.client.queue_listener import PollSchedule, QueueListener, QueueState
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import ConnectionLost, ConnectionShared, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest import waiters as lines
@@ -124,7 +125,7 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
     # It looks when it is told to, however long the machine takes.
-    monkeypatch.setattr(queue_listener, "POLL_LEAST", 3600.0)
+    monkeypatch.setattr(wakeups, "POLL_LEAST", 3600.0)
     scene.line._schedule.reset()
     readers = [scene.join() for _ in range(1000)]
     await scene.settled()
@@ -172,7 +173,7 @@ async def test_what_a_reader_leaves_is_for_the_next_or_given_back(scene: Scene):
 async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(queue_listener, "POLL_LEAST", 0.01)
+    monkeypatch.setattr(wakeups, "POLL_LEAST", 0.01)
     # It is no database that is away.
     monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.0)
     scene.shelf.is_held_up = True

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import psycopg
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.queue_listener import PollSchedule, QueueListener, QueueState
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NotAuthorized
 from psqlmessages.exchanges.engine import sql
 from psqlmessages.exchanges.engine.batch import (

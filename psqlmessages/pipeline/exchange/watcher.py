@@ -11,7 +11,8 @@ from time import monotonic
 
 import psycopg
 
-from psqlmessages.client.queue_listener import PollSchedule, QueueListener
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline.exchange.definition import ExchangeInput
 from psqlmessages.retry import Backoff, RateLimitedLogger
