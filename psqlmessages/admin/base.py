@@ -1,28 +1,136 @@
-"""Shared parts of the admin: SQL calls, filters, history entries, warnings."""
+"""Shared parts of the admin: base class, columns, SQL calls, filters, history entries, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
-from django.contrib import messages
-from django.contrib.admin import ModelAdmin, SimpleListFilter
-from django.contrib.admin.models import LogEntry
+from django.contrib import admin, messages
+from django.contrib.admin import ModelAdmin, SimpleListFilter, helpers
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
+from django.contrib.admin.utils import unquote
 from django.db import OperationalError, connections, router, transaction
 from django.db.models import Count, Model, QuerySet
-from django.forms import ModelForm
+from django.forms import CharField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
 
-_PATIENCE = "10s"
+LOCK_TIMEOUT = "10s"
+# Context of all templates that have actions.
+_COMMON = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 
-Parameters = list[Any] | dict[str, Any] | None
+
+class BaseAdmin(ModelAdmin):
+    """Base of all our admins.
+
+    ``refused``: permissions that no user has here, such as "add". ``pages``: the routes of further
+    pages by name; the method ``NAME_view`` shows one.
+    """
+
+    refused: ClassVar[tuple[str, ...]] = ()
+    pages: ClassVar[dict[str, str]] = {}
+
+    class Media:
+        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may add objects."""
+        return "add" not in self.refused and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may change an object, or any."""
+        return "change" not in self.refused and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return whether the user may delete an object, or any."""
+        return "delete" not in self.refused and super().has_delete_permission(request, obj)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Add the URLs of the pages before the admin's own."""
+        prefix = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view
+        added = [
+            path(route, view(getattr(self, f"{name}_view")), name=f"{prefix}_{name}")
+            for name, route in self.pages.items()
+        ]
+        return [*added, *super().get_urls()]
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show one object, with the context that the class adds."""
+        if (found := self.get_object(request, unquote(object_id))) is not None:
+            extra_context = {**_COMMON, **self.context_of(request, found), **(extra_context or {})}
+        return super().change_view(request, object_id, form_url, extra_context)
+
+    def context_of(self, request: HttpRequest, found: Any) -> dict[str, Any]:
+        """Return what the template of an object's page needs."""
+        return {}
+
+    def page(
+        self, request: HttpRequest, template: str, title: str, **context: Any
+    ) -> TemplateResponse:
+        """Return a page in the layout of the admin."""
+        request.current_app = self.admin_site.name
+        common = {"title": title, "opts": self.opts, "media": self.media, **_COMMON}
+        context = {**self.admin_site.each_context(request), **common, **context}
+        return TemplateResponse(request, f"admin/psqlmessages/{template}.html", context)
+
+    def redirect(self, page: str, *arguments: Any) -> HttpResponse:
+        """Redirect to a page of this model in the admin, for instance "changelist"."""
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
+        return HttpResponseRedirect(reverse(name, args=arguments))
+
+    def after_action(self, request: HttpRequest, found: list[Any]) -> HttpResponse | None:
+        """Redirect to the object's page if the action came from there; None for the list."""
+        if "from_page" not in request.POST or len(found) != 1:
+            return None
+        return self.redirect("change", found[0].pk)
+
+    def report(self, request: HttpRequest, error: OperationalError) -> None:
+        """Show that nothing was saved because of a transient error; re-raise any other error."""
+        self.message_user(request, refusal(error), messages.ERROR)
+
+
+def column(
+    description: str, value_of: Callable[[Any], Any], ordering: Any = None
+) -> Callable[..., Any]:
+    """Create a column of a list, or a field of a page, from a function of the object."""
+
+    @admin.display(description=description, ordering=ordering)
+    def show(_admin: ModelAdmin, found: Any) -> Any:
+        return value_of(found)
+
+    return show
+
+
+class VerbatimForm(ModelForm):
+    """A form that keeps spaces at the ends of names: they may be part of a name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            if isinstance(field, CharField):
+                field.strip = False
+
+
+def listed(words: Iterable[Any], most: int, separator: str = ", ") -> str:
+    """Return the first words as text, and the number of the others."""
+    names = [str(word) for word in words]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 class RuleLock:
@@ -36,7 +144,7 @@ class RuleLock:
         """Take the lock until the end of the transaction: "" or the error text."""
         try:
             with transaction.atomic(using=database()):
-                close_gate()
+                lock_rules()
         except OperationalError as error:
             return refusal(error)
         return ""
@@ -63,7 +171,7 @@ def role() -> str:
     return str(name)
 
 
-def close_gate() -> None:
+def lock_rules() -> None:
     """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
     Also blocks changes of state, unless open transactions have already made one.
@@ -76,29 +184,15 @@ def live_sessions() -> list[int]:
     return [session for (session,) in rows("SELECT messages._live_sessions()")]
 
 
-def clients_of(rules: Iterable[int]) -> list[int]:
-    """Return the registrations that rules apply to."""
-    return rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])[0][0]
-
-
-def patterns(name: str) -> list[str]:
-    """Return the name and the patterns by which a rule can match it."""
-    return rows("SELECT messages._patterns(%s)", [name])[0][0]
-
-
-def missing_roles(roles: Iterable[str]) -> list[str]:
-    """Return the roles that do not exist in PostgreSQL."""
-    found = rows(
-        "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
-        " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
-        [list(roles)],
-    )
-    return [role for (role,) in found]
+def rules_for(kind: str, name: str) -> QuerySet[Auth]:
+    """Return the rules that match a topic or queue by name or pattern."""
+    ((patterns,),) = rows("SELECT messages._patterns(%s)", [name])
+    return Auth.objects.filter(type=kind, dest__in=patterns)
 
 
 def bound_waits() -> None:
     """Limit each lock wait to 10 s until the transaction ends."""
-    rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
+    rows("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
 
 
 def disconnect(client: int) -> bool:
@@ -115,18 +209,9 @@ def disconnect(client: int) -> bool:
         return bool(found and found[0][0])
 
 
-def evaluate() -> None:
-    """Run housekeeping: find nodes whose connection has ended, and report their crash."""
-    rows("SELECT messages.evaluate()")
-
-
-def execute(statement: str) -> None:
-    """Run a statement without parameters and without a result."""
-    with connections[database()].cursor() as cursor:
-        cursor.execute(statement)
-
-
-def rows(statement: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
+def rows(
+    statement: str, parameters: list[Any] | dict[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
     """Run a statement in the database that holds the rules; return all rows."""
     with connections[database()].cursor() as cursor:
         cursor.execute(statement, parameters)
@@ -138,41 +223,41 @@ def rows(statement: str, parameters: Parameters = None) -> list[tuple[Any, ...]]
 _SHOWN = 20
 
 
-class _FrequentValues(SimpleListFilter):
+class FrequentValuesFilter(SimpleListFilter):
     """The values with the most rows; the search finds the others."""
+
+    def frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the values and their frequency, the most frequent first."""
+        values = objects.values_list(self.parameter_name).annotate(rows=Count("pk"))
+        return values.order_by("-rows", self.parameter_name)
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the most frequent values, and always the chosen one."""
-        values = model_admin.model._default_manager.order_by().values_list(self.parameter_name)
-        frequent = values.annotate(rows=Count("pk")).order_by("-rows", self.parameter_name)
-        found = {value for value, _ in frequent[:_SHOWN]}
-        if self.value():
-            found.add(self.value())
-        return [(value, value) for value in sorted(found)]
+        objects = model_admin.model._default_manager.order_by()
+        found = {value for value, _ in self.frequent(objects)[:_SHOWN]}
+        return [(value, value) for value in sorted(found | ({self.value()} - {None, ""}))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the rows with the chosen value."""
         return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
 
 
-class RoleFilter(_FrequentValues):
+class RoleFilter(FrequentValuesFilter):
     """By role."""
 
-    title = "role"
-    parameter_name = "role"
+    title = parameter_name = "role"
 
 
-class IdentFilter(_FrequentValues):
+class IdentFilter(FrequentValuesFilter):
     """By ident."""
 
-    title = "ident"
-    parameter_name = "ident"
+    title = parameter_name = "ident"
 
 
 # Lock timeouts of a save
 
 
-class HeldUpMixin:
+class LockTimeoutMixin:
     """Reports lock timeouts: nodes lock the rows of queues and topics until they commit."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -182,7 +267,7 @@ class HeldUpMixin:
         except OperationalError as error:
             if request.method != "POST":
                 raise
-            self.message_user(request, refusal(error), messages.ERROR)
+            self.report(request, error)
             return HttpResponseRedirect(request.get_full_path())
 
 
@@ -209,17 +294,25 @@ def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None
     )
 
 
-def changes(form: ModelForm) -> str:
-    """Describe the changes of a form: each field with its old and new value."""
-    return "; ".join(
-        f"{form.fields[name].label or name}: {form.initial.get(name)} → {_shown(form, name)}"
-        for name in form.changed_data
-    )
+class HistoryMixin:
+    """Records complete objects and changed values in the history."""
 
+    def construct_change_message(
+        self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
+    ) -> str:
+        """Describe an added object, or each changed field with its old and new value."""
+        if add:
+            return f"Added {form.instance}."
+        changes = (
+            f"{form.fields[name].label or name}: {form.initial.get(name)} → "
+            f"{getattr(form.cleaned_data.get(name), 'pk', form.cleaned_data.get(name))}"
+            for name in form.changed_data
+        )
+        return "; ".join(changes) or "Nothing changed."
 
-def _shown(form: ModelForm, name: str) -> Any:
-    value = form.cleaned_data.get(name)
-    return value.pk if isinstance(value, Model) else value
+    def log_deletions(self, request: HttpRequest, queryset: Iterable[Model]) -> None:
+        """Record the complete objects."""
+        log(request, ((found, DELETION, f"Deleted {found}.") for found in queryset))
 
 
 # Warnings about values that are saved, but probably not intended
@@ -228,8 +321,13 @@ def _shown(form: ModelForm, name: str) -> Any:
 def remarks_of(rules: Iterable[RuleEntry]) -> list[str]:
     """Return the warnings about rules, without duplicates."""
     rules = list(rules)
+    missing = rows(
+        "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
+        " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
+        [[rule.role for rule in rules]],
+    )
     sentences = [
         f"PostgreSQL has no role {role}: the rule has no effect until the role exists."
-        for role in missing_roles(rule.role for rule in rules)
+        for (role,) in missing
     ]
     return list(dict.fromkeys([*sentences, *(text for rule in rules for text in rule.remarks())]))

@@ -31,7 +31,7 @@ _FIELDS: Final = {
     ("selector",): "selector",
 }
 _ANYWHERE: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
-_MOST_TRIED_CHARACTERS: Final = 100_000
+_MOST_CHARACTERS: Final = 100_000
 
 
 class _DefinitionForm(forms.ModelForm):
@@ -49,7 +49,7 @@ class _DefinitionForm(forms.ModelForm):
                 shown = dict.fromkeys([*known, *([present] if present else [])])
                 self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
 
-    def tell(self, errors: Iterable[ExchangeError]) -> None:
+    def add_errors(self, errors: Iterable[ExchangeError]) -> None:
         """Add each error to its field, unless Django has already found one there."""
         for problem in errors:
             field = _FIELDS.get(problem.where)
@@ -86,7 +86,7 @@ class ExchangeForm(_DefinitionForm):
                 "Somebody else changed this exchange. Reload the page, and repeat your change if it"
                 " is still needed."
             )
-        self.tell(
+        self.add_errors(
             problem
             for problem in DefinedExchange(
                 cleaned.get("name", ""),
@@ -131,7 +131,7 @@ class DestinationForm(_DefinitionForm):
     def clean(self) -> dict[str, Any]:
         """Check the definition, which compiles the selector."""
         cleaned = super().clean() or self.cleaned_data
-        self.tell(self.defined.errors())
+        self.add_errors(self.defined.errors())
         return cleaned
 
 
@@ -141,7 +141,11 @@ class Destinations(forms.BaseInlineFormSet):
     def clean(self) -> None:
         """Check the number of destinations, and assign their positions."""
         super().clean()
-        kept = [form for form in self.forms if self._is_kept(form)]
+        kept = [
+            form
+            for form in self.forms
+            if (form.instance.pk or form.has_changed()) and not self._should_delete_form(form)
+        ]
         if any(form.errors for form in self.forms):
             return
         exchange = DefinedExchange("x", _ANYWHERE.place, tuple(form.defined for form in kept))
@@ -159,25 +163,21 @@ class Destinations(forms.BaseInlineFormSet):
                 rows = Destination.objects.filter(pk=form.instance.pk)
                 rows.update(position=form.instance.position)
 
-    def _is_kept(self, form: forms.ModelForm) -> bool:
-        is_filled = form.instance.pk or form.has_changed()
-        return bool(is_filled) and not self._should_delete_form(form)
 
-
-class TrialForm(forms.Form):
+class DryRunForm(forms.Form):
     """An element for a dry run."""
 
     headers = forms.CharField(
         required=False,
         initial="{}",
-        max_length=_MOST_TRIED_CHARACTERS,
+        max_length=_MOST_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "spellcheck": "false"}),
         help_text="A JSON object, or empty.",
     )
     body = forms.CharField(
         required=False,
         strip=False,
-        max_length=_MOST_TRIED_CHARACTERS,
+        max_length=_MOST_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"}),
     )
     is_json = forms.BooleanField(required=False, label="The body is JSON")

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin, TabularInline, helpers
+from django.contrib.admin import TabularInline
 from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
 from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
 from django.db.models.functions import Concat, Now
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 
 from psqlmessages.admin import base
-from psqlmessages.admin.exchange_forms import DestinationForm, Destinations, ExchangeForm, TrialForm
+from psqlmessages.admin.base import BaseAdmin, column, listed
+from psqlmessages.admin.exchange_forms import (
+    DestinationForm,
+    Destinations,
+    DryRunForm,
+    ExchangeForm,
+)
 from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, tried
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
@@ -41,45 +45,24 @@ from psqlmessages.models import Destination, Exchange, ExchangeCount
 _ROW = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
 
 
-@dataclass(frozen=True)
-class OutcomeRow:
-    """An outcome: number of elements and processing times."""
-
-    label: str
-    count: int
-    mean: str
-    median: str
-    slowest: str
-
-
-@dataclass(frozen=True)
-class ExchangeFigures:
-    """Statistics of an exchange."""
-
-    workers: int
-    outcomes: list[OutcomeRow]
-    copies: list[tuple[str, int, int]]
-    selector_time: str
-
-
 def alive(prefix: str = "") -> Q:
     """Match the counts of workers that run the exchange now."""
     seen = Now() - timedelta(seconds=ALIVE_SECONDS)
     return Q(**{f"{prefix}outcome": ExchangeCount.Outcome.OK, f"{prefix}seen_at__gt": seen})
 
 
-def figures(exchange: Exchange) -> ExchangeFigures:
-    """Read the counts of all workers."""
+def figures(exchange: Exchange) -> dict[str, Any]:
+    """Read the counts of all workers, as texts and numbers for the page."""
     counts = ExchangeCount.objects.filter(exchange=exchange)
     counted = AggregatedCounters.of(CounterRow(*values) for values in counts.values_list(*_ROW))
     elements = counted.elements
-    return ExchangeFigures(
-        workers=counts.filter(alive()).count(),
-        outcomes=[
+    return {
+        "workers": counts.filter(alive()).count(),
+        "outcomes": [
             _outcome_row(outcome.label, counted.outcomes.get(outcome, Histogram()))
             for outcome in ELEMENT_OUTCOMES
         ],
-        copies=[
+        "copies": [
             (
                 str(destination),
                 counted.copies.get(destination.position, 0),
@@ -87,8 +70,8 @@ def figures(exchange: Exchange) -> ExchangeFigures:
             )
             for destination in exchange.destinations.all()
         ],
-        selector_time=duration(counted.selector_seconds / elements) if elements else "-",
-    )
+        "selector_time": duration(counted.selector_seconds / elements) if elements else "-",
+    }
 
 
 def duration(seconds: float | None) -> str:
@@ -102,96 +85,21 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _outcome_row(label: str, histogram: Histogram) -> OutcomeRow:
+def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
     mean = histogram.seconds / histogram.count if histogram.count else None
-    quantiles = (duration(histogram.quantile(share)) for share in (0.5, 0.95))
-    return OutcomeRow(label, histogram.count, duration(mean), *quantiles)
+    return {
+        "label": label,
+        "count": histogram.count,
+        "mean": duration(mean),
+        "median": duration(histogram.quantile(0.5)),
+        "slowest": duration(histogram.quantile(0.95)),
+    }
 
-
-# Pages of an exchange: a dry run, and missing rules
 
 _OUTCOMES = {
     "no_route": "No selector matches: it would go to {}.",
     "too_many_hops": "It has exceeded the hop limit: it would go to {}, and selectors are not run.",
 }
-
-
-class PagesMixin:
-    """The pages try/ and rules/ below an exchange's page."""
-
-    def get_urls(self) -> list[URLPattern]:
-        """Add the URLs of the pages before the admin's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("<int:key>/try/", view(self.trial_view), name="psqlmessages_exchange_try"),
-            path("<int:key>/rules/", view(self.rules_view), name="psqlmessages_exchange_rules"),
-            *super().get_urls(),
-        ]
-
-    def trial_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Run an element through the selectors without a queue, and show the result per route."""
-        exchange = self._exchange(key)
-        if not self.has_view_permission(request, exchange):
-            raise PermissionDenied
-        form = TrialForm(request.POST or None)
-        dry_run, errors = None, []
-        if form.is_valid():
-            try:
-                compiled = repository.compiled(exchange)
-            except MalformedExchanges as error:
-                errors = [str(problem) for problem in error.errors]
-            else:
-                dry_run = _shown(tried(compiled, form.message(compiled.source)))
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"Dry run of {exchange}",
-            "opts": self.opts,
-            "media": self.media,
-            "exchange": exchange,
-            "form": form,
-            "dry_run": dry_run,
-            "errors": errors,
-        }
-        return TemplateResponse(request, "admin/psqlmessages/exchange/try.html", context)
-
-    def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Add the rules that are missing in this database, and log each one."""
-        exchange = self._exchange(key)
-        if request.method != "POST" or not self._may_add_rules(request, exchange):
-            raise PermissionDenied
-        try:
-            added = add_missing_rules(repository.definition(exchange), base.database())
-        except OperationalError as error:
-            self.message_user(request, base.refusal(error), messages.ERROR)
-        else:
-            base.log(
-                request, [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
-            )
-            text = f"Added: {len(added)} rule{'' if len(added) == 1 else 's'}."
-            self.message_user(request, text, messages.SUCCESS)
-        return HttpResponseRedirect(reverse("admin:psqlmessages_exchange_change", args=[key]))
-
-    def rights_context(self, request: HttpRequest, exchange: Exchange) -> dict[str, Any]:
-        """Return the template context about the rules of the exchange."""
-        found = lacking(repository.definition(exchange), base.database())
-        here = [rule for rule in found.rules if rule.namespace == base.database()]
-        return {
-            "ident": ident_of(exchange.name),
-            "lacking": found.rules,
-            "unasked": found.unasked,
-            "may_add_rules": bool(here) and self._may_add_rules(request, exchange),
-        }
-
-    def _may_add_rules(self, request: HttpRequest, exchange: Exchange) -> bool:
-        wanted = ("psqlmessages.add_auth", "psqlmessages.change_auth")
-        return self.has_view_permission(request, exchange) and request.user.has_perms(wanted)
-
-    def _exchange(self, key: int) -> Exchange:
-        exchange = repository.rows(base.database()).filter(pk=key).first()
-        if exchange is None:
-            raise Http404("There is no such exchange.")
-        return exchange
 
 
 def _shown(dry_run: DryRun) -> dict[str, Any]:
@@ -243,7 +151,7 @@ class DestinationInline(TabularInline):
     extra = 1
 
 
-class ExchangeAdmin(PagesMixin, ModelAdmin):
+class ExchangeAdmin(BaseAdmin):
     """The exchanges. Running workers apply a change within a second."""
 
     form = ExchangeForm
@@ -260,9 +168,17 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
         ("Consumers", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
     actions = ("start_selected", "stop_selected")
+    pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+    source = column("from", lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE)
+    targets = column("to", lambda found: listed(found.destinations.all(), _SHOWN) or "-")
+    processes = column("processes", lambda found: found.workers, "workers")
+    routed = column("routed", lambda found: f"{found.n_ok:,}", "n_ok")
+    no_route = column("no route", lambda found: f"{found.n_no_route:,}", "n_no_route")
+    too_many_hops = column(
+        "too many hops", lambda found: f"{found.n_too_many_hops:,}", "n_too_many_hops"
+    )
+    failed = column("failed", lambda found: f"{found.n_failed:,}", "n_failed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
         """Read exchanges with their destinations and counts, in two statements."""
@@ -273,45 +189,6 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
         workers = Count("counts__worker", filter=alive("counts__"), distinct=True)
         exchanges = super().get_queryset(request).prefetch_related("destinations")
         return exchanges.annotate(workers=workers, **{f"n_{k}": v for k, v in counted.items()})
-
-    # Columns of the list
-
-    @admin.display(description="from", ordering=_SOURCE)
-    def source(self, exchange: Exchange) -> str:
-        """Return the source queue."""
-        return f"{exchange.source_namespace}/{exchange.source_queue}"
-
-    @admin.display(description="to")
-    def targets(self, exchange: Exchange) -> str:
-        """Return the first destinations."""
-        names = [str(destination) for destination in exchange.destinations.all()]
-        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-        return ", ".join(names[:_SHOWN]) + more or "-"
-
-    @admin.display(description="processes", ordering="workers")
-    def processes(self, exchange: Exchange) -> int:
-        """Return the number of processes that run the exchange now."""
-        return exchange.workers
-
-    @admin.display(description="routed", ordering="n_ok")
-    def routed(self, exchange: Exchange) -> str:
-        """Return the number of elements that were routed."""
-        return f"{exchange.n_ok:,}"
-
-    @admin.display(description="no route", ordering="n_no_route")
-    def no_route(self, exchange: Exchange) -> str:
-        """Return the number of elements that no selector accepted."""
-        return f"{exchange.n_no_route:,}"
-
-    @admin.display(description="too many hops", ordering="n_too_many_hops")
-    def too_many_hops(self, exchange: Exchange) -> str:
-        """Return the number of elements that exceeded the hop limit."""
-        return f"{exchange.n_too_many_hops:,}"
-
-    @admin.display(description="failed", ordering="n_failed")
-    def failed(self, exchange: Exchange) -> str:
-        """Return how often elements were given back after an error."""
-        return f"{exchange.n_failed:,}"
 
     # Starting and stopping
 
@@ -340,33 +217,17 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
             text = f"{done}{'' if is_changed else ' already'}: {exchange}."
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text, level)
-        if "from_page" in request.POST and len(exchanges) == 1:
-            page = reverse("admin:psqlmessages_exchange_change", args=[exchanges[0].pk])
-            return HttpResponseRedirect(page)
-        return None
+        return self.after_action(request, exchanges)
 
     # Adding, changing, deleting
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Show or save one exchange; a save locks all exchanges."""
-        return self._locking(
-            request, lambda: super(ExchangeAdmin, self).changeform_view(request, *args, **kwargs)
-        )
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        """Show one exchange with its statistics and its missing rules."""
-        exchange = self.get_object(request, object_id)
-        if exchange is not None:
-            extra = {
-                "figures": figures(exchange),
-                "checkbox": helpers.ACTION_CHECKBOX_NAME,
-                "may_change": self.has_change_permission(request, exchange),
-                **self.rights_context(request, exchange),
-            }
-            kwargs["extra_context"] = {**extra, **(kwargs.get("extra_context") or {})}
-        return super().change_view(request, object_id, *args, **kwargs)
+        if request.method != "POST":
+            return super().changeform_view(request, *args, **kwargs)
+        with transaction.atomic(using=base.database()):
+            repository.lock(base.database())
+            return super().changeform_view(request, *args, **kwargs)
 
     def save_related(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Iterable[Any], change: bool
@@ -388,8 +249,8 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
     ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
         """List the exchanges only: their destinations and counts are parts of them."""
         names = [str(exchange) for exchange in objs]
-        lacking = set() if self.has_delete_permission(request) else {"exchange"}
-        return names, {"exchanges": len(names)}, lacking, []
+        missing = set() if self.has_delete_permission(request) else {"exchange"}
+        return names, {"exchanges": len(names)}, missing, []
 
     def delete_model(self, request: HttpRequest, obj: Exchange) -> None:
         """Delete an exchange and its counts."""
@@ -409,9 +270,53 @@ class ExchangeAdmin(PagesMixin, ModelAdmin):
             ),
         )
 
-    def _locking(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
-        if request.method != "POST":
-            return view()
-        with transaction.atomic(using=base.database()):
-            repository.lock(base.database())
-            return view()
+    # Pages of an exchange: dry run, and missing rules
+
+    def context_of(self, request: HttpRequest, found: Exchange) -> dict[str, Any]:
+        """Return the statistics of an exchange, and its missing rules."""
+        missing = lacking(repository.definition(found), base.database())
+        is_here = any(rule.namespace == base.database() for rule in missing.rules)
+        return {
+            "figures": figures(found),
+            "may_change": self.has_change_permission(request, found),
+            "ident": ident_of(found.name),
+            "lacking": missing.rules,
+            "unasked": missing.unasked,
+            "may_add_rules": is_here and self._may_add_rules(request, found),
+        }
+
+    def dry_run_view(self, request: HttpRequest, key: int) -> HttpResponse:
+        """Run an element through the selectors without a queue, and show the result per route."""
+        exchange = get_object_or_404(repository.rows(base.database()), pk=key)
+        if not self.has_view_permission(request, exchange):
+            raise PermissionDenied
+        form = DryRunForm(request.POST or None)
+        context = {"exchange": exchange, "form": form}
+        if form.is_valid():
+            try:
+                compiled = repository.compiled(exchange)
+            except MalformedExchanges as error:
+                context["errors"] = error.errors
+            else:
+                context["dry_run"] = _shown(tried(compiled, form.message(compiled.source)))
+        return self.page(request, "exchange/dry_run", f"Dry run of {exchange}", **context)
+
+    def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
+        """Add the rules that are missing in this database, and log each one."""
+        exchange = get_object_or_404(repository.rows(base.database()), pk=key)
+        if request.method != "POST" or not self._may_add_rules(request, exchange):
+            raise PermissionDenied
+        try:
+            added = add_missing_rules(repository.definition(exchange), base.database())
+        except OperationalError as error:
+            self.report(request, error)
+        else:
+            entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
+            base.log(request, entries)
+            text = f"Added: {len(added)} rule{'' if len(added) == 1 else 's'}."
+            self.message_user(request, text, messages.SUCCESS)
+        return self.redirect("change", key)
+
+    def _may_add_rules(self, request: HttpRequest, exchange: Exchange) -> bool:
+        wanted = ("psqlmessages.add_auth", "psqlmessages.change_auth")
+        return self.has_view_permission(request, exchange) and request.user.has_perms(wanted)

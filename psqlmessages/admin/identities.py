@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django import forms
 from django.contrib import messages
-from django.contrib.admin import ModelAdmin
-from django.contrib.admin.models import DELETION
 from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 
-from psqlmessages.admin import base
-from psqlmessages.admin.base import IdentFilter
+from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter, VerbatimForm
 from psqlmessages.models import WebIdentity
 from psqlmessages.rules.document import Identity
 
 
-class WebIdentityForm(forms.ModelForm):
+class WebIdentityForm(VerbatimForm):
     """Keeps spaces in names, with a warning; the model refuses invalid values."""
 
     class Meta:
@@ -29,13 +25,8 @@ class WebIdentityForm(forms.ModelForm):
             "group": "Every member of this group, or else a user.",
         }
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if "ident" in self.fields:
-            self.fields["ident"].strip = False
 
-
-class WebIdentityAdmin(ModelAdmin):
+class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     """The idents that users and groups may use. Open WebSockets follow within a second."""
 
     form = WebIdentityForm
@@ -46,9 +37,6 @@ class WebIdentityAdmin(ModelAdmin):
     raw_id_fields = ("user", "group")
     search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")
     search_help_text = "Searches the ident, the user name and the group name."
-
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
         """Offer a search if the project's admin can search users or groups.
@@ -66,20 +54,11 @@ class WebIdentityAdmin(ModelAdmin):
     ) -> None:
         """Save, and warn about values that are probably not intended."""
         super().save_model(request, obj, form, change)
-        identity = Identity(
-            obj.user.get_username() if obj.user else None,
-            obj.group.name if obj.group else None,
-            obj.ident,
-        )
-        for remark in identity.remarks():
+        for remark in identity_of(obj).remarks():
             self.message_user(request, remark, messages.WARNING)
 
-    def construct_change_message(
-        self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
-    ) -> str:
-        """Record the old and new values in the history."""
-        return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
 
-    def log_deletions(self, request: HttpRequest, queryset: Iterable[WebIdentity]) -> None:
-        """Record the complete entries in the history."""
-        base.log(request, ((entry, DELETION, f"Deleted {entry}.") for entry in queryset))
+def identity_of(entry: WebIdentity) -> Identity:
+    """Return a web identity by its names, as a document has it."""
+    user = entry.user.get_username() if entry.user else None
+    return Identity(user, entry.group.name if entry.group else None, entry.ident)

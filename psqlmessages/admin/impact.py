@@ -37,7 +37,7 @@ class RuleImpact:
         """Compare nodes before and after a change of the rules with these idents and patterns."""
         # No node registers, leaves, or changes its topics between the two reads, except within an
         # open transaction.
-        base.close_gate()
+        base.lock_rules()
         nodes = list(_nodes_of(list(set(idents))))
         before = _doings(nodes)
         yield
@@ -46,7 +46,8 @@ class RuleImpact:
 
     def applies(self, rules: Iterable[int]) -> None:
         """Add the connected nodes that these rules apply to now."""
-        clients = Client.objects.using(base.database()).filter(id__in=base.clients_of(rules))
+        ((nodes,),) = base.rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
+        clients = Client.objects.using(base.database()).filter(id__in=nodes)
         self.applying |= set(_connected(clients).values_list("ident", flat=True))
 
     def messages(self) -> Iterator[tuple[int, str]]:
@@ -54,9 +55,11 @@ class RuleImpact:
         if not self.is_changed:
             return
         if self.ended:
-            yield messages.WARNING, f"Immediately: {_listed(self.ended, '; ')}."
+            yield messages.WARNING, f"Immediately: {base.listed(self.ended, _SHOWN, '; ')}."
         if self.applying:
-            yield messages.INFO, f"Applies to the connected {_named(sorted(self.applying))}."
+            nodes = "node" if len(self.applying) == 1 else "nodes"
+            idents = base.listed(sorted(self.applying), _SHOWN)
+            yield messages.INFO, f"Applies to the connected {nodes} {idents}."
         if not self.ended and not self.applying:
             yield messages.INFO, "No connected node is affected."
         for remark in self.remarks:
@@ -102,12 +105,3 @@ def _sentences(before: set[Doing], after: set[Doing]) -> list[str]:
         for client, ident, what, name in ended
         if not what or client not in gone
     ]
-
-
-def _named(idents: list[str]) -> str:
-    return ("node " if len(idents) == 1 else "nodes ") + _listed(idents, ", ")
-
-
-def _listed(words: list[str], separator: str) -> str:
-    more = len(words) - _SHOWN
-    return separator.join(words[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

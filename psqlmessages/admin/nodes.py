@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin, helpers
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import DELETION
 from django.db import OperationalError
 from django.db.models import BooleanField, Case, Prefetch, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import RoleFilter
+from psqlmessages.admin.base import RoleFilter, column, listed
 from psqlmessages.admin.open_transactions import OpenTransactionsMixin
 from psqlmessages.models import Client, Membership, Observation
 
@@ -24,8 +23,7 @@ _SHOWN = 10
 class LivenessFilter(admin.SimpleListFilter):
     """Nodes whose connection is open, or gone."""
 
-    title = "connection"
-    parameter_name = "connection"
+    title = parameter_name = "connection"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the two states."""
@@ -49,20 +47,13 @@ class ClientAdmin(OpenTransactionsMixin):
     readonly_fields = fields
     actions = ("disconnect",)
 
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: a node registers itself."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Client | None = None) -> bool:
-        """Return False: there is nothing to edit."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Client | None = None) -> bool:
-        """Return False: the action disconnects nodes with all consequences, in SQL."""
-        return False
+    # A node registers itself, and the action disconnects it with all consequences, in SQL.
+    refused = ("add", "change", "delete")
+    listens = column("listens to", lambda found: _topics(found, Membership.Kind.LISTEN))
+    sends = column("sends to", lambda found: _topics(found, Membership.Kind.NOTIFY))
+    observes = column(
+        "observes", lambda found: _listed(each.pattern for each in found.observations.all())
+    )
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission to delete nodes."""
@@ -89,50 +80,18 @@ class ClientAdmin(OpenTransactionsMixin):
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else f"closed (was {pid})"
 
-    @admin.display(description="listens to")
-    def listens(self, client: Client) -> str:
-        """List the topics that the node listens to."""
-        return _topics(client, Membership.Kind.LISTEN)
-
-    @admin.display(description="sends to")
-    def sends(self, client: Client) -> str:
-        """List the topics that the node sends to."""
-        return _topics(client, Membership.Kind.NOTIFY)
-
-    @admin.display(description="observes")
-    def observes(self, client: Client) -> str:
-        """List the topics and patterns that the node observes."""
-        return _listed([observation.pattern for observation in client.observations.all()])
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        """Show one node, with a button to disconnect it if the user may."""
-        context = {
-            "may_disconnect": self.has_disconnect_permission(request),
-            "checkbox": helpers.ACTION_CHECKBOX_NAME,
-        }
-        kwargs["extra_context"] = {**context, **(kwargs.get("extra_context") or {})}
-        return super().change_view(request, object_id, *args, **kwargs)
+    def context_of(self, request: HttpRequest, found: Client) -> dict[str, Any]:
+        """Return whether to show the button that disconnects a node."""
+        return {"may_disconnect": self.has_disconnect_permission(request)}
 
     @admin.action(description="Disconnect selected nodes", permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
         """Ask for confirmation, then disconnect the nodes; others of their sessions stay."""
         clients = list(queryset)
-        if "confirmed" in request.POST:
-            self._disconnect(request, clients)
-            return None
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            "title": "Disconnect nodes",
-            "opts": self.opts,
-            "media": self.media,
-            "clients": clients,
-            "checkbox": helpers.ACTION_CHECKBOX_NAME,
-        }
-        template = "admin/psqlmessages/client/disconnect.html"
-        return TemplateResponse(request, template, context)
+        if "confirmed" not in request.POST:
+            return self.page(request, "client/disconnect", "Disconnect nodes", clients=clients)
+        self._disconnect(request, clients)
+        return None
 
     def _disconnect(self, request: HttpRequest, clients: Iterable[Client]) -> None:
         ended, gone = [], []
@@ -141,24 +100,21 @@ class ClientAdmin(OpenTransactionsMixin):
                 is_ended = client.is_live and base.disconnect(client.pk)
                 (ended if is_ended else gone).append(client)
         except OperationalError as error:
-            self.message_user(request, base.refusal(error), messages.ERROR)
+            self.report(request, error)
         if gone:
             # A node whose connection has ended has crashed: report it.
-            base.evaluate()
+            base.rows("SELECT messages.evaluate()")
         texts = ((client, DELETION, f"Disconnected from {client.session}.") for client in ended)
         base.log(request, texts)
         if ended:
-            idents = _listed([client.ident for client in ended])
-            self.message_user(request, f"Disconnected: {idents}.", messages.SUCCESS)
+            self.message_user(request, f"Disconnected: {_listed(ended)}.", messages.SUCCESS)
         if gone:
-            idents = _listed([client.ident for client in gone])
-            self.message_user(request, f"Already disconnected: {idents}.", messages.INFO)
+            self.message_user(request, f"Already disconnected: {_listed(gone)}.", messages.INFO)
 
 
 def _topics(client: Client, kind: str) -> str:
-    return _listed([entry.topic.name for entry in client.memberships.all() if entry.kind == kind])
+    return _listed(entry.topic for entry in client.memberships.all() if entry.kind == kind)
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more or "-"
+def _listed(names: Iterable[Any]) -> str:
+    return listed(names, _SHOWN) or "-"

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import ClassVar
 
 import psycopg
 from django.contrib import messages
-from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import DELETION
 from django.core.exceptions import PermissionDenied
 from django.db import ProgrammingError, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import base
+from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
-URL_NAME = "psqlmessages_client_open_transactions"
 # A transaction that is open for less is most likely about to commit.
 _OPEN_SECONDS = 1
 
@@ -77,13 +74,10 @@ def remark() -> str:
     )
 
 
-class OpenTransactionsMixin(ModelAdmin):
+class OpenTransactionsMixin(BaseAdmin):
     """Adds a page with the open transactions, and a button to end their connections."""
 
-    def get_urls(self) -> list[URLPattern]:
-        """Add the page."""
-        view = self.admin_site.admin_view(self.open_transactions_view)
-        return [path("open-transactions/", view, name=URL_NAME), *super().get_urls()]
+    pages: ClassVar = {"open_transactions": "open-transactions/"}
 
     def has_terminate_permission(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission to end connections."""
@@ -105,22 +99,18 @@ class OpenTransactionsMixin(ModelAdmin):
             elif "confirmed" in request.POST:
                 self._terminate(request, chosen)
             if chosen is None or "confirmed" in request.POST:
-                return HttpResponseRedirect(reverse(f"{self.admin_site.name}:{URL_NAME}"))
-        request.current_app = self.admin_site.name
-        context: dict[str, Any] = {
-            **self.admin_site.each_context(request),
-            "title": "End a connection" if chosen else "Open transactions",
-            "opts": self.opts,
-            "media": self.media,
-            "transactions": found,
-            "chosen": chosen,
-            "may_terminate": self.has_terminate_permission(request),
+                return self.redirect("open_transactions")
+        may_see_bodies = request.user.has_perm(VIEW_BODIES)
+        return self.page(
+            request,
+            "client/open_transactions",
+            "End a connection" if chosen else "Open transactions",
+            transactions=found,
+            chosen=chosen,
+            may_terminate=self.has_terminate_permission(request),
             # A statement may contain bodies, leases and reply tokens.
-            "may_see_bodies": request.user.has_perm(VIEW_BODIES),
-            "bodies_permission": VIEW_BODIES,
-        }
-        return TemplateResponse(
-            request, "admin/psqlmessages/client/open_transactions.html", context
+            may_see_bodies=may_see_bodies,
+            bodies_permission=VIEW_BODIES,
         )
 
     def _terminate(self, request: HttpRequest, chosen: OpenTransaction) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin import ModelAdmin
@@ -14,10 +14,10 @@ from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.timesince import timesince
 
+from psqlmessages.admin.base import BaseAdmin, FrequentValuesFilter, column
 from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 
-_SHOWN = 20
 _BUSY_WITHIN = timedelta(days=7)
 
 
@@ -50,46 +50,24 @@ class WindowFilter(admin.SimpleListFilter):
         return queryset.filter(window_seconds=int(self.value()))
 
 
-class TopicFilter(admin.SimpleListFilter):
+class TopicFilter(FrequentValuesFilter):
     """The busiest topics of the last 7 days; the search finds the others."""
 
-    title = "topic"
-    parameter_name = "topic"
+    title = parameter_name = "topic"
 
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the busiest topics, and always the chosen one."""
+    def frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the topics and their number of messages, the busiest first."""
         hours = Traffic.objects.filter(
             window_seconds=Traffic.Window.HOUR, starts_at__gte=Now() - _BUSY_WITHIN
         )
-        busiest = hours.order_by().values_list("topic").annotate(all=Sum("count")).order_by("-all")
-        found = {topic for topic, _ in busiest[:_SHOWN]}
-        if self.value():
-            found.add(self.value())
-        return [(topic, topic) for topic in sorted(found)]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Traffic]) -> QuerySet[Traffic]:
-        """Keep the windows of this topic."""
-        return queryset.filter(topic=self.value()) if self.value() else queryset
+        busiest = hours.order_by().values_list("topic").annotate(all=Sum("count"))
+        return busiest.order_by("-all")
 
 
-class _ReadOnly(ModelAdmin):
-    """Base of models that only pipeline jobs write."""
+class TrafficAdmin(BaseAdmin):
+    """The windows of traffic, the newest first. Jobs write them, and remove old ones."""
 
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: only jobs add rows."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: the rows are measurements."""
-        return False
-
-
-class TrafficAdmin(_ReadOnly):
-    """The windows of traffic, the newest first."""
-
+    refused = ("add", "change", "delete")
     list_display = (
         *("starts_at", "topic", "sender", "count", "bytes"),
         *("latency_half", "latency_most", "size_half", "size_most"),
@@ -106,34 +84,16 @@ class TrafficAdmin(_ReadOnly):
         *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
     )
 
-    def has_delete_permission(self, request: HttpRequest, obj: Traffic | None = None) -> bool:
-        """Return False: old windows are removed automatically."""
-        return False
-
-    @admin.display(description="latency p50", ordering="latency_p50")
-    def latency_half(self, traffic: Traffic) -> str:
-        """Return the median latency."""
-        return f"{traffic.latency_p50:,.0f} ms"
-
-    @admin.display(description="latency p95", ordering="latency_p95")
-    def latency_most(self, traffic: Traffic) -> str:
-        """Return the 95th percentile of the latency."""
-        return f"{traffic.latency_p95:,.0f} ms"
-
-    @admin.display(description="size p50", ordering="size_p50")
-    def size_half(self, traffic: Traffic) -> str:
-        """Return the median size of bodies."""
-        return f"{traffic.size_p50:,.0f} B"
-
-    @admin.display(description="size p95", ordering="size_p95")
-    def size_most(self, traffic: Traffic) -> str:
-        """Return the 95th percentile of the size of bodies."""
-        return f"{traffic.size_p95:,.0f} B"
+    latency_half = column("latency p50", lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50")
+    latency_most = column("latency p95", lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
+    size_half = column("size p50", lambda row: f"{row.size_p50:,.0f} B", "size_p50")
+    size_most = column("size p95", lambda row: f"{row.size_p95:,.0f} B", "size_p95")
 
 
-class PipelineJobAdmin(_ReadOnly):
+class PipelineJobAdmin(BaseAdmin):
     """The last reported status of jobs. A dead job can be deleted; starting it adds it again."""
 
+    refused = ("add", "change")
     list_display = ("name", "condition", "lag", "rate", "rows", "last_batch", "seen_at")
     fields = (
         *("name", "condition", "error", "started_at", "seen_at", "last_batch", "last_batch_at"),
@@ -142,6 +102,11 @@ class PipelineJobAdmin(_ReadOnly):
     readonly_fields = fields
     search_fields = ("name",)
     search_help_text = "Searches the name."
+    rate = column(
+        "rows/s",
+        lambda job: f"{job.rows_per_second:,.1f}" if job.is_alive else "-",
+        "rows_per_second",
+    )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:
         """Read jobs, and whether each is alive by the clock of the database."""
@@ -178,8 +143,3 @@ class PipelineJobAdmin(_ReadOnly):
         if job.lag_seconds is None or not job.is_alive:
             return None
         return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else "none"
-
-    @admin.display(description="rows/s", ordering="rows_per_second")
-    def rate(self, job: PipelineJob) -> str:
-        """Return the rows read per second."""
-        return f"{job.rows_per_second:,.1f}" if job.is_alive else "-"

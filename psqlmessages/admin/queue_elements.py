@@ -5,35 +5,27 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import F, Func, IntegerField, Q, QuerySet, TextField
 from django.db.models.functions import Left, Now
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import (
-    bound_waits,
-    database,
-    execute,
-    rows,
-)
+from psqlmessages.admin.base import bound_waits, database, rows
 from psqlmessages.models import Element, Queue
 
 # Queue operations of the admin. Django owns the tables, so no rule is needed.
 
 # Removing a queue blocks all queues, so wait only briefly for the lock.
-_PATIENCE = "2s"
+_LOCK_TIMEOUT = "2s"
 _SET_PAUSED = """
     WITH changed AS (
         UPDATE psqlmessages_queue AS q SET is_paused = %(is_paused)s
@@ -89,16 +81,11 @@ def remove_empty(name: str) -> bool:
     Raises OperationalError if transactions that use queues hold their locks for 2 s.
     """
     with transaction.atomic(using=database()):
-        rows("SELECT set_config('lock_timeout', %s, true)", [_PATIENCE])
-        execute("LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE")
+        rows("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
+        with connections[database()].cursor() as cursor:
+            cursor.execute("LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE")
         ((is_removed,),) = rows(_REMOVE, {"name": name})
     return bool(is_removed)
-
-
-def put_back(elements: Iterable[int]) -> int:
-    """Redrive dead letters to their original queues, except reserved ones; return their number."""
-    ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(elements)])
-    return int(moved)
 
 
 PAGE: Final = 50
@@ -113,30 +100,10 @@ _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-i
 _ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
 
 
-@dataclass(frozen=True)
-class ElementRow:
-    """An element as the page shows it, without its lease."""
-
-    id: int
-    state: str
-    until: datetime | None
-    mature_at: datetime
-    pushed_at: datetime
-    tries: int
-    headers: str
-    dead_from: str
-    kind: str
-    size: int
-    body: str | None
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the body is longer than the part shown."""
-        return self.body is not None and self.size > len(self.body.encode())
-
-
 class ElementsMixin:
     """The page elements/ below a queue's page."""
+
+    pages: ClassVar = {"elements": "<int:queue>/elements/"}
 
     def has_view_elements_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may view queues and elements."""
@@ -144,17 +111,9 @@ class ElementsMixin:
             "psqlmessages.view_element"
         )
 
-    def get_urls(self) -> list[URLPattern]:
-        """Add the URL of the page before the admin's own."""
-        view = self.admin_site.admin_view(self.elements_view)
-        address = path("<int:queue>/elements/", view, name="psqlmessages_queue_elements")
-        return [address, *super().get_urls()]
-
     def elements_view(self, request: HttpRequest, queue: int) -> HttpResponse:
         """Show a page of a queue's elements, or redrive dead letters."""
-        found = Queue.objects.filter(pk=queue).first()
-        if found is None:
-            raise Http404("There is no such queue.")
+        found = get_object_or_404(Queue, pk=queue)
         if not self.has_view_elements_permission(request):
             raise PermissionDenied
         may_put_back = request.user.has_perm("psqlmessages.change_element")
@@ -163,20 +122,18 @@ class ElementsMixin:
                 raise PermissionDenied
             self._put_back(request, found)
             return HttpResponseRedirect(request.get_full_path())
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            **_page(found, request.GET, with_bodies=request.user.has_perm(VIEW_BODIES)),
-            "title": f"Elements of {found}",
-            "opts": self.opts,
-            "media": self.media,
-            "queue": found,
-            "may_put_back": may_put_back,
-            "may_see_bodies": request.user.has_perm(VIEW_BODIES),
-            "bodies_permission": VIEW_BODIES,
-            "most_put_back": MOST_PUT_BACK,
-        }
-        return TemplateResponse(request, "admin/psqlmessages/queue/elements.html", context)
+        with_bodies = request.user.has_perm(VIEW_BODIES)
+        return self.page(
+            request,
+            "queue/elements",
+            f"Elements of {found}",
+            **_page(found, request.GET, with_bodies=with_bodies),
+            queue=found,
+            may_put_back=may_put_back,
+            may_see_bodies=with_bodies,
+            bodies_permission=VIEW_BODIES,
+            most_put_back=MOST_PUT_BACK,
+        )
 
     def _put_back(self, request: HttpRequest, queue: Queue) -> None:
         """Redrive the chosen dead letters, or all in the queue, and report their number."""
@@ -189,8 +146,9 @@ class ElementsMixin:
         if not letters:
             self.message_user(request, "No dead letter was selected.", messages.WARNING)
             return
-        moved = put_back(letters)
-        places = _summary(Counter(str(name) for name in letters.values()))
+        ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(letters)])
+        counts = Counter(str(name) for name in letters.values()).most_common(5)
+        places = ", ".join(f"{number:,} into {name}" for name, number in counts)
         text = f"{moved:,} of {len(letters):,} dead letters were redriven: {places}."
         if moved < len(letters):
             text += " Reserved ones stay."
@@ -226,7 +184,7 @@ def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
         "rows": rows,
         "following": following,
         "is_first": "time" not in given,
-        "has_dead": any(row.dead_from for row in rows),
+        "has_dead": any(row["dead_from"] for row in rows),
     }
 
 
@@ -245,26 +203,21 @@ def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Ele
     return elements.filter(Q(**{f"available_at__{sign}": time}) | same)
 
 
-def _row(entry: dict[str, Any]) -> ElementRow:
+def _row(entry: dict[str, Any]) -> dict[str, Any]:
+    """Describe an element as the page shows it, without its lease."""
     is_ahead = entry["available_at"] > entry["at"]
     state = ("reserved" if entry["is_leased"] else "scheduled") if is_ahead else "available"
-    headers = entry["headers"]
+    headers, body = entry["headers"], entry.get("shown")
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
-    return ElementRow(
-        id=entry["id"],
-        state=state,
-        until=entry["available_at"] if is_ahead else None,
-        mature_at=entry["mature_at"],
-        pushed_at=entry["pushed_at"],
-        tries=entry["tries"],
-        headers=text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
-        dead_from=str(dead_from or ""),
-        kind=_ENCODINGS.get(entry["enc"], entry["enc"]),
-        size=entry["size"],
-        body=entry.get("shown"),
-    )
-
-
-def _summary(places: Counter[str]) -> str:
-    return ", ".join(f"{number:,} into {name}" for name, number in places.most_common(5))
+    return {
+        **entry,
+        "state": state,
+        "until": entry["available_at"] if is_ahead else None,
+        "headers": text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
+        "dead_from": str(dead_from or ""),
+        "kind": _ENCODINGS.get(entry["enc"], entry["enc"]),
+        "body": body,
+        # Whether the body is longer than the part shown.
+        "has_more": body is not None and entry["size"] > len(body.encode()),
+    }

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin, helpers
+from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
 from django.db import OperationalError
 from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet
 from django.db.models.expressions import RawSQL
-from django.forms import CharField, ModelForm
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.forms import ModelForm
+from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import base, queue_elements
-from psqlmessages.admin.base import HeldUpMixin
+from psqlmessages.admin.base import (
+    BaseAdmin,
+    HistoryMixin,
+    LockTimeoutMixin,
+    VerbatimForm,
+    column,
+    listed,
+    rules_for,
+)
 from psqlmessages.admin.queue_elements import ElementsMixin
 from psqlmessages.exchanges.store.definitions import name_error
 from psqlmessages.exchanges.store.stats import (
@@ -31,17 +36,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Auth, Element, Queue
 
-# Queue actions: pause, resume, drain and delete; the last two need a confirmation.
-
 _SHOWN = 20
-_TEMPLATE = "admin/psqlmessages/queue/confirm.html"
-
-
-class QueueAction(NamedTuple):
-    """A button of a queue's page: the action, and its label."""
-
-    action: str
-    label: str
 
 
 class Confirmation(NamedTuple):
@@ -69,10 +64,125 @@ _DELETING = Confirmation(
 )
 
 
-class ActionsMixin:
-    """Actions on queues, in the list and on a queue's page."""
+_NUMBERS = ArrayField(BigIntegerField())
+
+
+class QueueStateFilter(admin.SimpleListFilter):
+    """Queues by state: paused, filled, empty, or a dead-letter queue."""
+
+    title = parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        """Return the states."""
+        return [
+            ("paused", "Paused"),
+            ("filled", "With elements"),
+            ("empty", "Empty"),
+            ("dead", "Dead-letter queues"),
+        ]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
+        """Keep the queues in the chosen state."""
+        has_elements = Exists(Element.objects.filter(queue=OuterRef("pk")))
+        match self.value():
+            case "paused":
+                return queryset.filter(is_paused=True)
+            case "filled":
+                return queryset.filter(has_elements)
+            case "empty":
+                return queryset.exclude(has_elements)
+            case "dead":
+                return queryset.filter(name__in=Queue.objects.values("dead_letter_queue"))
+        return queryset
+
+
+class QueueForm(VerbatimForm):
+    """The settings of a queue. The name cannot be changed later."""
+
+    def clean(self) -> dict[str, Any]:
+        """Check the names of the queue and its dead-letter queue."""
+        cleaned = super().clean() or self.cleaned_data
+        for field in ("name", "dead_letter_queue"):
+            if field in cleaned and (sentence := name_error(cleaned[field])):
+                self.add_error(field, sentence)
+        return cleaned
+
+
+class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
+    """The queues. The first push or take that a rule allows creates a queue."""
+
+    form = QueueForm
+    list_display = (
+        *("name", "state", "total", "available", "scheduled", "reserved"),
+        "tries",
+        *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters"),
+    )
+    list_filter = (QueueStateFilter,)
+    list_per_page = 50
+    search_fields = ("name",)
+    search_help_text = "Searches the name."
+    fields = ("name", "max_tries", "dead_letter_queue", "key_timeout")
 
     actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
+    # An action deletes empty queues instead.
+    refused = ("delete",)
+
+    state = column("state", lambda queue: "paused" if queue.is_paused else "open", "is_paused")
+    total = column("elements", lambda queue: sizes_of(queue).shown("total"))
+    available = column("available", lambda queue: sizes_of(queue).shown("available"))
+    scheduled = column("scheduled", lambda queue: sizes_of(queue).shown("scheduled"))
+    reserved = column("reserved", lambda queue: sizes_of(queue).shown("reserved"))
+    puts = column("pushed", lambda queue: f"{counts_of(queue).puts:,}")
+    gets = column("popped", lambda queue: f"{counts_of(queue).gets:,}")
+    reserves = column("reserves", lambda queue: f"{counts_of(queue).reserves:,}")
+    commits = column("commits", lambda queue: f"{counts_of(queue).commits:,}")
+    rollbacks = column("rollbacks", lambda queue: f"{counts_of(queue).rollbacks:,}")
+    dead_letters = column("dead letters", lambda queue: f"{counts_of(queue).dead_letters:,}")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
+        """Make the name of an existing queue read-only."""
+        return ["name"] if obj else []
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
+        """Read queues with their sizes and counters, in one statement."""
+        sizes = RawSQL(SIZES, limits(MOST_LISTED), _NUMBERS)  # noqa: S611 - contains no input
+        counts = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
+        queues = super().get_queryset(request).defer("channel", "awaited_until")
+        return queues.annotate(sizes=sizes, counted=counts)
+
+    @admin.display(description="dead after", ordering="max_tries")
+    def tries(self, queue: Queue) -> str:
+        """Return the maximum number of tries, and the dead-letter queue."""
+        if queue.max_tries is None:
+            return "-"
+        tries = f"{queue.max_tries:,} {'try' if queue.max_tries == 1 else 'tries'}"
+        return f"{tries}, to {queue.dead_letter_queue}"
+
+    # Adding and changing
+
+    def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
+        """Save only edited fields: SQL functions own the others, and may have changed them."""
+        base.bound_waits()
+        if not change:
+            # The SQL function chooses the channel.
+            obj.pk, obj._state.adding = queue_elements.make(obj.name), False
+        written = [name for name in form.changed_data if name != "name"]
+        if written:
+            obj.save(update_fields=written)
+
+    def context_of(self, request: HttpRequest, found: Queue) -> dict[str, Any]:
+        """Return the sizes, counters, rules and actions of a queue."""
+        kinds = ("total", "available", "scheduled", "reserved")
+        return {
+            "sizes": {kind: sizes_of(found).shown(kind) for kind in kinds},
+            "counts": counts_of(found)._asdict(),
+            "acts": self._actions_on(request, found),
+            "may_look_inside": self.has_view_elements_permission(request),
+            "rules": rules_for(Auth.Type.QUEUE, found.name),
+            "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
+        }
+
+    # Actions: pause, resume, drain and delete; the last two need a confirmation
 
     def has_drain_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may delete elements."""
@@ -82,17 +192,14 @@ class ActionsMixin:
         """Return whether the user may delete queues."""
         return request.user.has_perm("psqlmessages.delete_queue")
 
-    def acts_on(self, request: HttpRequest, queue: Queue) -> list[QueueAction]:
-        """Return the actions that a queue's page offers to this user."""
-        found = []
-        if self.has_change_permission(request):
-            pausing = QueueAction("pause_selected", "Pause")
-            found.append(QueueAction("resume_selected", "Resume") if queue.is_paused else pausing)
-        if self.has_drain_permission(request):
-            found.append(QueueAction("drain_selected", "Drain…"))
-        if self.has_removal_permission(request):
-            found.append(QueueAction("delete_empty", "Delete…"))
-        return found
+    def _actions_on(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str]]:
+        """Return the actions that a queue's page offers to this user, and their labels."""
+        pausing = ("resume_selected", "Resume") if queue.is_paused else ("pause_selected", "Pause")
+        return [
+            *([pausing] if self.has_change_permission(request) else ()),
+            *([("drain_selected", "Drain…")] if self.has_drain_permission(request) else ()),
+            *([("delete_empty", "Delete…")] if self.has_removal_permission(request) else ()),
+        ]
 
     @admin.action(description="Pause selected queues", permissions=["change"])
     def pause_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
@@ -116,7 +223,7 @@ class ActionsMixin:
             if removed:
                 base.log(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
             self.message_user(request, f"Removed from {queue}: {elements}.", messages.SUCCESS)
-        return self._back(request, queues)
+        return self.after_action(request, queues)
 
     @admin.action(description="Delete selected empty queues", permissions=["removal"])
     def delete_empty(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
@@ -144,231 +251,26 @@ class ActionsMixin:
         try:
             impact = queue_elements.set_paused((queue.pk for queue in queues), is_paused=is_paused)
         except OperationalError as error:
-            self.message_user(request, base.refusal(error), messages.ERROR)
-            return self._back(request, queues)
+            self.report(request, error)
+            return self.after_action(request, queues)
         changed = [queue for queue in queues if queue.pk in impact]
         base.log(request, ((queue, CHANGE, f"{done}.") for queue in changed))
         if changed:
-            self.message_user(request, f"{done}: {_listed(changed)}.", messages.SUCCESS)
+            self.message_user(request, f"{done}: {listed(changed, _SHOWN)}.", messages.SUCCESS)
         if unchanged := [queue for queue in queues if queue.pk not in impact]:
-            text = f"{done} already: {_listed(unchanged)}."
+            text = f"{done} already: {listed(unchanged, _SHOWN)}."
             self.message_user(request, text, messages.INFO)
-        return self._back(request, queues)
-
-    def _back(self, request: HttpRequest, queues: list[Queue]) -> HttpResponse | None:
-        """Redirect to the queue's page if the action came from there; None for the list."""
-        if "from_page" not in request.POST or len(queues) != 1:
-            return None
-        page = reverse("admin:psqlmessages_queue_change", args=[queues[0].pk])
-        return HttpResponseRedirect(page)
+        return self.after_action(request, queues)
 
     def _ask(
         self, request: HttpRequest, queues: list[Queue], question: Confirmation
-    ) -> TemplateResponse:
-        request.current_app = self.admin_site.name
-        context = {
-            **self.admin_site.each_context(request),
-            "title": question.title,
-            "opts": self.opts,
-            "media": self.media,
-            "question": question,
-            "queues": [(queue, self.total(queue)) for queue in queues],
-            "from_page": "from_page" in request.POST,
-            "checkbox": helpers.ACTION_CHECKBOX_NAME,
-        }
-        return TemplateResponse(request, _TEMPLATE, context)
-
-
-def _listed(queues: Iterable[Queue]) -> str:
-    names = [queue.name for queue in queues]
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
-_NUMBERS = ArrayField(BigIntegerField())
-
-
-class QueueStateFilter(admin.SimpleListFilter):
-    """Queues by state: paused, filled, empty, or a dead-letter queue."""
-
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the states."""
-        return [
-            ("paused", "Paused"),
-            ("filled", "With elements"),
-            ("empty", "Empty"),
-            ("dead", "Dead-letter queues"),
-        ]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Keep the queues in the chosen state."""
-        has_elements = Exists(Element.objects.filter(queue=OuterRef("pk")))
-        match self.value():
-            case "paused":
-                return queryset.filter(is_paused=True)
-            case "filled":
-                return queryset.filter(has_elements)
-            case "empty":
-                return queryset.exclude(has_elements)
-            case "dead":
-                return queryset.filter(name__in=Queue.objects.values("dead_letter_queue"))
-        return queryset
-
-
-class QueueForm(ModelForm):
-    """The settings of a queue. The name cannot be changed later."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            if isinstance(field, CharField):
-                field.strip = False
-
-    def clean(self) -> dict[str, Any]:
-        """Check the names of the queue and its dead-letter queue."""
-        cleaned = super().clean() or self.cleaned_data
-        for field in ("name", "dead_letter_queue"):
-            if field in cleaned and (sentence := name_error(cleaned[field])):
-                self.add_error(field, sentence)
-        return cleaned
-
-
-class QueueAdmin(HeldUpMixin, ElementsMixin, ActionsMixin, ModelAdmin):
-    """The queues. The first push or take that a rule allows creates a queue."""
-
-    form = QueueForm
-    list_display = (
-        *("name", "state", "total", "available", "scheduled", "reserved"),
-        "tries",
-        *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters"),
-    )
-    list_filter = (QueueStateFilter,)
-    list_per_page = 50
-    search_fields = ("name",)
-    search_help_text = "Searches the name."
-    fields = ("name", "max_tries", "dead_letter_queue", "key_timeout")
-
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
-
-    def has_delete_permission(self, request: HttpRequest, obj: Queue | None = None) -> bool:
-        """Return False: an action deletes empty queues instead."""
-        return False
-
-    def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
-        """Make the name of an existing queue read-only."""
-        return ["name"] if obj else []
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
-        """Read queues with their sizes and counters, in one statement."""
-        sizes = RawSQL(SIZES, limits(MOST_LISTED), _NUMBERS)  # noqa: S611 - contains no input
-        counts = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
-        queues = super().get_queryset(request).defer("channel", "awaited_until")
-        return queues.annotate(sizes=sizes, counted=counts)
-
-    # Columns of the list and fields of the page
-
-    @admin.display(description="state", ordering="is_paused")
-    def state(self, queue: Queue) -> str:
-        """Return whether the queue is paused."""
-        return "paused" if queue.is_paused else "open"
-
-    @admin.display(description="elements")
-    def total(self, queue: Queue) -> str:
-        """Return the total number of elements."""
-        return sizes_of(queue).shown("total")
-
-    @admin.display(description="available")
-    def available(self, queue: Queue) -> str:
-        """Return the number of available elements."""
-        return sizes_of(queue).shown("available")
-
-    @admin.display(description="scheduled")
-    def scheduled(self, queue: Queue) -> str:
-        """Return the number of scheduled elements, which become available later."""
-        return sizes_of(queue).shown("scheduled")
-
-    @admin.display(description="reserved")
-    def reserved(self, queue: Queue) -> str:
-        """Return the number of reserved elements."""
-        return sizes_of(queue).shown("reserved")
-
-    @admin.display(description="dead after", ordering="max_tries")
-    def tries(self, queue: Queue) -> str:
-        """Return the maximum number of tries, and the dead-letter queue."""
-        if queue.max_tries is None:
-            return "-"
-        tries = f"{queue.max_tries:,} {'try' if queue.max_tries == 1 else 'tries'}"
-        return f"{tries}, to {queue.dead_letter_queue}"
-
-    @admin.display(description="pushed")
-    def puts(self, queue: Queue) -> str:
-        """Return the number of elements ever pushed."""
-        return f"{counts_of(queue).puts:,}"
-
-    @admin.display(description="popped")
-    def gets(self, queue: Queue) -> str:
-        """Return the number of elements ever popped or drained."""
-        return f"{counts_of(queue).gets:,}"
-
-    @admin.display(description="reserves")
-    def reserves(self, queue: Queue) -> str:
-        """Return the number of reservations."""
-        return f"{counts_of(queue).reserves:,}"
-
-    @admin.display(description="commits")
-    def commits(self, queue: Queue) -> str:
-        """Return the number of commits."""
-        return f"{counts_of(queue).commits:,}"
-
-    @admin.display(description="rollbacks")
-    def rollbacks(self, queue: Queue) -> str:
-        """Return the number of rollbacks."""
-        return f"{counts_of(queue).rollbacks:,}"
-
-    @admin.display(description="dead letters")
-    def dead_letters(self, queue: Queue) -> str:
-        """Return the number of dead letters."""
-        return f"{counts_of(queue).dead_letters:,}"
-
-    # Adding and changing
-
-    def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
-        """Save only edited fields: SQL functions own the others, and may have changed them."""
-        base.bound_waits()
-        if not change:
-            # The SQL function chooses the channel.
-            obj.pk, obj._state.adding = queue_elements.make(obj.name), False
-        written = [name for name in form.changed_data if name != "name"]
-        if written:
-            obj.save(update_fields=written)
-
-    def construct_change_message(
-        self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
-    ) -> str:
-        """Record the old and new values in the history."""
-        return "Added." if add else base.changes(form) or "Nothing changed."
-
-    def change_view(
-        self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Show one queue with its sizes, counters, rules and actions."""
-        queue = self.get_object(request, object_id)
-        if queue is not None:
-            extra = {
-                "sizes": _shown(sizes_of(queue)),
-                "counts": counts_of(queue)._asdict(),
-                "acts": self.acts_on(request, queue),
-                "may_look_inside": self.has_view_elements_permission(request),
-                "checkbox": helpers.ACTION_CHECKBOX_NAME,
-                "rules": _rules_for(queue.name),
-                "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
-            }
-            kwargs["extra_context"] = {**extra, **(kwargs.get("extra_context") or {})}
-        return super().change_view(request, object_id, *args, **kwargs)
+        context = {
+            "question": question,
+            "queues": [(queue, sizes_of(queue).shown("total")) for queue in queues],
+            "from_page": "from_page" in request.POST,
+        }
+        return self.page(request, "queue/confirm", question.title, **context)
 
 
 def sizes_of(queue: Queue) -> Sizes:
@@ -379,12 +281,3 @@ def sizes_of(queue: Queue) -> Sizes:
 def counts_of(queue: Queue) -> QueueCounters:
     """Return the counters that the list's query read."""
     return QueueCounters(*queue.counted)
-
-
-def _shown(sizes: Sizes) -> dict[str, str]:
-    return {kind: sizes.shown(kind) for kind in ("total", "available", "scheduled", "reserved")}
-
-
-def _rules_for(name: str) -> QuerySet[Auth]:
-    """Return the rules that match a queue by name or pattern."""
-    return Auth.objects.filter(type=Auth.Type.QUEUE, dest__in=base.patterns(name))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from django import forms
 from django.conf import settings
@@ -17,13 +17,12 @@ from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import remarks_of
+from psqlmessages.admin.identities import identity_of
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
@@ -81,10 +80,6 @@ class ImportPlan:
         }
         return signing.dumps(fields, salt=_SALT + str(user.pk), compress=True)
 
-    def anew(self) -> ImportPlan:
-        """Compare again with the current definitions."""
-        return self.of(self.wanted, is_replacing=self.is_replacing)
-
     @cached_property
     def todo(self) -> changes.RuleDifference:
         """The changes to apply."""
@@ -119,12 +114,6 @@ class ImportPlan:
         return impact
 
 
-def is_too_large(plan: str) -> bool:
-    """Return whether Django would refuse the page that contains this plan."""
-    most = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return most is not None and len(plan) + _ROOM_BYTES > most
-
-
 def _rules(using: str) -> dict[tuple[str, str, str, str], Auth]:
     rules = Auth.objects.using(using)
     return {(rule.role, rule.ident, rule.type, rule.dest): rule for rule in rules}
@@ -132,14 +121,7 @@ def _rules(using: str) -> dict[tuple[str, str, str, str], Auth]:
 
 def _identities(using: str) -> dict[Identity, WebIdentity]:
     identities = WebIdentity.objects.using(using).select_related("user", "group")
-    return {
-        Identity(
-            entry.user.get_username() if entry.user else None,
-            entry.group.name if entry.group else None,
-            entry.ident,
-        ): entry
-        for entry in identities
-    }
+    return {identity_of(entry): entry for entry in identities}
 
 
 def _entries(
@@ -164,7 +146,7 @@ def _changes(old: RuleEntry, new: RuleEntry) -> str:
     )
 
 
-_TEMPLATE = "admin/psqlmessages/auth/import.html"
+_TEMPLATE, _TITLE = "auth/import", "Import of rules"
 
 
 class UploadForm(forms.Form):
@@ -195,14 +177,7 @@ class UploadForm(forms.Form):
 class TransferMixin:
     """The pages export/ and import/ beside the list of the rules."""
 
-    def get_urls(self) -> list[URLPattern]:
-        """Add the URLs of the pages before the admin's own."""
-        view = self.admin_site.admin_view
-        return [
-            path("export/", view(self.export_view), name="psqlmessages_auth_export"),
-            path("import/", view(self.import_view), name="psqlmessages_auth_import"),
-            *super().get_urls(),
-        ]
+    pages: ClassVar = {"export": "export/", "import": "import/"}
 
     def transfer_context(self, request: HttpRequest) -> dict[str, bool]:
         """Return whether the list offers the export and the import."""
@@ -239,14 +214,14 @@ class TransferMixin:
             else:
                 plan = ImportPlan.of(wanted, is_replacing=form.cleaned_data["replace"])
                 return self._preview(request, plan)
-        return self._page(request, form=form)
+        return self.page(request, _TEMPLATE, _TITLE, form=form)
 
     def _import(self, request: HttpRequest) -> HttpResponse:
         try:
             plan = ImportPlan.loads(request.POST["plan"], request.user)
         except PlanNotUsable as error:
             self.message_user(request, str(error), messages.ERROR)
-            return HttpResponseRedirect(reverse("admin:psqlmessages_auth_import"))
+            return self.redirect("import")
         if plan.is_stale:
             return self._changed_meanwhile(request, plan)
         if plan.lacking(request.user):
@@ -256,12 +231,16 @@ class TransferMixin:
         except changes.DefinitionsChanged:
             return self._changed_meanwhile(request, plan)
         except OperationalError as error:
-            self.message_user(request, base.refusal(error), messages.ERROR)
+            self.report(request, error)
             return self._preview(request, plan)
         self.message_user(request, f"Imported: {plan.todo.summary()}.", messages.SUCCESS)
+        self.show_impact(request, impact)
+        return self.redirect("changelist")
+
+    def show_impact(self, request: HttpRequest, impact: RuleImpact) -> None:
+        """Show the nodes that a change of rules affects."""
         for level, text in impact.messages():
             self.message_user(request, text, level)
-        return HttpResponseRedirect(reverse("admin:psqlmessages_auth_changelist"))
 
     def _changed_meanwhile(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         self.message_user(
@@ -270,25 +249,22 @@ class TransferMixin:
             " below are up to date.",
             messages.ERROR,
         )
-        return self._preview(request, plan.anew())
+        return self._preview(request, ImportPlan.of(plan.wanted, is_replacing=plan.is_replacing))
 
     def _preview(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         todo = plan.todo
-        text = plan.dumps(request.user)
-        return self._page(
+        text, most = plan.dumps(request.user), settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        return self.page(
             request,
+            _TEMPLATE,
+            _TITLE,
             todo=todo,
             plan=text,
-            is_too_large=is_too_large(text),
+            # Whether Django would refuse the page with this plan.
+            is_too_large=most is not None and len(text) + _ROOM_BYTES > most,
             lacking=sorted(plan.lacking(request.user)),
             remarks=remarks_of([*todo.rules_added, *(new for _, new in todo.rules_changed)]),
         )
-
-    def _page(self, request: HttpRequest, **context: Any) -> TemplateResponse:
-        request.current_app = self.admin_site.name
-        common = self.admin_site.each_context(request)
-        title = {"title": "Import of rules", "opts": self.opts, "media": self.media}
-        return TemplateResponse(request, _TEMPLATE, {**common, **title, **context})
 
     def _may(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request) and self.has_change_permission(request)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import messages
-from django.contrib.admin import ModelAdmin
-from django.contrib.admin.models import DELETION
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
@@ -16,7 +13,14 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import escape
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import IdentFilter, RoleFilter, remarks_of
+from psqlmessages.admin.base import (
+    BaseAdmin,
+    HistoryMixin,
+    IdentFilter,
+    RoleFilter,
+    VerbatimForm,
+    remarks_of,
+)
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
@@ -25,11 +29,11 @@ from psqlmessages.rules.document import RuleEntry
 # Form of a rule, for its own page and for the list
 
 
-class RuleForm(forms.ModelForm):
+class RuleForm(VerbatimForm):
     """Refuses invalid rules, and refuses to overwrite concurrent changes."""
 
     # Set per request, on the class that the admin creates for it.
-    gate: ClassVar[base.RuleLock]
+    lock: ClassVar[base.RuleLock]
 
     class Meta:
         model = Auth
@@ -44,11 +48,8 @@ class RuleForm(forms.ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for field in self.fields.values():
-            if isinstance(field, forms.CharField):
-                # A space may be part of a name: warn about it, but do not strip it.
-                field.strip = False
-            if self.instance.pk:
+        if self.instance.pk:
+            for field in self.fields.values():
                 # Submits the value that the page showed, for _present.
                 field.show_hidden_initial = True
 
@@ -57,8 +58,8 @@ class RuleForm(forms.ModelForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if self.gate.problem:
-            raise ValidationError(self.gate.problem)
+        if self.lock.problem:
+            raise ValidationError(self.lock.problem)
         values = {**self._present(), **cleaned}
         for name, sentence in RuleEntry(
             **{field: values[field] for field in RuleEntry._fields}
@@ -97,7 +98,7 @@ class RuleRowForm(RuleForm):
         self.fields["mode"].choices = [(mode, mode) for mode in Auth.Mode.values]
 
 
-class AuthAdmin(TransferMixin, ModelAdmin):
+class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     """The rules: added, changed in the list or on a page, deleted, exported and imported."""
 
     form = RuleForm
@@ -108,15 +109,12 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     search_fields = ("ident", "dest", "role")
     search_help_text = "Searches the ident, the destination and the role."
 
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
-
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
         """Return the form of one request, which waits for the lock only once."""
         form = super().get_form(request, obj, change, **kwargs)
-        form.gate = base.RuleLock()
+        form.lock = base.RuleLock()
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
             field.help_text += f" This site connects as {escape(base.role())}."
@@ -125,7 +123,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
         """Return the form of the list's rows, which share one lock."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
-        form.gate = base.RuleLock()
+        form.lock = base.RuleLock()
         return form
 
     def changelist_view(
@@ -134,17 +132,17 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         """Show the list; save its edited rows, or run an action."""
         context = {**self.transfer_context(request), **(extra_context or {})}
         view = super().changelist_view
-        return self._telling(request, lambda: view(request, context))
+        return self._with_impact(request, lambda: view(request, context))
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Show or save one rule."""
         view = super().changeform_view
-        return self._telling(request, lambda: view(request, *args, **kwargs))
+        return self._with_impact(request, lambda: view(request, *args, **kwargs))
 
     def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Ask for confirmation, then delete one rule."""
         view = super().delete_view
-        return self._telling(request, lambda: view(request, *args, **kwargs))
+        return self._with_impact(request, lambda: view(request, *args, **kwargs))
 
     def save_model(
         self, request: HttpRequest, obj: Auth, form: forms.ModelForm, change: bool
@@ -168,17 +166,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
         with request.impact.by(queryset.values_list("ident", flat=True)):
             super().delete_queryset(request, queryset)
 
-    def construct_change_message(
-        self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
-    ) -> str:
-        """Record the old and new values in the history."""
-        return f"Added {form.instance}." if add else base.changes(form) or "Nothing changed."
-
-    def log_deletions(self, request: HttpRequest, queryset: Iterable[Auth]) -> None:
-        """Record the complete rules in the history."""
-        base.log(request, ((rule, DELETION, f"Deleted {rule}.") for rule in queryset))
-
-    def _telling(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
+    def _with_impact(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:
         """Run a view; after it has saved and committed, show the impact."""
         if request.method != "POST":
             return view()
@@ -187,8 +175,7 @@ class AuthAdmin(TransferMixin, ModelAdmin):
             with transaction.atomic(using=base.database()):
                 response = view()
         except OperationalError as error:
-            self.message_user(request, base.refusal(error), messages.ERROR)
+            self.report(request, error)
             return HttpResponseRedirect(request.get_full_path())
-        for level, text in request.impact.messages():
-            self.message_user(request, text, level)
+        self.show_impact(request, request.impact)
         return response

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import ClassVar
 
 from django.contrib import admin
 from django.contrib.admin import ModelAdmin
@@ -12,6 +11,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.http import HttpRequest
 
+from psqlmessages.admin.base import BaseAdmin, column
 from psqlmessages.models import Subscription
 
 _MOST_COUNTED = 10_000
@@ -29,8 +29,7 @@ _WAITING = """(
 class SubscriptionStateFilter(admin.SimpleListFilter):
     """Subscriptions that are alive, or timed out."""
 
-    title = "state"
-    parameter_name = "state"
+    title = parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the two states."""
@@ -46,7 +45,7 @@ class SubscriptionStateFilter(admin.SimpleListFilter):
         return queryset.filter(is_over) if self.value() == "over" else queryset
 
 
-class SubscriptionAdmin(ModelAdmin):
+class SubscriptionAdmin(BaseAdmin):
     """The durable subscriptions. Nodes start, renew and end them."""
 
     list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
@@ -56,20 +55,9 @@ class SubscriptionAdmin(ModelAdmin):
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
     readonly_fields = fields
 
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: a node subscribes itself."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
-        """Return False: moving a position could lose messages."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Subscription | None = None) -> bool:
-        """Return False: a subscription expires if its node does not return in time."""
-        return False
+    # A node subscribes itself; moving a position could lose messages; unused ones expire.
+    refused = ("add", "change", "delete")
+    expires = column("expires", lambda subscription: subscription.expires_at, "expires_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""
@@ -88,11 +76,6 @@ class SubscriptionAdmin(ModelAdmin):
             return "-"
         number = subscription.waiting
         return f"over {_MOST_COUNTED:,}" if number > _MOST_COUNTED else f"{number:,}"
-
-    @admin.display(description="expires", ordering="expires_at")
-    def expires(self, subscription: Subscription) -> datetime:
-        """Return the time when it expires if its node does not read before."""
-        return subscription.expires_at
 
     @admin.display(description="state")
     def state(self, subscription: Subscription) -> str:

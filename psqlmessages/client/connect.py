@@ -130,18 +130,21 @@ _GREETING: Final = """
             least(current_setting('tcp_keepalives_count')::int, %(keepalives_count)s)::text, false)
     ) END
 """
+# At a stricter isolation level, concurrent calls cause serialization errors for each other.
 _BOUND: Final = """
-    SELECT CASE WHEN pg_backend_pid() = %s
-        THEN set_config('statement_timeout', %s::text, false) END
+    SELECT CASE WHEN pg_backend_pid() = %s THEN concat(
+        set_config('statement_timeout', %s::text, false),
+        set_config('default_transaction_isolation', 'read committed', false)
+    ) END
 """
 _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_count")
 
 
 async def bound(connection: AsyncConnection, seconds: float) -> bool:
-    """Limit the duration of statements; False, and nothing is set, if a pooler lends the backend.
+    """Limit statements, and use read committed; return False if a pooler lends the backend.
 
-    In that case nothing is prepared either: the next client of the backend would find the
-    statements, and we would get a backend without them.
+    In that case nothing is set, and nothing is prepared: the next client of the backend would find
+    the statements, and we would get a backend without them.
     """
     cursor = await connection.execute(_BOUND, (connection.info.backend_pid, int(seconds * 1000)))
     row = await cursor.fetchone()
@@ -149,13 +152,6 @@ async def bound(connection: AsyncConnection, seconds: float) -> bool:
     if not is_own:
         connection.prepare_threshold = None
     return is_own
-
-
-async def require_own(connection: AsyncConnection, dsn: str) -> None:
-    """Raise ConnectionShared if a pooler shares the connection: no notification would arrive."""
-    cursor = await connection.execute("SELECT pg_backend_pid()")
-    if await cursor.fetchone() != (connection.info.backend_pid,):
-        await asyncio.to_thread(refuse_shared, dsn, address_of(connection))
 
 
 class Connector:

@@ -1,4 +1,4 @@
-"""Wake-up counters of streams, and the waiters of queues. No I/O."""
+"""Wake-up counters of streams, the waiters of queues, and when to poll. No I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from psqlmessages import wire
 from psqlmessages.client.queue_calls import ListenResult
@@ -75,14 +75,56 @@ class WakeupCounters:
 
 # A push whose transaction began before our LISTEN sends no notification, so poll with growing
 # intervals.
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 10.0
+POLL_LEAST: Final = 0.1
+POLL_MOST: Final = 10.0
 # If a transaction that locked elements rolls back, no notification is sent, so poll every second.
-_HELD_PAUSE_SECONDS = 1.0
+_HELD_SECONDS: Final = 1.0
 # Pause before asking when the next element becomes available, unless a notification comes.
 _ASK_SECONDS = 0.02
 # The event that announces a new channel of a queue, because a right to read it was revoked.
 MOVED: Final = "moved"
+
+
+class QueueState(NamedTuple):
+    """State of a queue; times are those of ``monotonic``.
+
+    ``next_at``: when the next element becomes available; None if only a notification can announce
+    one. ``again_at``: when to listen again, because pushes send notifications for a limited time.
+    ``is_listening``: pushes send notifications. ``is_new``: earlier pushes may have sent none.
+    """
+
+    next_at: float | None
+    again_at: float
+    is_listening: bool = False
+    is_new: bool = False
+
+    def is_stale(self, now: float) -> bool:
+        """Whether the state must be read again."""
+        return (self.next_at is not None and self.next_at <= now) or self.again_at <= now
+
+
+class PollSchedule:
+    """When to look for elements if no notification arrives."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Poll with the shortest interval."""
+        self.interval = POLL_LEAST
+
+    def polled(self) -> None:
+        """Double the interval."""
+        self.interval = min(self.interval * 2, POLL_MOST)
+
+    def seconds(self, state: QueueState, now: float) -> float:
+        """Return the seconds until the next poll."""
+        seconds = min(self.interval, max(state.again_at - now, POLL_LEAST))
+        if state.next_at is None:
+            return seconds
+        # Available elements that were not returned are locked by other transactions.
+        until_next = state.next_at - now
+        return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
 
 @dataclass(eq=False)
@@ -110,7 +152,7 @@ class WaitList:
         self._is_held = False
         # `count` before the last look that found nothing; -1: there may be more elements.
         self._looked = -1
-        self._pause = _FIRST_PAUSE_SECONDS
+        self._schedule = PollSchedule()
         self._due_at = -inf
 
     # Waiters
@@ -196,8 +238,8 @@ class WaitList:
 
     def could_not_listen(self, now: float) -> None:
         """Record that another session has locked the queue: retry later."""
-        self._retry_at = now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._retry_at = now + self._schedule.interval
+        self._schedule.polled()
 
     def looked(self, seen: int, now: float, *, has_found: bool) -> None:
         """Record a look; ``seen`` is the count before it."""
@@ -205,12 +247,13 @@ class WaitList:
             self._next_at, self._is_next_known = None, False
             self._looked = -1
         if seen != self._looked:
-            self._pause = _FIRST_PAUSE_SECONDS
+            self._schedule.reset()
         else:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+            self._schedule.polled()
         if not has_found:
             self._looked = seen
-        pause = min(self._pause, _HELD_PAUSE_SECONDS) if self._is_held else self._pause
+        pause = self._schedule.interval
+        pause = min(pause, _HELD_SECONDS) if self._is_held else pause
         self._due_at = now + (pause if self._is_next_known else _ASK_SECONDS)
         if self._next_at is not None:
             self._due_at = min(self._due_at, self._next_at)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.monitor import frames
-from psqlmessages.monitor.frames import to_json
 from psqlmessages.monitor.history import KEPT, RATE_SECONDS, TOPICS, TopicHistory
+from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.status import AWAY
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Broadcast:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._told_at = 0.0
+        self._sent_at = 0.0
         # The last message or event number sent to the viewers, and the first second not yet sent.
         self._number = 0
         self._second = int(time.time())
@@ -53,7 +54,7 @@ class Broadcast:
         self._collect_rows(now, is_new_second=second != self._second)
         with_rows = second != self._second or len(self._rows) <= _FEW_ROWS
         changes = self._changes(now)
-        if not changes and not (with_rows and self._rows) and now - self._told_at < _BEAT_SECONDS:
+        if not changes and not (with_rows and self._rows) and now - self._sent_at < _BEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
         rows = to_json(self._take_rows(second)) if with_rows else "{}"
@@ -67,7 +68,7 @@ class Broadcast:
                 viewer.offer("update", common, rows)
             else:
                 viewer.offer("update", common, looks[viewer.topic, viewer.permit.bodies])
-        self._told_at, self._number, self._second = now, self._observer.history.number, second
+        self._sent_at, self._number, self._second = now, self._observer.history.number, second
 
     # Changes
 
@@ -92,7 +93,7 @@ class Broadcast:
         """Collect the parts that have changed and concern every viewer."""
         history, changes = self._observer.history, {}
         if events := [event for event in history.events if event.number > self._number]:
-            changes["events"] = [frames.happening(event) for event in events]
+            changes["events"] = [event._asdict() for event in events]
         for name, value in self._parts(now).items():
             if self._sent.get(name) != value:
                 self._sent[name] = changes[name] = value
@@ -105,8 +106,12 @@ class Broadcast:
         return {
             (name, with_bodies): to_json(
                 {
-                    "topic": frames.topic_changes(
-                        self._topic(name), self._number, seconds, second, with_bodies=with_bodies
+                    "topic": frames.topic_frame(
+                        self._topic(name),
+                        second,
+                        with_bodies=with_bodies,
+                        after=self._number,
+                        seconds=seconds,
                     )
                     | self._members(name)
                 }
@@ -122,7 +127,7 @@ class Broadcast:
             {
                 "now": now,
                 **self._parts(now),
-                "events": [frames.happening(event) for event in history.events],
+                "events": [event._asdict() for event in history.events],
                 "limit": TOPICS,
                 "may_see_bodies": viewer.permit.bodies,
             }
@@ -130,16 +135,15 @@ class Broadcast:
         if viewer.topic is None:
             rows = [frames.row(topic, second, _BUCKETS) for topic in history.topics.values()]
             return common, to_json({"topics": rows})
-        look = frames.whole_topic(
-            self._topic(viewer.topic), second, with_bodies=viewer.permit.bodies
-        )
-        return common, to_json({"topic": look | self._members(viewer.topic)})
+        topic, with_bodies = self._topic(viewer.topic), viewer.permit.bodies
+        shown = frames.topic_frame(topic, second, with_bodies=with_bodies)
+        return common, to_json({"topic": shown | self._members(viewer.topic)})
 
     def _parts(self, now: float) -> dict[str, Any]:
         observer = self._observer
         return {
             "state": observer.status.as_json(now),
-            "health": observer.health and observer.health.as_json(),
+            "health": observer.health and asdict(observer.health),
             "topics_there": observer.history.topics_there,
         }
 

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from typing import Any, Final
 
-from psqlmessages.monitor.history import (
-    KEPT,
-    RATE_SECONDS,
-    EventRecord,
-    MessageRecord,
-    TopicHistory,
-)
+from psqlmessages.monitor.history import KEPT, RATE_SECONDS, MessageRecord, TopicHistory
 from psqlmessages.monitor.queries import RULES, RuleRow
 
 # Each point of a sparkline covers this many seconds.
@@ -22,20 +14,12 @@ _NAMES: Final = 200
 BODY_BYTES: Final = 4096
 
 
-def to_json(value: Any) -> str:
-    """Encode as JSON without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
 def row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
     """Describe a topic for the list, with its last ``buckets`` buckets."""
     return {
         "topic": topic.name,
         **figures(topic, second),
-        "notifiers": _some(topic.notifiers, _NAMES_IN_ROW),
-        "notifier_count": len(topic.notifiers),
-        "listeners": _some(topic.listeners, _NAMES_IN_ROW),
-        "listener_count": len(topic.listeners),
+        **members(topic, _NAMES_IN_ROW),
         "buckets": _buckets(topic, second // BUCKET_SECONDS, buckets),
     }
 
@@ -60,23 +44,19 @@ def _buckets(topic: TopicHistory, newest: int, number: int) -> list[int]:
     return [first, *topic.seconds.sums(first * BUCKET_SECONDS, BUCKET_SECONDS, number)]
 
 
-def whole_topic(topic: TopicHistory, second: int, *, with_bodies: bool) -> dict[str, Any]:
-    """Describe a topic for its own page, with its whole history."""
-    first = second - KEPT + 1
-    each = topic.seconds.each(first, second - 1) if topic.seconds else []
-    return {
-        "name": topic.name,
-        "is_there": topic.is_there,
-        **figures(topic, second),
-        "seconds": [(first + n, *amount) for n, amount in enumerate(each) if amount.count],
-        "tail": [message_frame(message, with_body=with_bodies) for message in topic.tail],
-    }
-
-
-def topic_changes(
-    topic: TopicHistory, after: int, seconds: range, second: int, *, with_bodies: bool
+def topic_frame(
+    topic: TopicHistory,
+    second: int,
+    *,
+    with_bodies: bool,
+    after: int = 0,
+    seconds: range | None = None,
 ) -> dict[str, Any]:
-    """Describe the changes of a topic: messages numbered above ``after``, and these seconds."""
+    """Describe a topic for its own page: messages numbered above ``after``, and these seconds.
+
+    By default, describe its whole history.
+    """
+    seconds = range(second - KEPT + 1, second) if seconds is None else seconds
     each = topic.seconds.each(seconds.start, seconds.stop - 1) if topic.seconds else []
     return {
         "name": topic.name,
@@ -91,12 +71,12 @@ def topic_changes(
     }
 
 
-def members(topic: TopicHistory) -> dict[str, Any]:
+def members(topic: TopicHistory, most: int = _NAMES) -> dict[str, Any]:
     """Return a topic's senders and listeners, limited to what a page can show, and their counts."""
     return {
-        "notifiers": _some(topic.notifiers, _NAMES),
+        "notifiers": sorted(topic.notifiers)[:most],
         "notifier_count": len(topic.notifiers),
-        "listeners": _some(topic.listeners, _NAMES),
+        "listeners": sorted(topic.listeners)[:most],
         "listener_count": len(topic.listeners),
     }
 
@@ -127,18 +107,3 @@ def message_frame(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
         described["body"] = beginning
         described["is_cut"] = message.is_cut or len(beginning) < len(message.body)
     return described
-
-
-def happening(event: EventRecord) -> dict[str, Any]:
-    """Describe an event."""
-    return {
-        "number": event.number,
-        "at": event.at,
-        "event": event.event,
-        "ident": event.ident,
-        "topic": event.topic,
-    }
-
-
-def _some(names: Iterable[str], most: int) -> list[str]:
-    return sorted(names)[:most]

@@ -5,38 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
-import psycopg
-from asgiref.sync import sync_to_async
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, router
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.db import DEFAULT_DB_ALIAS, router
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils.connection import ConnectionDoesNotExist
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from psqlmessages.client.options import conninfo
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 from psqlmessages.exchanges.store.route_graph import graph
 from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, MOST_LISTED, SIZES, limits
 from psqlmessages.models import Exchange
-from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, permit_of
-from psqlmessages.monitor.frames import to_json
+from psqlmessages.monitor.json_views import json_view, shared_text, to_json
+from psqlmessages.monitor.queries import Query, Rows, read_once
 from psqlmessages.monitor.views import admin_page, common_context, for_staff
-from psqlmessages.orm import dsn
 
 # The page draws at most this many exchanges: a larger graph is unreadable.
 EXCHANGES: Final = 200
-TICK_SECONDS: Final = 2.0
 # Timeout for connecting and querying.
-_PATIENCE_SECONDS: Final = 2
+_TIMEOUT_SECONDS: Final = 2.0
 # Skip a namespace for this long after a timeout, so that it does not delay the others each time.
 _AWAY_SECONDS: Final = 10.0
 
@@ -61,93 +50,51 @@ _QUEUES: Final = f"""
 """  # noqa: S608 - put together from our own texts
 
 
-class GraphWatch:
-    """The graph as JSON text, read on demand and shared by all viewers."""
-
-    def __init__(self) -> None:
-        self._text: str | None = None
-        self._read_at = float("-inf")
-        self._reading: asyncio.Task[None] | None = None
-        self._away_until: dict[str, float] = defaultdict(float)
-
-    async def text(self) -> str | None:
-        """Return the graph, at most two seconds old; None if it cannot be read."""
-        if time.monotonic() - self._read_at >= TICK_SECONDS:
-            if self._reading is None or self._reading.done():
-                self._reading = asyncio.create_task(self._read(), name="psqlmessages graph")
-            reading = self._reading
-            # A viewer that disconnects does not cancel the query for the others.
-            await asyncio.wait({reading})
-            reading.result()
-        return self._text
-
-    async def _read(self) -> None:
-        home = router.db_for_read(Exchange)
-        rows = await rows_of(home, _EXCHANGES, (ALIVE_SECONDS, EXCHANGES + 1))
-        self._text = None
-        if rows is not None:
-            exchanges = [_exchange(row) for row in rows[:EXCHANGES]]
-            queues = await self._queues(_places(exchanges))
-            self._text = _text(exchanges, queues, has_more=len(rows) > EXCHANGES)
-        self._read_at = time.monotonic()
-
-    async def _queues(self, places: Iterable[QueueRef]) -> list[dict[str, Any]]:
-        names: dict[str, set[str]] = defaultdict(set)
-        for place in places:
-            names[place.namespace].add(place.queue)
-        found = await asyncio.gather(*(self._of(alias, names[alias]) for alias in names))
-        return list(chain.from_iterable(found))
-
-    async def _of(self, alias: str, names: set[str]) -> list[dict[str, Any]]:
-        """Describe the queues of a namespace; without sizes if the namespace does not answer."""
-        rows = None
-        if time.monotonic() >= self._away_until[alias]:
-            rows = await rows_of(alias, _QUEUES, (*limits(MOST_LISTED), sorted(names)))
-            if rows is None:
-                self._away_until[alias] = time.monotonic() + _AWAY_SECONDS
-        known = {name: rest for name, *rest in rows or ()}
-        return [_queue(alias, name, known.get(name), rows is not None) for name in sorted(names)]
+# When to ask a namespace again that did not answer.
+_away_until: dict[str, float] = defaultdict(float)
 
 
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, GraphWatch] = WeakKeyDictionary()
-
-
-def get_graph() -> GraphWatch:
-    """Return the graph of this event loop; it queries nothing until :meth:`GraphWatch.text`."""
-    loop = asyncio.get_running_loop()
-    if (watch := _watches.get(loop)) is None:
-        watch = _watches[loop] = GraphWatch()
-    return watch
-
-
-async def rows_of(
-    alias: str, query: str, values: Iterable[Any], timeout_seconds: float | None = None
-) -> list[tuple[Any, ...]] | None:
-    """Run a query on a connection of its own; return None on an error or a timeout.
-
-    ``timeout_seconds`` is the timeout in seconds, by default two.
-    """
-    asking = asyncio.create_task(
-        _ask(alias, query, tuple(values), timeout_seconds or _PATIENCE_SECONDS)
+async def read_graph() -> str | None:
+    """Read the graph as JSON text; None if it cannot be read."""
+    query = (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES + 1))
+    rows = await rows_of(router.db_for_read(Exchange), query, _TIMEOUT_SECONDS)
+    if rows is None:
+        return None
+    exchanges = [_exchange(row) for row in rows[:EXCHANGES]]
+    names: dict[str, set[str]] = defaultdict(set)
+    for place in _places(exchanges):
+        names[place.namespace].add(place.queue)
+    queues = await asyncio.gather(*(_queues(alias, names[alias]) for alias in names))
+    _mark_cycles(exchanges)
+    return to_json(
+        {
+            "now": time.time(),
+            "home": DEFAULT_DB_ALIAS,
+            "exchanges": exchanges,
+            "queues": [queue for found in queues for queue in found],
+            "most": MOST_LISTED,
+            "limit": EXCHANGES,
+            "has_more": len(rows) > EXCHANGES,
+        }
     )
-    # Do not await the task: closing a connection that hangs may hang too.
-    done, _ = await asyncio.wait({asking}, timeout=timeout_seconds or _PATIENCE_SECONDS)
-    if not done:
-        asking.cancel()
-        return None
-    return asking.result()
 
 
-async def _ask(
-    alias: str, query: str, values: tuple[Any, ...], timeout_seconds: float
-) -> list[tuple[Any, ...]] | None:
-    try:
-        address = conninfo(dsn(alias), "monitor")
-        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute(f"SET statement_timeout = '{timeout_seconds}s'")
-            return await (await connection.execute(query, values)).fetchall()
-    except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
-        return None
+async def _queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
+    """Describe the queues of a namespace; without sizes if the namespace does not answer."""
+    rows = None
+    if time.monotonic() >= _away_until[alias]:
+        query = (_QUEUES, (*limits(MOST_LISTED), sorted(names)))
+        rows = await rows_of(alias, query, _TIMEOUT_SECONDS)
+        if rows is None:
+            _away_until[alias] = time.monotonic() + _AWAY_SECONDS
+    known = {name: rest for name, *rest in rows or ()}
+    return [_queue(alias, name, known.get(name), rows is not None) for name in sorted(names)]
+
+
+async def rows_of(alias: str, query: Query, seconds: float) -> Rows | None:
+    """Run one query within some seconds; None if that fails."""
+    answers = await read_once("monitor", alias, [query], seconds, statement=seconds)
+    return answers and answers[0]
 
 
 def _exchange(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -211,21 +158,6 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
             destination["is_in_cycle"] = (exchange["name"], position) in turning
 
 
-def _text(exchanges: list[dict[str, Any]], queues: list[dict[str, Any]], *, has_more: bool) -> str:
-    _mark_cycles(exchanges)
-    return to_json(
-        {
-            "now": time.time(),
-            "home": DEFAULT_DB_ALIAS,
-            "exchanges": exchanges,
-            "queues": queues,
-            "most": MOST_LISTED,
-            "limit": EXCHANGES,
-            "has_more": has_more,
-        }
-    )
-
-
 # Graph views: the page, and its data as JSON.
 
 
@@ -233,42 +165,18 @@ def _text(exchanges: list[dict[str, Any]], queues: list[dict[str, Any]], *, has_
 @for_staff
 def exchanges(request: HttpRequest) -> HttpResponse:
     """Show the graph page."""
-    may_add = request.user.has_perm("psqlmessages.add_exchange")
     context = {
         **common_context(request),
         "figures_url": reverse("psqlmessages:monitor_figures"),
         "exchange_url": admin_page(request, "exchange", change=True),
         "queue_url": admin_page(request, "queue", change=True),
         "admin_exchanges_url": admin_page(request, "exchange"),
-        "may_add_exchange": may_add,
+        "may_add_exchange": request.user.has_perm("psqlmessages.add_exchange"),
     }
     return render(request, "psqlmessages/monitor/exchanges.html", context)
 
 
-@require_safe
-@never_cache
-async def figures(request: HttpRequest) -> HttpResponse:
+@json_view
+async def figures(_request: HttpRequest) -> str | None:
     """Return the graph as JSON: 401 or 403 without permission, 503 without a database."""
-    try:
-        permit = await sync_to_async(permit_of_visitor)(request)
-    except DatabaseError:
-        return refused(503, "PostgreSQL cannot be reached.")
-    if permit is None:
-        return refused(401, "You are logged out.")
-    if not permit.monitor:
-        return refused(403, f"The permission {VIEW_MONITOR} is missing.")
-    text = await get_graph().text()
-    if text is None:
-        return refused(503, "PostgreSQL cannot be reached.")
-    return HttpResponse(text, content_type="application/json")
-
-
-def permit_of_visitor(request: HttpRequest) -> MonitorAccess | None:
-    """Return the user's permissions, None if anonymous; queries the database."""
-    user: Any = request.user
-    return permit_of(user) if user.is_authenticated else None
-
-
-def refused(status: int, why: str) -> JsonResponse:
-    """Return an error as JSON."""
-    return JsonResponse({"error": why}, status=status)
+    return await shared_text("graph", read_graph)

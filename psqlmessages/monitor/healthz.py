@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-import psycopg
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from psqlmessages.client.options import conninfo
 from psqlmessages.health import broken_parts
-from psqlmessages.orm import dsn
+from psqlmessages.monitor.queries import run_queries
 
-_PATIENCE_SECONDS: Final = 2.0
+_TIMEOUT_SECONDS: Final = 2.0
 # Start no attempt with less time left than this, so that requests that share a failed attempt end
 # together.
 _LEAST_SECONDS: Final = 0.25
 
 # Requests share one attempt per event loop, so frequent requests open no more connections.
-_attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[bool]] = WeakKeyDictionary()
+_attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = WeakKeyDictionary()
 
 
 @require_safe
@@ -42,25 +40,17 @@ async def healthz(request: HttpRequest) -> JsonResponse:
 
 async def _is_answering() -> bool:
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + _PATIENCE_SECONDS
+    deadline = loop.time() + _TIMEOUT_SECONDS
     while (left := deadline - loop.time()) > _LEAST_SECONDS:
         attempt = _attempts.get(loop)
         if attempt is None or attempt.done():
-            attempt = _attempts[loop] = loop.create_task(_attempt())
+            attempt = _attempts[loop] = loop.create_task(
+                run_queries("healthz", None, [("SELECT", ())], _TIMEOUT_SECONDS)
+            )
         # Do not await the task: closing a connection that hangs may hang too.
         await asyncio.wait({attempt}, timeout=left)
         if attempt.done() and not attempt.cancelled():
-            return attempt.result()
+            return attempt.result() not in (None, [None])
         # Once it has ended, the next request starts a new attempt.
         attempt.cancel()
     return False
-
-
-async def _attempt() -> bool:
-    try:
-        address = conninfo(dsn(), "healthz")
-        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute("SELECT")
-    except (psycopg.Error, OSError):
-        return False
-    return True

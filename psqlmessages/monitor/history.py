@@ -141,8 +141,7 @@ class TopicHistory:
         return self.seconds.between(newest - KEPT + 1, newest).count
 
 
-@dataclass(slots=True, eq=False)
-class EventRecord:
+class EventRecord(NamedTuple):
     """A system event, and the time it arrived."""
 
     number: int

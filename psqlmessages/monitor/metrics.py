@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
 from heapq import nlargest
 from typing import Any, Final
 
-import psycopg
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from psqlmessages import silent_connections
-from psqlmessages.client.options import conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.store.stats import (
     ALIVE_SECONDS,
@@ -30,7 +27,7 @@ from psqlmessages.exchanges.store.stats import (
     limits,
 )
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.orm import dsn
+from psqlmessages.monitor.queries import Rows, read_once
 from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
@@ -59,11 +56,8 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-# Queries with their parameters
-QUESTIONS: Final = (
-    (_QUEUES, (*limits(MOST_MEASURED), QUEUES)),
-    (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES)),
-)
+_QUEUES_QUERY: Final = (_QUEUES, (*limits(MOST_MEASURED), QUEUES))
+_EXCHANGES_QUERY: Final = (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES))
 _KINDS: Final = ("available", "scheduled", "reserved")
 _COUNTED: Final = {
     "puts": "Elements pushed into the queue",
@@ -73,23 +67,38 @@ _COUNTED: Final = {
     "rollbacks": "Reserved elements that were given back",
     "dead_letters": "Elements that became dead letters",
 }
+_EXCHANGE_FAMILIES: Final = (
+    ("Gauge", "running", "Whether the exchange should run"),
+    ("Gauge", "workers", "Processes that run the exchange now"),
+    (
+        *("Histogram", "seconds"),
+        "Processing time by outcome; the count is the number of elements",
+        "outcome",
+    ),
+    ("Counter", "copies", "Copies delivered to a destination", "destination"),
+    ("Counter", "selector_seconds", "Time in selectors"),
+    (
+        *("Counter", "selector_failures"),
+        "How often the selector of a destination failed, which means no match",
+        "destination",
+    ),
+)
 
 
-def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def _family(kind: str, name: str, text: str, *labels: str) -> Any:
+    """Create an empty metric family; the kind is Gauge, Counter or Histogram."""
+    from prometheus_client import core
+
+    return getattr(core, f"{kind}MetricFamily")(f"psqlmessages_{name}", text, labels=labels)
+
+
+def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    sizes = GaugeMetricFamily(
-        "psqlmessages_queue_elements",
-        f"Elements in the queue, counted up to {MOST_MEASURED} of each state",
-        labels=("queue", "state"),
-    )
-    paused = GaugeMetricFamily(
-        "psqlmessages_queue_paused", "Whether the queue is paused", labels=("queue",)
-    )
+    text = f"Elements in the queue, counted up to {MOST_MEASURED} of each state"
+    sizes = _family("Gauge", "queue_elements", text, "queue", "state")
+    paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
     counters = {
-        name: CounterMetricFamily(f"psqlmessages_queue_{name}", text, labels=("queue",))
-        for name, text in _COUNTED.items()
+        name: _family("Counter", f"queue_{name}", text, "queue") for name, text in _COUNTED.items()
     }
     for queue, is_paused, numbers, counted in rows:
         for kind, number in zip(_KINDS, numbers, strict=True):
@@ -100,9 +109,12 @@ def queue_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     yield from (sizes, paused, *counters.values())
 
 
-def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
-    running, workers, took, copies, selectors, failures = families = _empty_families()
+    running, workers, took, copies, selectors, failures = families = [
+        _family(kind, f"exchange_{name}", text, "exchange", *labels)
+        for kind, name, text, *labels in _EXCHANGE_FAMILIES
+    ]
     for exchange, is_running, number, places, counts in rows:
         counted = AggregatedCounters.of(CounterRow(*values) for values in counts)
         running.add_metric((exchange,), float(is_running))
@@ -116,41 +128,6 @@ def exchange_families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
         for place, failed in _by_place(places, counted.selector_failures).items():
             failures.add_metric((exchange, place), failed)
     yield from families
-
-
-def _empty_families() -> tuple[Any, ...]:
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
-
-    exchange = ("exchange",)
-    destination = ("exchange", "destination")
-    return (
-        GaugeMetricFamily(
-            "psqlmessages_exchange_running", "Whether the exchange should run", labels=exchange
-        ),
-        GaugeMetricFamily(
-            "psqlmessages_exchange_workers", "Processes that run the exchange now", labels=exchange
-        ),
-        HistogramMetricFamily(
-            "psqlmessages_exchange_seconds",
-            "Processing time by outcome; the count is the number of elements",
-            labels=("exchange", "outcome"),
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_copies", "Copies delivered to a destination", labels=destination
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_selector_seconds", "Time in selectors", labels=exchange
-        ),
-        CounterMetricFamily(
-            "psqlmessages_exchange_selector_failures",
-            "How often the selector of a destination failed, which means no match",
-            labels=destination,
-        ),
-    )
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
@@ -182,8 +159,7 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-# The query with its parameters
-QUESTION: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
+_JOBS_QUERY: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
 _FIGURES: Final = {
     "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
     "failed": "Whether the job ended with an error",
@@ -195,13 +171,10 @@ _FIGURES: Final = {
 }
 
 
-def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+def families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
-    from prometheus_client.core import GaugeMetricFamily
-
     found = {
-        name: GaugeMetricFamily(f"psqlmessages_pipeline_{name}", text, labels=("job",))
-        for name, text in _FIGURES.items()
+        name: _family("Gauge", f"pipeline_{name}", text, "job") for name, text in _FIGURES.items()
     }
     for job, is_alive, *values in rows:
         for name, value in zip(_FIGURES, (is_alive, *values), strict=True):
@@ -211,7 +184,7 @@ def families(rows: list[tuple[Any, ...]]) -> Iterator[Any]:
     yield from found.values()
 
 
-_PATIENCE_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _STATEMENT_SECONDS: Final = 2
 # A node may send to any number of topics, so export only the busiest.
 TOPICS: Final = 50
@@ -225,7 +198,7 @@ _DATABASE: Final = {
     "notifiers": "Pairs of a node and a topic it sends to",
     "rules": "Rules in the database",
 }
-_QUERY: Final = """
+_DATABASE_QUERY: Final = """
     SELECT pg_catalog.pg_notification_queue_usage(),
         (SELECT count(*) FROM psqlmessages_session),
         (SELECT count(*) FROM psqlmessages_client),
@@ -234,10 +207,6 @@ _QUERY: Final = """
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
         (SELECT count(*) FROM psqlmessages_auth)
 """
-
-
-# The rows of each query; None if it timed out.
-Answers = list[list[tuple[Any, ...]] | None]
 
 
 @require_safe
@@ -255,8 +224,12 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     except ImportError:
         text = "/metrics needs prometheus-client: pip install 'psqlmessages[web]'\n"
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
+    queries = ((_DATABASE_QUERY, ()), _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
+    answers = await read_once(
+        "metrics", None, queries, _TIMEOUT_SECONDS, statement=_STATEMENT_SECONDS
+    )
     registry = prometheus_client.CollectorRegistry()
-    registry.register(MetricsCollector(await _read_database()))
+    registry.register(MetricsCollector(answers))
     return HttpResponse(
         prometheus_client.generate_latest(registry),
         content_type=prometheus_client.CONTENT_TYPE_LATEST,
@@ -266,12 +239,8 @@ async def metrics(request: HttpRequest) -> HttpResponse:
 class MetricsCollector:
     """A Prometheus collector for one response."""
 
-    def __init__(self, database: Answers | None) -> None:
+    def __init__(self, database: list[Rows | None] | None) -> None:
         self._database = database
-
-    def describe(self) -> list[Any]:
-        """Return nothing: the families are known only at collection."""
-        return []
 
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
@@ -335,51 +304,17 @@ def _of_topics() -> Iterator[Any]:
         ("bytes", "Bytes of bodies since the monitor started", "size"),
     ):
         values = [((topic.name,), getattr(topic, counted)) for topic in busiest]
-        yield _counter(f"topic_{name}", text, values, labels=("topic",))
+        yield _counter(f"topic_{name}", text, values, "topic")
 
 
 def _gauge(name: str, text: str, value: float) -> Any:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return GaugeMetricFamily(f"psqlmessages_{name}", text, value=float(value))
-
-
-def _counter(
-    name: str, text: str, values: list[tuple[tuple[str, ...], int]], labels: tuple[str, ...] = ()
-) -> Any:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(f"psqlmessages_{name}", text, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
+    family = _family("Gauge", name, text)
+    family.add_metric((), float(value))
     return family
 
 
-async def _read_database() -> Answers | None:
-    reading = asyncio.ensure_future(_ask())
-    # Do not await the task: closing a connection that hangs may hang too.
-    done, _ = await asyncio.wait({reading}, timeout=_PATIENCE_SECONDS)
-    if not done:
-        reading.cancel()
-        return None
-    return reading.result()
-
-
-async def _ask() -> Answers | None:
-    try:
-        address = conninfo(dsn(), "metrics")
-        async with await psycopg.AsyncConnection.connect(address, autocommit=True) as connection:
-            await connection.execute(f"SET statement_timeout = '{_STATEMENT_SECONDS}s'")
-            questions = ((_QUERY, ()), *QUESTIONS, QUESTION)
-            return [await _answer(connection, *question) for question in questions]
-    except (psycopg.Error, OSError):
-        return None
-
-
-async def _answer(
-    connection: psycopg.AsyncConnection[tuple[Any, ...]], question: str, values: tuple[Any, ...]
-) -> list[tuple[Any, ...]] | None:
-    try:
-        return await (await connection.execute(question, values)).fetchall()
-    except psycopg.errors.QueryCanceled:
-        return None
+def _counter(name: str, text: str, values: list[tuple[tuple[str, ...], int]], *labels: str) -> Any:
+    family = _family("Counter", name, text, *labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.connection import ConnectionDoesNotExist
 
 from psqlmessages.cli.doctor_checks import (
     COMMIT_LOCK,
@@ -22,6 +25,7 @@ from psqlmessages.client.connect import bound
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.client.options import conninfo
 from psqlmessages.models.names import patterns
+from psqlmessages.orm import dsn
 
 _STATEMENT_SECONDS: Final = 2
 RULES: Final = 200
@@ -47,6 +51,10 @@ _OBSERVES: Final = """
         WHERE c.ident = %s AND o.pattern = '*'
     )
 """
+
+
+Rows = list[tuple[Any, ...]]
+Query = tuple[str, Sequence[Any]]
 
 
 class RuleRow(NamedTuple):
@@ -116,6 +124,42 @@ class MonitorReader:
         return connection
 
 
+async def read_once(
+    name: str, alias: str | None, queries: Sequence[Query], seconds: float, *, statement: float
+) -> list[Rows | None] | None:
+    """Run queries on a connection of their own; None if the database does not answer in time.
+
+    See :func:`run_queries`; ``statement`` is its limit for each query.
+    """
+    task = asyncio.create_task(run_queries(name, alias, queries, statement))
+    # Do not await the task: closing a connection that hangs may hang too.
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    if not done:
+        task.cancel()
+        return None
+    return task.result()
+
+
+async def run_queries(
+    name: str, alias: str | None, queries: Sequence[Query], seconds: float
+) -> list[Rows | None] | None:
+    """Connect and return the rows of each query, None for a slow one; None if that fails."""
+    try:
+        address = conninfo(dsn(alias), name)
+        async with await AsyncConnection.connect(address, autocommit=True) as connection:
+            await bound(connection, seconds)
+            return [await _rows_of(connection, *query) for query in queries]
+    except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
+        return None
+
+
+async def _rows_of(connection: AsyncConnection, query: str, values: Sequence[Any]) -> Rows | None:
+    try:
+        return await (await connection.execute(query, values)).fetchall()
+    except psycopg.errors.QueryCanceled:
+        return None
+
+
 # Health of the server and the tables. An unreadable value is None, never 0.
 
 _COUNTS: Final = """
@@ -150,10 +194,6 @@ class Health:
     round_trip: float | None = None
     echo: float | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the values as a JSON object."""
-        return asdict(self)
-
 
 async def read_health(reader: MonitorReader, at: float) -> Health:
     """Read all values; raise if the database does not answer at all."""
@@ -162,18 +202,10 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
     health.usage = float((await reader.rows(USAGE))[0][0])
     health.round_trip = perf_counter() - begun
     for read in (_read_holders, _read_counts, _read_commit_lock, _read_bodies):
-        await _unless_refused(read, reader, health)
+        # If the role may not read it, or the query timed out, the value stays unknown.
+        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled):
+            await read(reader, health)
     return health
-
-
-async def _unless_refused(
-    read: Callable[[MonitorReader, Health], Awaitable[None]], reader: MonitorReader, health: Health
-) -> None:
-    try:
-        await read(reader, health)
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled):
-        # The role may not read it, or the query timed out: the value stays unknown.
-        return
 
 
 async def _read_holders(reader: MonitorReader, health: Health) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
-from weakref import WeakKeyDictionary
 
-from asgiref.sync import sync_to_async
-from django.db import DatabaseError, router
+from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from psqlmessages import traffic_retention
@@ -22,24 +18,21 @@ from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor import views
-from psqlmessages.monitor.access import VIEW_MONITOR
-from psqlmessages.monitor.frames import to_json
-from psqlmessages.monitor.graph import permit_of_visitor, refused, rows_of
+from psqlmessages.monitor.graph import rows_of
+from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.views import admin_page, common_context, for_staff
 
-TICK_SECONDS: Final = 2.0
 # Half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
-_PATIENCE_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
+_JOBS_TIMEOUT_SECONDS: Final = 2.0
 # Read slow queries less often: at most a fifth of the time is spent on reading.
-_SHARE: Final = 5
+_PAUSE_FACTOR: Final = 4.0
 # A job in one of these states sends no heartbeat.
 ENDED: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
 TOPICS: Final = 500
 SENDERS: Final = 50
 _JOBS: Final = 200
-# Limits the cached queries: a viewer can request any topic name, existing or not.
-_REMEMBERED: Final = 200
 
 _JOBS_AND_TIMES: Final = """
     SELECT statement_timestamp(),
@@ -102,67 +95,25 @@ class TrafficView(NamedTuple):
     topic: str | None = None
 
 
-class TrafficWatch:
-    """Traffic data as JSON text, read on demand and shared by all viewers."""
-
-    def __init__(self) -> None:
-        self._readings: OrderedDict[TrafficView, _TrafficQuery] = OrderedDict()
-
-    async def text(self, view: TrafficView) -> str | None:
-        """Return the data, at most two seconds old; None if it cannot be read."""
-        reading = self._readings.setdefault(view, _TrafficQuery(view))
-        self._readings.move_to_end(view)
-        if len(self._readings) > _REMEMBERED:
-            self._readings.popitem(last=False)
-        return await reading.text()
-
-
-class _TrafficQuery:
-    def __init__(self, view: TrafficView) -> None:
-        self._view = view
-        self._text: str | None = None
-        self._next_at = float("-inf")
-        self._task: asyncio.Task[None] | None = None
-
-    async def text(self) -> str | None:
-        if time.monotonic() >= self._next_at:
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._read(), name="psqlmessages traffic")
-            task = self._task
-            # A viewer that disconnects does not cancel the query for the others.
-            await asyncio.wait({task})
-            task.result()
-        return self._text
-
-    async def _read(self) -> None:
-        view, begun_at = self._view, time.monotonic()
-        earliest = _begin(time.time(), view)
-        home, windows = router.db_for_read(PipelineJob), router.db_for_read(Traffic)
-        if view.topic is None:
-            question = (_OF_TOPICS, (view.window, earliest, TOPICS + 1))
-        else:
-            question = (_OF_TOPIC, (view.topic, view.window, earliest))
-        jobs, rows = await asyncio.gather(
-            rows_of(home, _JOBS_AND_TIMES, (view.window, view.window, _JOBS)),
-            rows_of(windows, *question, _PATIENCE_SECONDS),
-        )
-        self._text = None
-        if jobs is not None and rows is not None:
-            tell = _topics if view.topic is None else _topic
-            self._text = to_json({**_common(view, earliest, *jobs[0]), **tell(rows)})
-        took = time.monotonic() - begun_at
-        self._next_at = begun_at + max(TICK_SECONDS, _SHARE * took)
-
-
-_watches: WeakKeyDictionary[asyncio.AbstractEventLoop, TrafficWatch] = WeakKeyDictionary()
-
-
-def get_traffic() -> TrafficWatch:
-    """Return the watch of this event loop; it queries nothing until :meth:`TrafficWatch.text`."""
-    loop = asyncio.get_running_loop()
-    if (watch := _watches.get(loop)) is None:
-        watch = _watches[loop] = TrafficWatch()
-    return watch
+async def read_traffic(view: TrafficView) -> str | None:
+    """Read the data of a page as JSON text; None if it cannot be read."""
+    earliest = _begin(time.time(), view)
+    if view.topic is None:
+        query = (_OF_TOPICS, (view.window, earliest, TOPICS + 1))
+    else:
+        query = (_OF_TOPIC, (view.topic, view.window, earliest))
+    jobs, rows = await asyncio.gather(
+        rows_of(
+            router.db_for_read(PipelineJob),
+            (_JOBS_AND_TIMES, (view.window, view.window, _JOBS)),
+            _JOBS_TIMEOUT_SECONDS,
+        ),
+        rows_of(router.db_for_read(Traffic), query, _TIMEOUT_SECONDS),
+    )
+    if jobs is None or rows is None:
+        return None
+    describe = _topics if view.topic is None else _topic
+    return to_json({**_common(view, earliest, *jobs[0]), **describe(rows)})
 
 
 def _begin(now: float, view: TrafficView) -> int:
@@ -292,23 +243,12 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
     return render(request, "psqlmessages/monitor/traffic_topic.html", context)
 
 
-@require_safe
-@never_cache
-async def traffic_figures(request: HttpRequest) -> HttpResponse:
+@json_view
+async def traffic_figures(request: HttpRequest) -> str | None:
     """Return the data as JSON: 401 or 403 without permission, 503 without a database."""
-    try:
-        permit = await sync_to_async(permit_of_visitor)(request)
-    except DatabaseError:
-        return refused(503, "PostgreSQL cannot be reached.")
-    if permit is None:
-        return refused(401, "You are logged out.")
-    if not permit.monitor:
-        return refused(403, f"The permission {VIEW_MONITOR} is missing.")
     topic = _name(request) if "name" in request.GET else None
-    text = await get_traffic().text(TrafficView(*_chosen(request, CHOICES), topic))
-    if text is None:
-        return refused(503, "PostgreSQL cannot be reached.")
-    return HttpResponse(text, content_type="application/json")
+    view = TrafficView(*_chosen(request, CHOICES), topic)
+    return await shared_text(view, lambda: read_traffic(view), _PAUSE_FACTOR)
 
 
 def _name(request: HttpRequest) -> str:

@@ -5,68 +5,21 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
 from psqlmessages.monitor.access import MonitorAccess
-from psqlmessages.monitor.frames import to_json
+from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.status import AWAY, UNCHECKED
-
-# Flow control: how many sent frames a viewer has not read yet. No I/O.
 
 # At most this many unread frames per viewer. A viewer that then reads none for this long is closed.
 FRAMES: Final = 8
-PATIENCE_SECONDS: Final = 10.0
-
-
-@dataclass(slots=True)
-class _Sent:
-    number: int
-    at: float
-
-
-class AckWindow:
-    """The unread frames. Each has a random number, which only a page that read it can echo.
-
-    This bounds the backlog of a slow viewer, regardless of buffers in servers between.
-    """
-
-    def __init__(self) -> None:
-        self._sent: deque[_Sent] = deque()
-        # Seconds between sending a frame and its echo, for the last echoed frame.
-        self.lag: float | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more frames may be sent now."""
-        return len(self._sent) >= FRAMES
-
-    def number(self, now: float) -> int:
-        """Generate the number of the next frame."""
-        number = secrets.randbits(52)
-        self._sent.append(_Sent(number, now))
-        return number
-
-    def echoed(self, number: int, now: float) -> None:
-        """Mark this frame and the frames before it as read; ignore an unknown number."""
-        for place, sent in enumerate(self._sent):
-            if sent.number == number:
-                self.lag = now - sent.at
-                for _ in range(place + 1):
-                    self._sent.popleft()
-                return
-
-    def is_overdue(self, now: float) -> bool:
-        """Whether the window is full and the viewer has read nothing for too long."""
-        return self.is_full and now - self._sent[0].at > PATIENCE_SECONDS
-
-
+READ_TIMEOUT_SECONDS: Final = 10.0
 SLOW: Final = 4408
 # Withhold data after this long without a check of the permissions.
 _TRUSTED_SECONDS: Final = 5.0
 # Minimum interval between notices of this; slightly less than the heartbeat of the monitor.
-_TOLD_SECONDS: Final = 0.9
+_NOTICE_SECONDS: Final = 0.9
 
 
 class Viewer:
@@ -91,9 +44,13 @@ class Viewer:
         self.is_greeted = False
         self._send = send
         self._close = close
-        self._window = AckWindow()
+        # Unread frames: a random number, which only a page that read it can echo, and the time.
+        # This bounds the backlog of a slow viewer, regardless of buffers in servers between.
+        self._unread: deque[tuple[int, float]] = deque()
+        # Seconds between sending a frame and its echo, for the last echoed frame.
+        self._lag: float | None = None
         self._permitted_at = monotonic()
-        self._told_at = 0.0
+        self._noticed_at = 0.0
 
     @property
     def is_trusted(self) -> bool:
@@ -102,33 +59,38 @@ class Viewer:
 
     def is_ready(self) -> bool:
         """Return whether it can take a frame now; close it if it has read nothing for too long."""
-        now = monotonic()
-        if self._window.is_overdue(now):
+        if len(self._unread) < FRAMES:
+            return True
+        if monotonic() - self._unread[0][1] > READ_TIMEOUT_SECONDS:
             self._close(SLOW, "the page reads too slowly")
-            return False
-        if self._window.is_full:
+        else:
             self.is_behind = True
-            return False
-        return True
+        return False
 
     def withhold(self, *, is_away: bool) -> None:
         """Send the reason for missing data once a second; ``is_away``: no PostgreSQL connection."""
         now = monotonic()
-        if now - self._told_at >= _TOLD_SECONDS:
-            self._told_at = now
+        if now - self._noticed_at >= _NOTICE_SECONDS:
+            self._noticed_at = now
             self.offer("update", to_json({"state": {"is": AWAY if is_away else UNCHECKED}}))
         self.is_behind = True
 
     def offer(self, op: str, *parts: str) -> None:
         """Send a frame with the merged fields of these JSON objects."""
-        head = {"op": op, "n": self._window.number(monotonic()), "lag": self._window.lag}
+        number = secrets.randbits(52)
+        self._unread.append((number, monotonic()))
+        head = {"op": op, "n": number, "lag": self._lag}
         fields = (part[1:-1] for part in (to_json(head), *parts))
         self.is_behind = False
         self._send("{" + ",".join(field for field in fields if field) + "}")
 
     def echoed(self, number: int) -> None:
-        """Record that the page has read a frame."""
-        self._window.echoed(number, monotonic())
+        """Record that the page has read this frame and those before; ignore an unknown number."""
+        sent_at = dict(self._unread).get(number)
+        if sent_at is not None:
+            self._lag = monotonic() - sent_at
+            while self._unread.popleft()[0] != number:
+                pass
 
     def permitted(self, permit: MonitorAccess) -> None:
         """Record the page's permissions after a check."""

@@ -26,7 +26,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from psqlmessages.models import Auth
 from psqlmessages.models.names import is_name
-from psqlmessages.monitor.access import VIEW_BODIES, VIEW_MONITOR, permit_of, with_policy
+from psqlmessages.monitor.access import VIEW_BODIES, VIEW_MONITOR, permit_of, policy
 from psqlmessages.monitor.names import ident_pattern
 
 # Charts: plotly.min.js out of the installed wheel, compressed once per process.
@@ -105,13 +105,17 @@ def for_staff(view: View) -> View:
     @wraps(view)
     def wrapped(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
         if not request.user.is_authenticated:
-            return redirect_to_login(request.get_full_path(), _login_url())
-        if not permit_of(request.user).monitor:
+            login_url = _reverse("admin:login") or settings.LOGIN_URL
+            response = redirect_to_login(request.get_full_path(), login_url)
+        elif not permit_of(request.user).monitor:
             context = {**common_context(request), "permission": VIEW_MONITOR}
-            return render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
-        return view(request, *arguments, **named)
+            response = render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
+        else:
+            response = view(request, *arguments, **named)
+        response.headers["Content-Security-Policy"] = policy()
+        return response
 
-    return with_policy(never_cache(wrapped))
+    return never_cache(wrapped)
 
 
 @require_safe
@@ -180,10 +184,6 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
         "rule_ident": ident_pattern(),
         "rule_url": admin_page(request, "auth", change=True),
     }
-
-
-def _login_url() -> str:
-    return _reverse("admin:login") or settings.LOGIN_URL
 
 
 def admin_page(

@@ -6,27 +6,19 @@ import logging
 from typing import Any, Final
 
 import psycopg
-from django.db import DatabaseError, Error
+from django.db import Error
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.urls import register_converter
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
 from psqlmessages.exceptions import MessagesError
+from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import Page
-from psqlmessages.rest.errors import (
-    RETRY_SECONDS,
-    ApiError,
-    ServiceUnavailable,
-    refused,
-)
-from psqlmessages.rest.schemas import NameConverter
+from psqlmessages.rest.errors import RETRY_SECONDS, ApiError, ServiceUnavailable, refused
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
-
-register_converter(NameConverter, "ks_name")
 
 api = NinjaAPI(
     title="psqlmessages",
@@ -68,7 +60,6 @@ def _failed(_request: HttpRequest, error: Any) -> HttpResponse:
     return answer(translated)
 
 
-@api.exception_handler(DatabaseError)
 @api.exception_handler(Error)
 def _unavailable(_request: HttpRequest, error: Exception) -> HttpResponse:
     log.warning("a call of the API failed: %s", error)
@@ -97,12 +88,5 @@ def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
     return answer(ApiError(400, f"{where}: {first['msg']}"))
 
 
-def _add_parts() -> None:
-    from psqlmessages.rest import queues  # isort: skip
-    from psqlmessages.rest import exchanges, topics
-
-    for part in (queues, exchanges, topics):
-        api.add_router("", part.router)
-
-
-_add_parts()
+for part in (queues, exchanges, topics):
+    api.add_router("", part.router)

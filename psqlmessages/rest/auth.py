@@ -40,7 +40,7 @@ def read(token: str) -> Claim | None:
     return auth.read(token, purpose=PURPOSE)
 
 
-_PATIENCE_SECONDS: Final = 5.0
+_TIMEOUT_SECONDS: Final = 5.0
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
 _LISTED: Final = 50
 
@@ -151,7 +151,7 @@ _readings: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenBatch] = WeakKeyDi
 
 
 async def _read_in_time(read: Callable[[Any], T], subject: Any) -> T:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
         return await in_thread(read, subject)
 
 

@@ -9,12 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.wire import (
-    BASE64,
-    JSON,
-    EncodedBody,
-    MalformedPayload,
-)
+from psqlmessages.wire import BASE64, JSON, EncodedBody, MalformedPayload
 
 CONTENT_TYPE: Final = "content-type"
 PREFIX: Final = "x-ks-hdr-"

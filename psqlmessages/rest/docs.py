@@ -29,13 +29,12 @@ class Page(DocsBase):
 
     def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
         """Render the page with its Content-Security-Policy."""
-        names = ("swagger-ui.css", "swagger-ui-bundle.js", "swagger-ui-init.js")
         context = {
             "title": api.title,
             "settings": {"url": reverse("psqlmessages:api:openapi-json"), "layout": "BaseLayout"},
             "files": [
                 reverse("psqlmessages:api_file", args=[metadata.version("django-ninja"), name])
-                for name in names
+                for name in _FILES
             ],
         }
         response = render(request, "psqlmessages/rest/docs.html", context)

@@ -10,12 +10,7 @@ from django.db.models import Sum
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from psqlmessages.exchanges.store import (
-    definitions,
-    files,
-    permissions,
-    repository,
-)
+from psqlmessages.exchanges.store import definitions, files, permissions, repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.rest import schemas

@@ -12,14 +12,15 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from psqlmessages import health
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import QueueState
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.exchanges.store.definitions import namespace_error, namespaces
+from psqlmessages.exchanges.store.definitions import namespace_error
 from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.pool import Pool, TakenRow
-from psqlmessages.rest.queue_listener import QueueEvent, RestQueueListener
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from psqlmessages.retry import RateLimitedLogger
 
@@ -30,22 +31,17 @@ _CONNECTIONS: Final = 5
 MOST_READERS: Final = 10_000
 MOST_READERS_OF_USER: Final = 2_000
 
-__all__ = ["RestDatabase", "namespace", "namespaces"]
-
 
 class RestDatabase:
     """One database: a connection pool for calls, and the requests that wait for its queues."""
 
     def __init__(self, alias: str) -> None:
-        address = dsn(alias)
-        self.calls = Pool(address, "rest", _CONNECTIONS)
-        self._listener = RestQueueListener(
-            direct_dsn(alias), "rest listens", self._on_event, self._on_connection_lost
-        )
+        self.calls = Pool(dsn(alias), "rest", _CONNECTIONS)
+        self._listener = QueueListener(direct_dsn(alias), "rest listens", may_poll=True)
         self._waiting: dict[str, QueueWaiters] = {}
         self._readers: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
-        self._giving: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     # Waiting requests
 
@@ -63,11 +59,14 @@ class RestDatabase:
         waiting = self._waiting.get(reader.queue)
         if waiting is None:
             waiting = self._waiting[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
+            self._listener.add(reader.queue, waiting.wake)
         waiting.join(reader)
         try:
             return await reader.result
         except asyncio.CancelledError:
-            self._left(reader)
+            result = reader.result
+            if result.done() and not result.cancelled() and result.exception() is None:
+                self.give_back(reader.ident, [result.result()])
             raise
         finally:
             if timer is not None:
@@ -94,11 +93,6 @@ class RestDatabase:
         if not self._by_user[reader.credentials.user]:
             del self._by_user[reader.credentials.user]
 
-    def _left(self, reader: WaitingRequest) -> None:
-        result = reader.result
-        if result.done() and not result.cancelled() and result.exception() is None:
-            self.give_back(reader.ident, [result.result()])
-
     def readers(self, queue: str) -> Iterator[WaitingRequest]:
         """Yield this process's waiting requests for a queue, in order of arrival."""
         waiting = self._waiting.get(queue)
@@ -110,9 +104,8 @@ class RestDatabase:
         return reader if reader is not None and reader.is_waiting else None
 
     def _ended(self, waiting: QueueWaiters) -> None:
-        self._listener.forget(waiting.queue)
-        if self._waiting.get(waiting.queue) is waiting:
-            del self._waiting[waiting.queue]
+        self._listener.remove(waiting.queue, waiting.wake)
+        del self._waiting[waiting.queue]
 
     # Called by QueueWaiters
 
@@ -120,7 +113,7 @@ class RestDatabase:
         """Reserve elements as the key's node."""
         return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
 
-    async def listen(self, ident: str, queue: str) -> QueueEvent:
+    async def listen(self, ident: str, queue: str) -> QueueState:
         """Listen to a queue on the connection that all queues share."""
         return await self._listener.listen(ident, queue)
 
@@ -128,27 +121,17 @@ class RestDatabase:
         """Release unread elements in the background."""
         leases = [element.lease for element in given]
         task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
-        self._giving.add(task)
-        task.add_done_callback(self._giving.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     async def _release(self, ident: str, leases: list[str]) -> None:
         try:
-            await pool.release(self.calls, ident, leases)
+            await self.calls.call("release(%s, VARIADIC %s::text[])", ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
             # They become available again when their leases expire.
             log.warning(
                 "elements could not be given back, and return when their leases expire: %s", error
             )
-
-    # Called by the listener
-
-    def _on_event(self, queue: str, is_moved: bool) -> None:
-        if (waiting := self._waiting.get(queue)) is not None:
-            waiting.on_event(is_moved=is_moved)
-
-    def _on_connection_lost(self) -> None:
-        for waiting in self._waiting.values():
-            waiting.on_connection_lost()
 
 
 _open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = WeakKeyDictionary()

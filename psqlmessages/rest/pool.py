@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -51,7 +50,7 @@ class Pool:
         self._refused_until = 0.0
         self._failed_at: float | None = None
         self._working: set[asyncio.Task[list[Row]]] = set()
-        self._resting: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
         """Return whether the server was unreachable recently and has not answered since."""
@@ -75,6 +74,11 @@ class Pool:
         self._working.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    async def call(self, function: str, *params: Any) -> dict[str, Any]:
+        """Call a function of the schema ``messages``; return its answer. Raises like ``fetch``."""
+        ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
+        return raise_for_error(answer)
 
     def _ended(self, task: asyncio.Task[list[Row]]) -> None:
         self._working.discard(task)
@@ -128,15 +132,15 @@ class Pool:
         if not is_usable or connection.closed:
             await connection.close()
             # The idle connections may have failed too: close them now, not one call at a time.
-            self._rest()
+            self._close_idle()
             return
         self._idle.append(connection)
-        if self._resting is not None:
-            self._resting.cancel()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._resting = loop.call_later(_IDLE_SECONDS, self._rest)
+        self._idle_timer = loop.call_later(_IDLE_SECONDS, self._close_idle)
 
-    def _rest(self) -> None:
+    def _close_idle(self) -> None:
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.pgconn.finish()
@@ -149,10 +153,6 @@ class Pool:
 _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
-)
-_PUSH: Final = (
-    "SELECT messages.push(client_id => %s, queue => %s, body => %s, enc => %s, headers => %s,"
-    " mature => %s::timestamptz, delay => %s::float8, tries => %s::int, key => %s)"
 )
 _STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
@@ -180,67 +180,16 @@ class TakenRow(NamedTuple):
     lease: str
 
 
-class Push(NamedTuple):
-    """The options of a push."""
-
-    headers: str
-    mature: datetime | None
-    delay: float | None
-    tries: int
-    key: str | None
-
-
-async def push(
-    pool: Pool, ident: str, queue: str, body: str, enc: str | None, given: Push
-) -> dict[str, Any]:
-    """Push; the answer has ``Id``, and ``Already`` if the key exists."""
-    params = (ident, queue, body, enc, given.headers, given.mature, given.delay)
-    return await _answer(pool, _PUSH, (*params, given.tries, given.key))
-
-
 async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float) -> list[TakenRow]:
     """Reserve up to ``count`` elements for some seconds."""
     rows = await pool.fetch(_RESERVE, (ident, queue, count, seconds))
     return [TakenRow(*row) for row in rows]
 
 
-async def commit(pool: Pool, ident: str, lease: str) -> bool:
-    """Remove a reserved element; False if the lease is no longer valid."""
-    return await _is_done(pool, "SELECT messages.commit(%s, %s)", (ident, lease))
-
-
-async def rollback(pool: Pool, ident: str, delay: float | None, lease: str) -> bool:
-    """Give back a reserved element with one more try; False if the lease is no longer valid."""
-    sql = "SELECT messages.rollback(%s, %s::float8, %s)"
-    return await _is_done(pool, sql, (ident, delay, lease))
-
-
-async def release(pool: Pool, ident: str, leases: Sequence[str]) -> None:
-    """Give back unread reserved elements, without one more try."""
-    sql = "SELECT messages.release(%s, VARIADIC %s::text[])"
-    await _answer(pool, sql, (ident, list(leases)))
-
-
-async def remove(pool: Pool, ident: str, queue: str, number: int) -> bool:
-    """Remove an element; False if it is unknown or reserved."""
-    answer = await _answer(pool, "SELECT messages.remove(%s, %s, %s)", (ident, queue, number))
-    return bool(answer["Done"])
-
-
-async def pause(pool: Pool, ident: str, queue: str) -> None:
-    """Pause a queue."""
-    await _answer(pool, "SELECT messages.pause(%s, %s)", (ident, queue))
-
-
-async def resume(pool: Pool, ident: str, queue: str) -> None:
-    """Resume a queue."""
-    await _answer(pool, "SELECT messages.resume(%s, %s)", (ident, queue))
-
-
 async def status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
     """Return the sizes and counters of a queue."""
     ((sizes, counted),) = await pool.fetch(_STATUS, (ident, queue, queue))
-    return queue_status(queue, raise_for_error(sizes), counted or {})
+    return _queue_status(queue, raise_for_error(sizes), counted or {})
 
 
 async def statuses(
@@ -248,21 +197,10 @@ async def statuses(
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the next queues that this node may use, and the name to continue after."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
-    found = [queue_status(queue, sizes, counted) for queue, sizes, counted in rows]
+    found = [_queue_status(*row) for row in rows]
     return found, rows[-1][0] if len(rows) == limit else None
 
 
-def queue_status(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
-    """Build the status of a queue as the API returns it."""
+def _queue_status(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
     named = {name.lower(): value for name, value in sizes.items() if name != "Err"}
     return {**counted, **named, "queue": queue}
-
-
-async def _is_done(pool: Pool, sql: str, params: Sequence[Any]) -> bool:
-    answer = await _answer(pool, sql, params)
-    return bool(answer["Done"][0])
-
-
-async def _answer(pool: Pool, sql: str, params: Sequence[Any]) -> dict[str, Any]:
-    ((answer,),) = await pool.fetch(sql, params)
-    return raise_for_error(answer)

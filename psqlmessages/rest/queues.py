@@ -12,11 +12,12 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router, Status
 
 from psqlmessages.conf import get_settings
+from psqlmessages.exchanges.store.definitions import namespaces
 from psqlmessages.rest import bodies, pool, schemas
 from psqlmessages.rest.auth import require_csrf_header
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
-from psqlmessages.rest.namespaces import RestDatabase, namespace, namespaces
-from psqlmessages.rest.pool import Push, TakenRow
+from psqlmessages.rest.namespaces import RestDatabase, namespace
+from psqlmessages.rest.pool import TakenRow
 from psqlmessages.rest.schemas import (
     REFUSALS,
     acting_ident,
@@ -31,7 +32,9 @@ from psqlmessages.rest.waiters import WaitingRequest
 router = Router(tags=["queues"])
 
 
-def place(request: HttpRequest, ns: str, queue: str, ident: str | None) -> tuple[RestDatabase, str]:
+def _target(
+    request: HttpRequest, ns: str, queue: str, ident: str | None
+) -> tuple[RestDatabase, str]:
     """Validate the arguments of a call; return the namespace and the acting node."""
     actor = acting_ident(request, ident)
     name_of(queue, "queue")
@@ -65,30 +68,30 @@ async def list_queues(
 @router.get("/q/{ns}/{ks_name:queue}/status", response={200: schemas.QueueStatus, **REFUSALS})
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
-    space, actor = place(request, ns, queue, ident)
+    space, actor = _target(request, ns, queue, ident)
     return await pool.status(space.calls, actor, queue)
 
 
 @router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **REFUSALS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return whether a queue is paused."""
-    space, actor = place(request, ns, queue, ident)
+    space, actor = _target(request, ns, queue, ident)
     return await pool.status(space.calls, actor, queue)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **REFUSALS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Pause a queue in all processes: consumers wait, pushes still work."""
-    space, actor = place(request, ns, queue, ident)
-    await pool.pause(space.calls, actor, queue)
+    space, actor = _target(request, ns, queue, ident)
+    await space.calls.call("pause(%s, %s)", actor, queue)
     return {"paused": True}
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/resume", response={200: schemas.Paused, **REFUSALS})
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Resume a queue."""
-    space, actor = place(request, ns, queue, ident)
-    await pool.resume(space.calls, actor, queue)
+    space, actor = _target(request, ns, queue, ident)
+    await space.calls.call("resume(%s, %s)", actor, queue)
     return {"paused": False}
 
 
@@ -97,8 +100,9 @@ async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
     """Remove a reserved element; 404 if the lease is no longer valid."""
-    space, actor = place(request, ns, queue, ident)
-    return _done(await pool.commit(space.calls, actor, name_of(lease, "lease")), lease)
+    space, actor = _target(request, ns, queue, ident)
+    name_of(lease, "lease")
+    return _done(await space.calls.call("commit(%s, %s)", actor, lease), lease)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.Done, **REFUSALS})
@@ -111,13 +115,14 @@ async def rollback(
     ident: schemas.Ident = None,
 ):
     """Give back a reserved element with one more try; 404 if the lease is no longer valid."""
-    space, actor = place(request, ns, queue, ident)
-    lease = name_of(lease, "lease")
-    return _done(await pool.rollback(space.calls, actor, delay, lease), lease)
+    space, actor = _target(request, ns, queue, ident)
+    name_of(lease, "lease")
+    answer = await space.calls.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
+    return _done(answer, lease)
 
 
-def _done(is_done: bool, lease: str) -> dict[str, bool]:
-    if not is_done:
+def _done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
+    if not answer["Done"][0]:
         raise ApiError(404, f"the lease {lease:.100} is no longer valid")
     return {"done": True}
 
@@ -157,7 +162,7 @@ _CONTENT: Final[dict[str, Any]] = {
 @router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **REFUSALS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """List the requests that wait in this server process, in the order of service."""
-    space, actor = place(request, ns, queue, ident)
+    space, actor = _target(request, ns, queue, ident)
     await pool.status(space.calls, actor, queue)
     waiting = [
         {
@@ -175,7 +180,7 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
 @router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **REFUSALS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
     """Cancel a waiting request of this server process: one of yours, or of the acting node."""
-    space, actor = place(request, ns, queue, ident)
+    space, actor = _target(request, ns, queue, ident)
     reader = space.reader(queue, tid)
     user = caller_of(request).credentials.user
     if reader is None or (reader.credentials.user != user and reader.ident != actor):
@@ -189,8 +194,8 @@ async def remove(
     request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
 ):
     """Remove an element that is not reserved; 404 if there is none with this number."""
-    space, actor = place(request, ns, queue, ident)
-    if not await pool.remove(space.calls, actor, queue, number):
+    space, actor = _target(request, ns, queue, ident)
+    if not (await space.calls.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
     return Status(204, None)
 
@@ -220,7 +225,7 @@ async def take(
     Otherwise it is removed just before the response. Session calls need the header X-CSRFToken.
     """
     require_csrf_header(request)
-    space, actor = place(request, ns, queue, ident)
+    space, actor = _target(request, ns, queue, ident)
     now = datetime.now(UTC)
     reader = WaitingRequest(
         tid=tid or secrets.token_urlsafe(12),
@@ -243,12 +248,12 @@ async def take(
 
 async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
     try:
-        is_removed = await pool.commit(space.calls, ident, element.lease)
+        answer = await space.calls.call("commit(%s, %s)", ident, element.lease)
     except asyncio.CancelledError:
         # No effect if the commit has already begun.
         space.give_back(ident, [element])
         raise
-    if not is_removed:
+    if not answer["Done"][0]:
         raise ServiceUnavailable(
             "the element could not be delivered in time and is available again"
         )
@@ -272,6 +277,11 @@ def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
 
 
 # Pushing: POST on a queue, with a body of any type
+
+_PUSH: Final = (
+    "push(client_id => %s, queue => %s, body => %s, enc => %s, headers => %s,"
+    " mature => %s::timestamptz, delay => %s::float8, tries => %s::int, key => %s)"
+)
 
 ANY_BODY = {
     "requestBody": {
@@ -301,8 +311,8 @@ async def push(
     ident: schemas.Ident = None,
 ):
     """Push the body and the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
-    space, actor = place(request, ns, queue, ident)
-    if key is not None and not _is_text(key):
+    space, actor = _target(request, ns, queue, ident)
+    if key is not None and ("\0" in key or "\N{REPLACEMENT CHARACTER}" in key):
         raise ApiError(400, "malformed key")
     given = {name.lower(): value for name, value in request.headers.items()}
     data = body_of(request, get_settings().MAX_BODY_BYTES)
@@ -310,11 +320,7 @@ async def push(
         body, headers = bodies.received(data, given.get("content-type", "").strip(), given)
     except bodies.MalformedContent as error:
         raise ApiError(400, str(error)) from None
-    extra = Push(headers, mature, delay, tries, key or None)
-    answer = await pool.push(space.calls, actor, queue, body.text, body.enc, extra)
+    options = (headers, mature, delay, tries, key or None)
+    answer = await space.calls.call(_PUSH, actor, queue, body.text, body.enc, *options)
     already = bool(answer.get("Already"))
     return Status(200 if already else 201, {"id": answer["Id"], "already": already})
-
-
-def _is_text(value: str) -> bool:
-    return "\0" not in value and "\N{REPLACEMENT CHARACTER}" not in value

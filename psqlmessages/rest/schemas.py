@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from asgiref.sync import AsyncToSync, SyncToAsync, sync_to_async
 from django.db import connections
 from django.http import HttpRequest
+from django.urls import register_converter
 from django.urls.converters import StringConverter
 from ninja import Schema
 from pydantic import AwareDatetime, Field
@@ -181,6 +182,9 @@ class NameConverter(StringConverter):
     """A queue, topic or exchange in a path: its name may contain slashes and newlines."""
 
     regex = r"[\s\S]+"
+
+
+register_converter(NameConverter, "ks_name")
 
 
 def name_of(value: str, kind: str) -> str:

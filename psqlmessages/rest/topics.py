@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from django.db import DEFAULT_DB_ALIAS
 from django.http import HttpRequest
 from ninja import Router
 
-from psqlmessages.client.calls import raise_for_error
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import NoListeners
 from psqlmessages.rest import bodies, schemas
@@ -19,9 +16,6 @@ from psqlmessages.rest.schemas import REFUSALS, acting_ident, body_of, name_of
 
 router = Router(tags=["topics"])
 
-_STATUS: Final = "SELECT messages.topic_status_as(%s, %s)"
-_SEND: Final = "SELECT messages.topic_send_as(%s, %s, %s, NULL, %s)"
-
 
 @router.get("/topics/{ks_name:topic}", response={200: schemas.TopicStatus, **REFUSALS})
 async def status(
@@ -30,8 +24,7 @@ async def status(
     """List the nodes that send to a topic, and the nodes that listen to it."""
     actor = acting_ident(request, ident)
     name = name_of(topic, "topic")
-    ((answer,),) = await namespace(ns).calls.fetch(_STATUS, (actor, name))
-    raise_for_error(answer)
+    answer = await namespace(ns).calls.call("topic_status_as(%s, %s)", actor, name)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
@@ -51,9 +44,9 @@ async def send(
         body, _ = bodies.received(data, request.headers.get("Content-Type", "").strip(), {})
     except bodies.MalformedContent as error:
         raise ApiError(400, str(error)) from None
-    rows = await namespace(ns).calls.fetch(_SEND, (actor, name, body.text, body.enc))
+    call = "topic_send_as(%s, %s, %s, NULL, %s)"
     try:
-        raise_for_error(rows[0][0])
+        await namespace(ns).calls.call(call, actor, name, body.text, body.enc)
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

@@ -93,39 +93,28 @@ def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) 
     """
     there = {rule.key: rule for rule in now.rules or ()}
     asked = {rule.key: rule for rule in wanted.rules or ()}
-    identities_there = set(now.web_identities or ())
-    identities_asked = set(wanted.web_identities or ())
+    identities_there, identities_asked = now.web_identities or (), wanted.web_identities or ()
+    known, kept = set(identities_there), set(identities_asked)
+    removes_rules = replace and wanted.rules is not None
+    removes_identities = replace and wanted.web_identities is not None
     return RuleDifference(
         tuple(rule for key, rule in asked.items() if key not in there),
-        tuple(
-            (there[key], rule) for key, rule in asked.items() if key in there and there[key] != rule
-        ),
-        tuple(rule for key, rule in there.items() if key not in asked)
-        if replace and wanted.rules is not None
-        else (),
-        tuple(entry for entry in wanted.web_identities or () if entry not in identities_there),
-        tuple(entry for entry in now.web_identities or () if entry not in identities_asked)
-        if replace and wanted.web_identities is not None
-        else (),
+        tuple((there[key], rule) for key, rule in asked.items() if there.get(key, rule) != rule),
+        tuple(rule for key, rule in there.items() if removes_rules and key not in asked),
+        tuple(entry for entry in identities_asked if entry not in known),
+        tuple(entry for entry in identities_there if removes_identities and entry not in kept),
     )
 
 
 def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -> None:
     """Raise MalformedDefinitions if a web identity names an unknown user or group."""
     identities = wanted.web_identities or ()
-    users = _keys_of_users((entry.user for entry in identities), using)
-    groups = _keys_of_groups((entry.group for entry in identities), using)
+    users, groups = _keys_of(identities, using)
     errors = [
-        *(
-            f"There is no user {entry.user} for the ident {entry.ident}."
-            for entry in identities
-            if entry.user is not None and entry.user not in users
-        ),
-        *(
-            f"There is no group {entry.group} for the ident {entry.ident}."
-            for entry in identities
-            if entry.group is not None and entry.group not in groups
-        ),
+        f"There is no {kind} {name} for the ident {entry.ident}."
+        for kind, keys in (("user", users), ("group", groups))
+        for entry in identities
+        if (name := getattr(entry, kind)) not in keys
     ]
     if errors:
         raise MalformedDefinitions(errors)
@@ -162,32 +151,28 @@ def _apply_rules(todo: RuleDifference, using: str) -> None:
 
 def _apply_identities(todo: RuleDifference, using: str) -> None:
     identities = WebIdentity.objects.using(using)
-    touched = [*todo.identities_added, *todo.identities_removed]
-    users = _keys_of_users((entry.user for entry in touched), using)
-    groups = _keys_of_groups((entry.group for entry in touched), using)
-
-    def fields_of(entry: Identity) -> dict[str, Any]:
-        return {
-            "user_id": users[entry.user] if entry.user is not None else None,
-            "group_id": groups[entry.group] if entry.group is not None else None,
-            "ident": entry.ident,
-        }
-
-    identities.bulk_create(
-        [WebIdentity(**fields_of(entry)) for entry in todo.identities_added], _BATCH
-    )
-    gone = {tuple(fields_of(entry).values()) for entry in todo.identities_removed}
+    users, groups = _keys_of([*todo.identities_added, *todo.identities_removed], using)
+    new = [
+        WebIdentity(user_id=users[user], group_id=groups[group], ident=ident)
+        for user, group, ident in todo.identities_added
+    ]
+    identities.bulk_create(new, _BATCH)
+    gone = {(users[user], groups[group], ident) for user, group, ident in todo.identities_removed}
     there = identities.values_list("pk", "user_id", "group_id", "ident") if gone else ()
     identities.filter(pk__in=[pk for pk, *key in there if tuple(key) in gone]).delete()
 
 
-def _keys_of_users(names: Iterable[str | None], using: str) -> dict[str, Any]:
-    model = get_user_model()
-    wanted = {name for name in names if name is not None}
-    users = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": wanted})
-    return {user.get_username(): user.pk for user in users}
-
-
-def _keys_of_groups(names: Iterable[str | None], using: str) -> dict[str, Any]:
-    wanted = {name for name in names if name is not None}
-    return dict(Group.objects.using(using).filter(name__in=wanted).values_list("name", "pk"))
+def _keys_of(
+    identities: Iterable[Identity], using: str
+) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
+    """Return the primary keys of the users and of the groups that exist, by name."""
+    model, users, groups = get_user_model(), set(), set()
+    for entry in identities:
+        users.add(entry.user)
+        groups.add(entry.group)
+    found = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": users})
+    named = Group.objects.using(using).filter(name__in=groups).values_list("name", "pk")
+    return {None: None, **{user.get_username(): user.pk for user in found}}, {
+        None: None,
+        **dict(named),
+    }

@@ -22,19 +22,10 @@ _APPLY = """
     DO UPDATE SET mode = excluded.mode, timeout = excluded.timeout
     WHERE (a.mode, a.timeout) IS DISTINCT FROM (excluded.mode, excluded.timeout)
 """
-_REMOVE = """
-    DELETE FROM messages.auth
-    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
-"""
-_SET_MODE = """
-    UPDATE messages.auth SET mode = %s
-    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
-"""
-_MODE = """
-    SELECT mode FROM messages.auth
-    WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)
-    FOR UPDATE
-"""
+_WHERE = "WHERE role = coalesce(%s, session_user) AND (ident, type, dest) = (%s, %s, %s)"
+_REMOVE = f"DELETE FROM messages.auth {_WHERE}"  # noqa: S608
+_SET_MODE = f"UPDATE messages.auth SET mode = %s {_WHERE}"  # noqa: S608
+_MODE = f"SELECT mode FROM messages.auth {_WHERE} FOR UPDATE"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import pytest_django
 from django.core.management import call_command
 from django.db import connections
 
-from psqlmessages.exchanges.engine import runner
+from psqlmessages.client import wakeups
 from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
 from tests.django.processes import manage
@@ -107,8 +107,8 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 @pytest.fixture
 def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found but by what wakes, and by the looks for what others hold."""
-    monkeypatch.setattr(runner, "POLL_LEAST", 100.0)
-    monkeypatch.setattr(runner, "POLL_MOST", 100.0)
+    monkeypatch.setattr(wakeups, "POLL_LEAST", 100.0)
+    monkeypatch.setattr(wakeups, "POLL_MOST", 100.0)
 
 
 @pytest.fixture

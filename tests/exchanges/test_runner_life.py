@@ -12,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.utils.timezone import now
 
-from psqlmessages.exchanges.engine import queue_listener
+from psqlmessages.client import queue_listener
 from psqlmessages.exchanges.selectors import selector
 from psqlmessages.exchanges.store import repository, worker
 from psqlmessages.exchanges.store.stats import FORMER, CounterStore

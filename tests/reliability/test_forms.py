@@ -31,7 +31,7 @@ MODELS = (
 OF_ONE = {
     "auth_delete": Auth, "auth_change": Auth, "client_change": Client, "topic_change": Topic,
     "queue_change": Queue, "queue_elements": Queue, "exchange_change": Exchange,
-    "exchange_try": Exchange, "exchange_rules": Exchange,
+    "exchange_dry_run": Exchange, "exchange_rules": Exchange,
 }  # fmt: skip
 # The pages to begin with, and some behind them.
 FEW = size(40, 60)

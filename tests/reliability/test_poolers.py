@@ -13,13 +13,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
 from psqlmessages.cli.doctor_checks import FindingState, pooler
+from psqlmessages.client import queue_listener
 from psqlmessages.client.connect import PoolerKind, connect, probe
 from psqlmessages.client.gateway import Gateway
+from psqlmessages.client.queue_listener import QueueListener
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
-from psqlmessages.exchanges.engine.queue_listener import QueueListener
-from psqlmessages.rest import queue_listener
 from psqlmessages.rest.pool import Pool
-from psqlmessages.rest.queue_listener import RestQueueListener
 from psqlmessages.retry import RateLimitedLogger
 from tests.client.programs import finished
 from tests.conftest import TestedServer
@@ -109,15 +108,12 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
     async def listen() -> None:
-        watch = QueueListener(by_transaction)
         with pytest.raises(ConnectionShared, match=REFUSED):
-            await watch.follow("W", "Q")
-        await watch.close()
-        listener = RestQueueListener(by_transaction, "rest", lambda *_: None, lambda: None)
+            await QueueListener(by_transaction, "exchange").listen("W", "Q")
+        listener = QueueListener(by_transaction, "rest", may_poll=True)
         for _ in range(2):
-            heard = await listener.listen("W", "Q")
-            assert (heard.seconds, heard.next) == (2.0, None)
-        listener._rest()
+            state = await listener.listen("W", "Q")
+            assert (state.next_at, state.is_listening) == (None, False)
 
     asyncio.run(listen())
     assert "polling instead of listening: the pooler at" in caplog.text
@@ -237,7 +233,7 @@ def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
             taken.update(row[0] for rows in await asyncio.gather(*pops) for row in rows)
         assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
         for pool in pools:
-            pool._rest()
+            pool._close_idle()
         return taken
 
     taken = asyncio.run(ask_all())

@@ -271,7 +271,7 @@ async def test_asynchronous_ones_say_so_to_each_that_shares_a_round_trip(
             pool = Pool(url, "rest", 1)
             with pytest.raises((NotificationQueueFull, errors.ProgramLimitExceeded)) as full:
                 await pool.fetch("SELECT messages.publish('SENDER', 'T', 'x')")
-            pool._rest()
+            pool._close_idle()
         began = monotonic()
         while await is_refused(0):
             assert monotonic() - began < SOON_SECONDS

@@ -41,10 +41,10 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
     """Wanda at a site whose namespaces are reached through the proxies."""
     # An answer that does not come is waited for.
-    seconds = {"pool.ANSWER": 4, "queue_listener.ANSWER": 4, "waiters._AWAY": 2}
+    seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4, "rest.waiters._AWAY": 2}
     site = new_site(
         DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
-        PATCHED={f"psqlmessages.rest.{name}_SECONDS": value for name, value in seconds.items()},
+        PATCHED={f"psqlmessages.{name}_SECONDS": value for name, value in seconds.items()},
     )
     caller = Caller(site, bearer(site, "wanda", "worker"))
     yield caller
@@ -103,7 +103,7 @@ def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
 
 def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site], rest: World):
     # An answer of the database that is held up would come after minutes.
-    answer = {"rest.pool.ANSWER_SECONDS": 600, "rest.queue_listener.ANSWER_SECONDS": 600}
+    answer = {"rest.pool.ANSWER_SECONDS": 600, "client.queue_listener.ANSWER_SECONDS": 600}
     site = new_site(PATCHED={f"psqlmessages.{name}": value for name, value in answer.items()})
     worker = Caller(site, bearer(site, "wanda", "worker"))
     with rest.owner.connection.transaction(force_rollback=True):

@@ -2,23 +2,24 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 
-import psycopg
 import pytest
 
+from psqlmessages.client import queue_listener, wakeups
 from psqlmessages.client.connection import AsyncConnection
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import ConnectionLost, ConnectionShared, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
-from psqlmessages.rest import queue_listener
 from psqlmessages.rest import waiters as lines
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.pool import TakenRow
-from psqlmessages.rest.queue_listener import QueueEvent, RestQueueListener
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
@@ -34,7 +35,8 @@ class Shelf:
         self.given_back: list[int] = []
         self.is_away = self.is_held_up = False
         self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self.heard = QueueEvent(60, None)
+        self.is_listening = False
+        self.next_seconds: float | None = None
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
         self.reserves.append((key.ident, count))
@@ -46,12 +48,14 @@ class Shelf:
             await self.before_answer()
         return [TakenRow(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
 
-    async def listen(self, ident: str, queue: str) -> QueueEvent:
+    async def listen(self, ident: str, queue: str) -> QueueState:
         self.listens.append(ident)
         self._check()
         if self.is_held_up:
-            raise psycopg.errors.LockNotAvailable
-        return self.heard
+            return QueueState(None, monotonic() + 0.01)
+        is_new, self.is_listening = not self.is_listening, True
+        next_at = None if self.next_seconds is None else monotonic() + self.next_seconds
+        return QueueState(next_at, monotonic() + 30, is_listening=True, is_new=is_new)
 
     def give_back(self, ident: str, elements: Sequence[TakenRow]) -> None:
         self.given_back += [element.id for element in elements]
@@ -73,7 +77,6 @@ class Scene:
         self.shelf = Shelf()
         self.has_ended = asyncio.Event()
         self.line = QueueWaiters("orders", self.shelf, lambda _: self.has_ended.set())
-        self.line._times.poll_seconds = lines._LEAST_POLL_SECONDS
 
     def join(self, *, is_hasty: bool = False) -> WaitingRequest:
         reader = reader_of_orders(is_hasty=is_hasty)
@@ -83,7 +86,7 @@ class Scene:
 
     def push(self, *numbers: int) -> None:
         self.shelf.elements += numbers
-        self.line.on_event(is_moved=False)
+        self.line.wake()
 
     async def settled(self) -> None:
         """Let the line come to rest: its task does nothing but wait for a stir."""
@@ -122,8 +125,8 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
     # It looks when it is told to, however long the machine takes.
-    monkeypatch.setattr(lines, "_LEAST_POLL_SECONDS", 3600.0)
-    scene.line._times.poll_seconds = 3600.0
+    monkeypatch.setattr(wakeups, "POLL_LEAST", 3600.0)
+    scene.line._schedule.reset()
     readers = [scene.join() for _ in range(1000)]
     await scene.settled()
     # One call before anybody listened and one after: not one for each reader.
@@ -137,10 +140,10 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (3, 2)
     assert not any(reader.result.done() for reader in (*readers[1:], *late))
     # A lost connection, and a channel that has moved, are listened to anew.
-    scene.line.on_connection_lost()
-    await scene.settled()
-    scene.line.on_event(is_moved=True)
-    await scene.settled()
+    for _ in range(2):
+        scene.shelf.is_listening = False
+        scene.line.wake()
+        await scene.settled()
     assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
 
@@ -170,7 +173,7 @@ async def test_what_a_reader_leaves_is_for_the_next_or_given_back(scene: Scene):
 async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(lines, "_MOST_HELD_SECONDS", 0.01)
+    monkeypatch.setattr(wakeups, "POLL_LEAST", 0.01)
     # It is no database that is away.
     monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.0)
     scene.shelf.is_held_up = True
@@ -199,7 +202,7 @@ async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene
         hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
 
     scene.shelf.before_answer = meanwhile
-    scene.line.on_event(is_moved=False)
+    scene.line.wake()
     assert await got(front) == 9
     with pytest.raises(ApiError):
         await hasty[0].result
@@ -228,33 +231,32 @@ async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene
     scene.shelf.elements.append(1)
     assert await got(reader) == 1
     # What a transaction holds is looked for soon, however long nothing came.
-    scene.line._times.poll_seconds = 100.0
-    scene.shelf.heard = QueueEvent(60, 0)
-    scene.line.on_event(is_moved=False)
+    scene.line._schedule.interval = 100.0
+    scene.shelf.next_seconds = 0
+    scene.line.wake()
     await scene.settled()
     assert not late.result.done()
     scene.shelf.elements.append(2)
     assert await got(late) == 2
-    times = lines.PollState()
+    schedule = PollSchedule()
     for _ in range(20):
-        times.polled(0.0)
-    assert times.poll_seconds == 10
-    times.on_listening(QueueEvent(60, 0), 0.0)
-    times.polled(0.0)
-    assert times.poll_seconds == 1
+        schedule.polled()
+    assert schedule.seconds(QueueState(None, 30.0), 0.0) == 10
+    assert schedule.seconds(QueueState(0.0, 30.0), 0.0) == 1
+    assert schedule.seconds(QueueState(3.0, 30.0), 0.0) == 3
 
 
 @pytest.fixture
-def listener(world: World) -> Iterator[RestQueueListener]:
+def listener(world: World) -> QueueListener:
     """A listener of a role whose node worker may use orders*."""
     world.rules("user1 worker Queue orders* RW 60")
     url = world.server.url("user1")
-    return RestQueueListener(url, "rest listens", lambda *_: None, lambda: None)
+    return QueueListener(url, "rest listens", may_poll=True)
 
 
 @in_a_loop
 async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
-    listener: RestQueueListener, monkeypatch: pytest.MonkeyPatch
+    listener: QueueListener, monkeypatch: pytest.MonkeyPatch
 ):
     async def lent(_connection: AsyncConnection, _seconds: float) -> bool:
         return False
@@ -264,15 +266,15 @@ async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
     monkeypatch.setattr(queue_listener, "refuse_shared", answers)
     with pytest.raises(ServerUnreachable):
         await listener.listen("worker", "orders")
-    heard = await listener.listen("worker", "orders")
+    state = await listener.listen("worker", "orders")
     # It looks for elements: whoever listened there would hear nothing.
-    assert (heard.seconds, heard.next) == (2.0, None)
-    listener._rest()
+    assert (state.next_at, state.is_listening) == (None, False)
+    await listener.close()
 
 
 @in_a_loop
 async def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
-    listener: RestQueueListener, world: World
+    listener: QueueListener, world: World
 ):
     await listener.listen("worker", "orders")
     maker = world.program("user1")
@@ -280,9 +282,9 @@ async def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
         maker.ok("push", "worker", "orders-new", "x")
         held = asyncio.create_task(listener.listen("worker", "orders-new"))
         async with asyncio.timeout(60):
-            heard = await listener.listen("worker", "orders")
-        assert heard.next is None
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            await held
-    assert (await listener.listen("worker", "orders-new")).next == 0
-    listener._rest()
+            state = await listener.listen("worker", "orders")
+        assert (state.next_at, state.is_listening) == (None, True)
+        assert not (await held).is_listening
+    state = await listener.listen("worker", "orders-new")
+    assert state.is_stale(monotonic())
+    await listener.close()

@@ -33,10 +33,10 @@ RELAY_RULES = (
 )
 # Times of the product that pass by themselves where a machine stands still for seconds.
 PATIENT = {
-    "psqlmessages.monitor.healthz._PATIENCE_SECONDS": 60,
-    "psqlmessages.monitor.metrics._PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.healthz._TIMEOUT_SECONDS": 60,
+    "psqlmessages.monitor.metrics._TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.metrics._STATEMENT_SECONDS": 60,
-    "psqlmessages.monitor.viewer.PATIENCE_SECONDS": 60,
+    "psqlmessages.monitor.viewer.READ_TIMEOUT_SECONDS": 60,
 }
 
 

@@ -115,7 +115,7 @@ def lock_timeout(text: str = "50ms") -> Iterator[None]:
 @pytest.fixture
 def impatient(database: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for locks a moment; if that has no bound, for some seconds."""
-    monkeypatch.setattr("psqlmessages.admin.base._PATIENCE", "50ms")
+    monkeypatch.setattr("psqlmessages.admin.base.LOCK_TIMEOUT", "50ms")
     with connection.cursor() as cursor:
         cursor.execute("SET statement_timeout = '60s'")
     yield

@@ -7,7 +7,7 @@ from django.conf import settings
 
 
 class Patched(AppConfig):
-    """What the setting PATCHED names: {"psqlmessages.monitor.viewer.PATIENCE_SECONDS": 60}."""
+    """What the setting PATCHED names: {"psqlmessages.monitor.viewer.READ_TIMEOUT_SECONDS": 60}."""
 
     name = "tests.web"
     label = "patched"

@@ -187,7 +187,7 @@ def test_the_list_and_the_page_add_up_what_all_workers_counted(desk: Desk, sorti
 
 
 def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
-    return desk.send(desk.open(page_of(exchange, "try")), "Run", **values)
+    return desk.send(desk.open(page_of(exchange, "dry-run")), "Run", **values)
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_trying_needs_the_permission_and_a_valid_element(desk: Desk, choosing: E
         page = tried(desk, choosing, **values)
         assert any(sentence in error for error in page.errors), (values, page.errors)
         assert "default/eu" not in page.text
-    path = page_of(choosing, "try")
+    path = page_of(choosing, "dry-run")
     assert desk.staff("view_queue").client.get(path).status_code == 403
     assert "Dry run" in desk.staff("view_exchange").open(path).html
-    assert desk.client.get(f"{EXCHANGES}999/try/").status_code == 404
+    assert desk.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404

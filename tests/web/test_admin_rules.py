@@ -147,8 +147,8 @@ def busy(desk: Desk) -> Iterator[None]:
 
 def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
-    waits, close_gate = count(), base.close_gate
-    monkeypatch.setattr(base, "close_gate", lambda: (next(waits), close_gate()))
+    waits, lock_rules = count(), base.lock_rules
+    monkeypatch.setattr(base, "lock_rules", lambda: (next(waits), lock_rules()))
     form, listed = desk.open_rule(ident="A"), desk.open(RULES)
     asked = desk.follow(form, "Delete")
     keys = list(Auth.objects.values_list("pk", flat=True))
@@ -170,14 +170,14 @@ def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pyt
 
 def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have something done, once, between the look at a rule and the lock of all others."""
-    close_gate, acts = base.close_gate, [act]
+    lock_rules, acts = base.lock_rules, [act]
 
     def act_and_close() -> None:
         while acts:
             acts.pop()()
-        close_gate()
+        lock_rules()
 
-    monkeypatch.setattr(base, "close_gate", act_and_close)
+    monkeypatch.setattr(base, "lock_rules", act_and_close)
 
 
 def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):

@@ -316,7 +316,7 @@ def furnish(site: Site, world: World) -> dict[str, str]:
         "identities": IDENTITIES, "new identity": f"{IDENTITIES}add/",
         "exchanges": EXCHANGES, "new exchange": f"{EXCHANGES}add/",
         "exchange": f"{EXCHANGES}{exchange.pk}/change/",
-        "trial": f"{EXCHANGES}{exchange.pk}/try/",
+        "dry_run": f"{EXCHANGES}{exchange.pk}/dry-run/",
         "queues": QUEUES, "queue": f"{QUEUES}{queue}/change/", "new queue": f"{QUEUES}add/",
         "elements": f"{QUEUES}{queue}/elements/",
     }  # fmt: skip

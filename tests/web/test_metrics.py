@@ -20,7 +20,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.models import Destination, Element, Exchange, ExchangeCount, Queue
 from psqlmessages.monitor import healthz as module
-from psqlmessages.monitor import metrics
+from psqlmessages.monitor import metrics, queries
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.relay import revalidation
 from tests.conftest import TestedServer
@@ -173,7 +173,7 @@ async def ask(method: str = "get") -> HttpResponse:
 
 @in_loop
 async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "dsn", lambda: "host=127.0.0.1 port=1")
+    monkeypatch.setattr(queries, "dsn", lambda _: "host=127.0.0.1 port=1")
     answer = await ask()
     assert answer.status_code == 503
     assert json.loads(answer.content) == {"status": "unavailable", "broken": ["database"]}
@@ -189,24 +189,24 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         stalled.setblocking(False)
         address = f"host=127.0.0.1 port={stalled.getsockname()[1]}"
-        monkeypatch.setattr(module, "dsn", lambda: address)
-        monkeypatch.setattr(module, "_PATIENCE_SECONDS", 0.5)
+        monkeypatch.setattr(queries, "dsn", lambda _: address)
+        monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.5)
         answers = await asyncio.gather(*(ask() for _ in range(20)))
         assert {answer.status_code for answer in answers} == {503}
         stalled.accept()[0].close()
         with pytest.raises(BlockingIOError):
             stalled.accept()
     # It is ok again when the database answers.
-    monkeypatch.setattr(module, "dsn", server.url)
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(queries, "dsn", lambda _: server.url())
+    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     assert (await ask()).status_code == 200
 
 
 @in_loop
 async def test_it_names_the_broken_part(server: TestedServer, monkeypatch: pytest.MonkeyPatch):
     """The database answers new connections, but nobody finds out who a visitor is."""
-    monkeypatch.setattr(module, "dsn", server.url)
-    monkeypatch.setattr(module, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(queries, "dsn", lambda _: server.url())
+    monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(revalidation, "SLOW_SECONDS", 0.0)
     release = threading.Event()
     hanging = asyncio.create_task(revalidation.in_thread(release.wait, 60))

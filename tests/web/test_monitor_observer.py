@@ -12,7 +12,7 @@ from pytest_django import Settings
 from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
 from psqlmessages.monitor import history, observer, viewer
 from psqlmessages.monitor.access import MonitorAccess
-from psqlmessages.monitor.frames import BODY_BYTES, message_frame, row, topic_changes, whole_topic
+from psqlmessages.monitor.frames import BODY_BYTES, message_frame, row, topic_frame
 from psqlmessages.monitor.history import EVENTS, TAIL, History
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.queries import MonitorReader, read_health
@@ -134,7 +134,7 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
 async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
     stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
     await stage.live()
     slow = stage.look(reads=False)
@@ -147,7 +147,7 @@ async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_
     await stage.until(lambda: len(stage.unread) > viewer.FRAMES)
     assert stage.unread[viewer.FRAMES]["op"] == "snapshot"
     assert counts(stage.unread[viewer.FRAMES :])[0] == 50
-    monkeypatch.setattr(viewer, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 0.1)
     await stage.until(lambda: stage.closed)
     assert stage.closed == [4408]
 
@@ -282,8 +282,8 @@ def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
     assert asking["wants_answer"]
     assert "abc" not in str(asking)
     assert "60.4" not in str(asking)
-    whole = whole_topic(kept.topics["T"], NOW, with_bodies=False)
-    changed = topic_changes(kept.topics["T"], 0, range(NOW, NOW), NOW, with_bodies=False)
+    whole = topic_frame(kept.topics["T"], NOW, with_bodies=False)
+    changed = topic_frame(kept.topics["T"], NOW, with_bodies=False, seconds=range(NOW, NOW))
     assert "secret" not in str(whole) + str(changed)
 
 

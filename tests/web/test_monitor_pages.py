@@ -17,9 +17,9 @@ from pytest_django import Settings
 
 from project.postgres import Server
 from psqlmessages.models import Auth, ExchangeCount, Queue
-from psqlmessages.monitor import graph
+from psqlmessages.monitor import graph, json_views, queries
 from psqlmessages.monitor import views as views_module
-from psqlmessages.monitor.graph import GraphWatch
+from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
 from tests.web.desks import lock_timeout, visitor
@@ -195,7 +195,7 @@ Outcome = ExchangeCount.Outcome
 @pytest.fixture
 def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The database, which may stand still for seconds."""
-    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 60)
     return database
 
 
@@ -252,29 +252,29 @@ def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: p
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The databases asked, in the order of the questions."""
     found: list[str] = []
-    ask = graph._ask
+    run_queries = queries.run_queries
 
-    async def counted(alias: str, *question: Any) -> Any:
+    async def counted(name: str, alias: str, *question: Any) -> Any:
         found.append(alias)
-        return await ask(alias, *question)
+        return await run_queries(name, alias, *question)
 
-    monkeypatch.setattr(graph, "_ask", counted)
+    monkeypatch.setattr(queries, "run_queries", counted)
     return found
 
 
 def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(graph, "TICK_SECONDS", 3600.0)
+    monkeypatch.setattr(json_views, "TICK_SECONDS", 3600.0)
     new("x1", "orders", "eu")
 
     @async_to_sync
     async def look() -> set[str | None]:
-        watch = GraphWatch()
-        first, second = (asyncio.create_task(watch.text()) for _ in range(2))
+        shared = SharedText(graph.read_graph)
+        first, second = (asyncio.create_task(shared.get()) for _ in range(2))
         # Both are waiting now: if one leaves, the reading goes on for the others.
         await asyncio.wait({first}, timeout=0)
         first.cancel()
-        texts = await asyncio.gather(second, *(watch.text() for _ in range(100)))
-        return {*texts, await watch.text()}
+        texts = await asyncio.gather(second, *(shared.get() for _ in range(100)))
+        return {*texts, await shared.get()}
 
     (text,) = look()
     assert text is not None
@@ -286,15 +286,16 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: 
     new("x1", "orders", "eu", source_namespace="elsewhere")
     (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
     assert (source["ns"], source["sizes"]) == ("elsewhere", None)
-    monkeypatch.setattr(graph, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(json_views, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(graph, "_AWAY_SECONDS", 3600.0)
     asked.clear()
+    graph._away_until.clear()
 
     @async_to_sync
     async def look() -> None:
-        watch = GraphWatch()
+        shared = SharedText(graph.read_graph)
         for _ in range(5):
-            await watch.text()
+            await shared.get()
 
     look()
     assert asked.count("elsewhere") == 1, "it is left alone for a while"
@@ -302,6 +303,6 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: 
     async def hanging(*_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(psycopg.AsyncConnection, "connect", hanging)
     assert visitor("view_monitor").get(GRAPH).status_code == 503

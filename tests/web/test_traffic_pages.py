@@ -14,7 +14,7 @@ from pytest_django import Settings
 
 from psqlmessages import traffic_retention
 from psqlmessages.models import PipelineJob, Traffic
-from psqlmessages.monitor import graph
+from psqlmessages.monitor import json_views
 from psqlmessages.monitor import traffic as monitored
 from tests.sql.conftest import World
 from tests.web.conftest import PATIENT
@@ -36,8 +36,8 @@ def part(values: list[float], share: int) -> float:
 @pytest.fixture
 def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The database, which may stand still for seconds; nothing is remembered of other tests."""
-    monkeypatch.setattr(graph, "_PATIENCE_SECONDS", 60)
-    monkeypatch.setattr(monitored, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(monitored, "_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(monitored, "_JOBS_TIMEOUT_SECONDS", 60.0)
     return database
 
 
@@ -48,7 +48,7 @@ def viewer(database: World) -> Client:
 
 def figures(client: Client, **query: Any) -> dict[str, Any]:
     """Read them anew."""
-    monitored._watches.clear()
+    json_views._texts.clear()
     response = client.get(FIGURES, query)
     assert response.status_code == 200
     return response.json()

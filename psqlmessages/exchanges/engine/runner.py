@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 
 from psqlmessages.client.calls import raise_for_error, translate_error
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NotAuthorized
 from psqlmessages.exchanges.engine import sql
 from psqlmessages.exchanges.engine.batch import (
@@ -23,7 +25,6 @@ from psqlmessages.exchanges.engine.batch import (
     TakenElement,
 )
 from psqlmessages.exchanges.engine.counters import ExchangeCounters
-from psqlmessages.exchanges.engine.queue_listener import QueueListener, QueueState
 from psqlmessages.exchanges.engine.remote import REFUSALS, CircuitBreaker, RemotePusher
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
 from psqlmessages.retry import Backoff, RateLimitedLogger
@@ -100,13 +101,6 @@ class ExchangeLog:
 
 # Consumers of one exchange. One of them at a time watches the queue for all.
 
-# A push that began before the queue was watched sends no notification, so poll with growing
-# intervals.
-POLL_LEAST: Final = 0.1
-POLL_MOST: Final = 10.0
-# If a transaction that locked elements rolls back, no notification is sent, so poll every second.
-_HELD_SECONDS: Final = 1.0
-
 
 class DatabaseHandle:
     """A database with its queue listener and its circuit breaker."""
@@ -114,7 +108,7 @@ class DatabaseHandle:
     def __init__(self, alias: str, address: str) -> None:
         self.alias = alias
         self.address = address
-        self.watch = QueueListener(address)
+        self.listener = QueueListener(address, "exchange listens")
         self.circuit = CircuitBreaker(alias)
 
 
@@ -134,7 +128,7 @@ class ExchangeRunner:
         self._is_watched = False
         self._parked: deque[asyncio.Future[None]] = deque()
         self._queue_state: QueueState | None = None
-        self._poll = POLL_LEAST
+        self._schedule = PollSchedule()
 
     @property
     def source(self) -> DatabaseHandle:
@@ -143,12 +137,12 @@ class ExchangeRunner:
 
     async def run(self, loops: list[ExchangeConsumer]) -> None:
         """Run the consumers until stopped."""
-        queue, watch = self.plan.graphed.source.queue, self.source.watch
-        watch.add(queue, self.wake)
+        queue, listener = self.plan.graphed.source.queue, self.source.listener
+        listener.add(queue, self.wake)
         try:
             await asyncio.gather(*(loop.run() for loop in loops))
         finally:
-            watch.remove(queue, self.wake)
+            listener.remove(queue, self.wake)
 
     def stop(self) -> None:
         """Stop each consumer after its current batch."""
@@ -161,7 +155,7 @@ class ExchangeRunner:
     def wake(self) -> None:
         """Note that elements may be available."""
         self.rouses += 1
-        self._poll = POLL_LEAST
+        self._schedule.reset()
         self._queue_state = None
         self._roused.set()
         if not self._is_watched:
@@ -170,7 +164,7 @@ class ExchangeRunner:
 
     def found(self) -> None:
         """Note that elements were found: another consumer looks for more, or watches the queue."""
-        self._poll = POLL_LEAST
+        self._schedule.reset()
         self._queue_state = None
         self._call()
 
@@ -210,24 +204,17 @@ class ExchangeRunner:
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
             source = self.plan.graphed.source.queue
-            queue_state = await self.source.watch.follow(self.plan.ident, source)
+            queue_state = await self.source.listener.listen(self.plan.ident, source)
             if queue_state.is_new or self.rouses != rouses:
                 return
             self._queue_state = queue_state
         self._roused.clear()
         if not self.is_stopping:
+            seconds = self._schedule.seconds(queue_state, monotonic())
+            self._schedule.polled()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._wait_timeout(queue_state)):
+                async with asyncio.timeout(seconds):
                     await self._roused.wait()
-
-    def _wait_timeout(self, queue_state: QueueState) -> float:
-        poll, self._poll = self._poll, min(self._poll * 2, POLL_MOST)
-        seconds = min(poll, max(queue_state.again_at - monotonic(), POLL_LEAST))
-        if queue_state.next_at is None or queue_state.is_paused:
-            return seconds
-        # Available elements that were not returned are locked by other transactions.
-        until_next = queue_state.next_at - monotonic()
-        return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
 
 _ANSWER_SECONDS = 60

@@ -117,7 +117,7 @@ class ExchangeWorker:
         if self._ending:
             await asyncio.wait(self._ending)
         for namespace in self._namespaces.values():
-            await namespace.watch.close()
+            await namespace.listener.close()
         try:
             self._write_at = 0.0
             await self._write()

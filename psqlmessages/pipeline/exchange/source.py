@@ -147,7 +147,7 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
         )
     finally:
         for database_ in databases.values():
-            await database_.watch.close()
+            await database_.listener.close()
     return [counts for runner in runners for counts in runner.counts()]
 
 

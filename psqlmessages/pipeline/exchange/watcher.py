@@ -12,9 +12,9 @@ from time import monotonic
 
 import psycopg
 
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.exchanges.engine.queue_listener import QueueListener
-from psqlmessages.exchanges.engine.runner import POLL_LEAST, POLL_MOST
 from psqlmessages.pipeline.exchange.definition import ExchangeInput
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
@@ -34,12 +34,12 @@ class WatchedSource:
     backoff: Backoff = field(default_factory=lambda: Backoff(_LEAST, _MOST))
     next_at: float = 0.0
     wakeups: int = 0
-    poll: float = POLL_LEAST
+    schedule: PollSchedule = field(default_factory=PollSchedule)
 
     def wake(self) -> None:
         """Query the state now, or after the backoff if its server is down."""
         self.wakeups += 1
-        self.poll = POLL_LEAST
+        self.schedule.reset()
         self.next_at = self.backoff.next_at
         self.woken.set()
 
@@ -47,7 +47,7 @@ class WatchedSource:
         """Return whether the queue has available elements; schedule the next query."""
         wakeups = self.wakeups
         try:
-            state = await self.listener.follow(self.source.ident, self.source.place.queue)
+            state = await self.listener.listen(self.source.ident, self.source.place.queue)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
             self.next_at = now + self.backoff.failed(now)
@@ -56,13 +56,10 @@ class WatchedSource:
             return False
         self.backoff.succeeded()
         now = monotonic()
-        if state.is_paused or state.next_at is None:
-            next_at = state.again_at
-        else:
-            next_at = max(min(state.next_at, state.again_at), now)
+        next_at = state.again_at if state.next_at is None else state.next_at
         if self.wakeups == wakeups:
-            self.next_at = min(now + self.poll, next_at)
-            self.poll = min(self.poll * 2, POLL_MOST)
+            self.next_at = min(now + self.schedule.interval, next_at)
+            self.schedule.polled()
         return next_at <= now
 
 
@@ -117,7 +114,8 @@ class SourceWatcher:
         for source in sources:
             namespace = source.place.namespace
             if namespace not in self._listeners:
-                self._listeners[namespace] = QueueListener(self._address(namespace))
+                address = self._address(namespace)
+                self._listeners[namespace] = QueueListener(address, "exchange listens")
             if source not in self._watched:
                 listener = self._listeners[namespace]
                 watched = WatchedSource(source, listener, self._log, self._woken)

@@ -78,7 +78,7 @@ def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
     queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Looked once more after the wake, it is known when to look next.
-    monkeypatch.setattr(wakeups, "_LONGEST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "POLL_MOST", HOURS.total_seconds())
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(bodies, reader)
         listened(queues)

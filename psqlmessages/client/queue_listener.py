@@ -1,0 +1,218 @@
+"""Queue listener: one listening connection for the queues of a database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from math import inf
+from time import monotonic
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from psqlmessages.client.calls import raise_for_error, translate_error
+from psqlmessages.client.connect import address_of, bound, refuse_shared
+from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
+from psqlmessages.client.options import conninfo
+from psqlmessages.client.wakeups import MOVED, QueueState
+from psqlmessages.exceptions import ConnectionShared
+from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.wire import MalformedPayload, parse
+
+logger: Final = logging.getLogger("psqlmessages")
+log: Final = RateLimitedLogger(logger, timedelta(hours=1))
+
+ANSWER_SECONDS: Final = 10.0
+# All queues share the connection, so waiting for the lock of one delays the others: while a
+# transaction creates the queue or changes rules, ask again after a second.
+_LISTEN: Final = """
+    SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '100ms', true)
+"""
+_LOCKED_SECONDS: Final = 1.0
+_IDLE_SECONDS: Final = 60.0
+# Through a pooler that shares connections no notification arrives: ask again after this time.
+_UNHEARD_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 60.0
+
+
+class QueueListener:
+    """Listens to the queues of one database, and wakes those that wait for their elements.
+
+    The connection is open while anybody waits, and up to a minute longer. With ``may_poll``, a
+    pooler that shares connections is no error: the queues must be polled.
+    """
+
+    def __init__(self, dsn: str, name: str, *, may_poll: bool = False) -> None:
+        self._address = conninfo(dsn, name)
+        self._may_poll = may_poll
+        self._shared_until = -inf
+        self._connection: AsyncConnection | None = None
+        self._buffer: NotificationBuffer | None = None
+        self._descriptor = -1
+        self._turn = asyncio.Lock()
+        self._waiters: dict[str, set[Callable[[], None]]] = {}
+        # By queue: the channel, and until when pushes send notifications.
+        self._channels: dict[str, tuple[str, float]] = {}
+        self._unused: set[str] = set()
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    def add(self, queue: str, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever a queue may have elements, and if the connection is lost."""
+        self._waiters.setdefault(queue, set()).add(wake)
+
+    def remove(self, queue: str, wake: Callable[[], None]) -> None:
+        """Stop calling ``wake`` for a queue."""
+        self._waiters[queue].discard(wake)
+        if not self._waiters[queue]:
+            del self._waiters[queue]
+            self._close_later()
+
+    async def listen(self, ident: str, queue: str) -> QueueState:
+        """Listen to a queue as a node for a while, and return its state.
+
+        Raise psycopg.Error or MessagesError if that fails, for instance because a rule is missing.
+        """
+        async with self._turn:
+            if self._connection is None and not await self._can_connect():
+                return QueueState(None, monotonic() + _UNHEARD_SECONDS)
+            for unused in self._channels.keys() - self._waiters.keys() - {queue}:
+                self._forget(unused)
+            for channel in tuple(self._unused):
+                await self._ask(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+                self._unused.discard(channel)
+            asked_at = monotonic()
+            try:
+                ((row,),) = await self._ask(_LISTEN, (ident, queue))
+            except psycopg.errors.LockNotAvailable:
+                return QueueState(None, monotonic() + _LOCKED_SECONDS)
+            answer, now = raise_for_error(row), monotonic()
+            channel, seconds, next_seconds = answer["Channel"], answer["Seconds"], answer["Next"]
+            _, until = self._channels.get(queue, ("", -inf))
+            self._channels[queue] = channel, asked_at + seconds
+            self._unused.discard(channel)
+        return QueueState(
+            next_at=None if answer["Paused"] or next_seconds is None else now + next_seconds,
+            again_at=now + seconds / 2,
+            is_listening=True,
+            is_new=until < asked_at,
+        )
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._drop_connection()
+
+    async def _can_connect(self) -> bool:
+        if monotonic() < self._shared_until:
+            return False
+        try:
+            await self._connect()
+        except ConnectionShared as error:
+            if not self._may_poll:
+                raise
+            log.warning("polling instead of listening: %s", error)
+            self._shared_until = monotonic() + _PROBE_SECONDS
+            return False
+        return True
+
+    async def _connect(self) -> None:
+        connection = await AsyncConnection.connect(self._address, autocommit=True)
+        connection.answer_seconds = ANSWER_SECONDS
+        try:
+            if not await bound(connection, ANSWER_SECONDS):
+                await asyncio.to_thread(refuse_shared, self._address, address_of(connection))
+        except BaseException:
+            await connection.close()
+            raise
+        self._connection = connection
+        self._buffer = NotificationBuffer(connection.pgconn)
+
+    async def _ask(
+        self, query: sql.Composed | str, params: tuple[str, ...] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a query, then process the notifications that arrived during it."""
+        connection = self._connection
+        if connection is None:
+            raise psycopg.OperationalError("the connection was lost")
+        # psycopg waits on the same socket, and asyncio allows one reader per descriptor.
+        self._stop_reading()
+        try:
+            cursor = await connection.execute(query, params)
+            return await cursor.fetchall() if params else []
+        except psycopg.Error as error:
+            if broken := is_broken(connection, error):
+                self._drop_connection()
+            raise translate_error(error, is_broken=broken) from error
+        except BaseException:
+            self._drop_connection()
+            raise
+        finally:
+            if self._connection is not None:
+                self._descriptor = connection.fileno()
+                asyncio.get_running_loop().add_reader(self._descriptor, self._read)
+                self._process_notifications()
+
+    # Notifications
+
+    def _read(self) -> None:
+        if self._buffer is None:
+            return
+        try:
+            self._buffer.read()
+        except psycopg.OperationalError:
+            self._drop_connection()
+        self._process_notifications()
+
+    def _process_notifications(self) -> None:
+        for _, payload in self._buffer.take() if self._buffer is not None else ():
+            # Only a foreign client that knows the name of the channel sends a malformed payload.
+            with suppress(MalformedPayload):
+                header = parse(payload).header
+                queue = str(header.get("Queue"))
+                if header.get("Evt") == MOVED:
+                    self._forget(queue)
+                self._wake(queue)
+
+    def _wake(self, queue: str) -> None:
+        for wake in tuple(self._waiters.get(queue, ())):
+            wake()
+
+    # Disconnecting
+
+    def _forget(self, queue: str) -> None:
+        if queue in self._channels:
+            self._unused.add(self._channels.pop(queue)[0])
+
+    def _stop_reading(self) -> None:
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            self._descriptor = -1
+
+    def _drop_connection(self) -> None:
+        """Drop the connection and wake all waiters: their next call reconnects."""
+        self._stop_reading()
+        if self._connection is not None:
+            # Not close(), which must be awaited: there is nothing left to send to the server.
+            self._connection.pgconn.finish()
+        self._connection = self._buffer = None
+        self._channels.clear()
+        self._unused.clear()
+        for queue in tuple(self._waiters):
+            self._wake(queue)
+
+    def _close_later(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._idle_timer = loop.call_later(_IDLE_SECONDS, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self._turn.locked():
+            self._close_later()
+        elif not self._waiters:
+            self._drop_connection()
