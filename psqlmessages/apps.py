@@ -16,10 +16,11 @@ class PsqlMessagesConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the checks and time limits; import ``message_handlers`` of every app."""
-        from psqlmessages import checks, silent_connections
+        from psqlmessages import checks, conf, silent_connections, wire
         from psqlmessages.schema import write_settings
 
         checks.register()
+        wire.set_json_default(conf.json_default)
         silent_connections.register()
         if "daphne.server" in sys.modules:
             from psqlmessages.relay import daphne_limits

@@ -1,5 +1,6 @@
 """The Django setting PSQLMESSAGES: its keys, defaults and checks."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -9,6 +10,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -35,6 +37,7 @@ class Settings:
     RELAY_SOCKETS: int = _setting("E007", 20, 1, 100_000)
     RELAY_QUEUE_FRAMES: int = _setting("E008", 1000, 10, 100_000)
     RELAY_QUEUE_BYTES: int = _setting("E009", 4 * MIB, 64 * KIB, 512 * MIB)
+    JSON_ENCODER: str = _setting("E021", "django.core.serializers.json.DjangoJSONEncoder")
     METRICS: bool = _setting("E010", False)
     ANSWER_SECONDS: int = _setting("E015", 10, 0, 3600)
     HANDLER_SECONDS: int = _setting("E016", 60, 1, 24 * 60 * 60)
@@ -44,6 +47,12 @@ class Settings:
     TRAFFIC_DAYS_OF_TEN_SECONDS: int = _setting("E012", 3, 1, 36_500)
     TRAFFIC_DAYS_OF_MINUTES: int = _setting("E013", 30, 1, 36_500)
     TRAFFIC_DAYS_OF_HOURS: int = _setting("E014", 730, 1, 36_500)
+
+
+def json_default(value: Any) -> Any:
+    """Convert a value that JSON lacks, by the setting JSON_ENCODER."""
+    encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
+    return encoder.default(value)
 
 
 @cache
@@ -82,7 +91,17 @@ def errors_in(given: Any) -> Iterator[SettingError]:
             yield SettingError(metadata["check"], text)
 
 
-def _problem(key: str, value: Any, least: int | None, most: int | None) -> str:
+def _encoder_problem(path: Any) -> str:
+    try:
+        is_encoder = issubclass(import_string(path), json.JSONEncoder)
+    except (ImportError, AttributeError, TypeError):
+        is_encoder = False
+    return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
+
+
+def _problem(  # noqa: PLR0911 - one sentence per kind of setting
+    key: str, value: Any, least: int | None, most: int | None
+) -> str:
     if least is not None and most is not None:
         if type(value) is not int or not least <= value <= most:
             return f"it must be a number between {least} and {most}"
@@ -94,6 +113,8 @@ def _problem(key: str, value: Any, least: int | None, most: int | None) -> str:
             return f"it must be text of at most {NODE_CHARACTERS} characters"
         if value.endswith("*"):
             return "a name that ends in * is a pattern and cannot be a node name"
+    elif key == "JSON_ENCODER":
+        return _encoder_problem(value)
     elif not isinstance(value, str) or (value and value not in settings.DATABASES):
         return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
     return ""

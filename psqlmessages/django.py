@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, transaction
@@ -18,13 +21,12 @@ from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
 from psqlmessages.client.queue_calls import (
     DEFAULT_DURATION,
-    AckResult,
     Element,
     Headers,
 )
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
-from psqlmessages.exceptions import NoListeners
+from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
     alias_of,
@@ -41,11 +43,16 @@ from psqlmessages.wire import encode_many
 
 __all__ = [
     "acall",
+    "apop",
     "apublish",
+    "apublish_many",
     "apush",
+    "apush_many",
+    "aread_stream",
+    "areserve",
     "asend",
+    "asend_many",
     "call",
-    "commit",
     "node",
     "on_rpc",
     "on_topic",
@@ -56,11 +63,13 @@ __all__ = [
     "push_many",
     "read_stream",
     "reserve",
-    "rollback",
+    "reserve_many",
     "rules",
     "send",
     "send_many",
 ]
+
+T = TypeVar("T")
 
 on_topic = registry.on_topic
 on_rpc = registry.on_rpc
@@ -80,6 +89,15 @@ _SEND_MANY = """
     WHERE sent.answer ->> 'Err' <> '0'
     LIMIT 1
 """
+
+
+def _in_transaction(function: Callable[..., T]) -> Callable[..., T]:
+    @wraps(function)
+    def wrapped(*arguments: Any, using: str | None = None, **options: Any) -> T:
+        with transaction.atomic(using=alias_of(using)):
+            return function(*arguments, using=using, **options)
+
+    return wrapped
 
 
 def send(
@@ -150,6 +168,9 @@ def send_many(
     return len(bodies)
 
 
+asend_many = sync_to_async(send_many)
+
+
 def publish(
     topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
@@ -179,6 +200,9 @@ def publish_many(
     return _publish(stream_calls.publish_many(ident, topic, bodies), using, ident, topic, bodies)
 
 
+apublish_many = sync_to_async(publish_many)
+
+
 def read_stream(
     client: str,
     topic: str,
@@ -200,6 +224,9 @@ def read_stream(
     rows = fetch(*stream_calls.subscribe(place, max_rows), using)
     return [message_of(topic, row) for row in rows]
 
+
+# Acknowledges what it returned before in a transaction of its own.
+aread_stream = sync_to_async(_in_transaction(read_stream))
 
 # Queues.
 
@@ -267,6 +294,7 @@ def push_many(  # noqa: PLR0913
 
 # Uses the connection of the asynchronous ORM.
 apush = sync_to_async(push)
+apush_many = sync_to_async(push_many)
 
 
 def pop(
@@ -283,40 +311,111 @@ def pop(
     return _taken(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-def reserve(
+# Removes what it returns in a transaction of its own.
+apop = sync_to_async(_in_transaction(pop))
+
+
+@dataclass(slots=True)
+class ReservedElement(Element):
+    """A leased element: commit it, or give it back. It returns when its lease expires."""
+
+    ident: str = field(default="", repr=False)
+    using: str | None = field(default=None, repr=False)
+
+    def commit(self) -> None:
+        """Remove it permanently, within the transaction of your writes.
+
+        Raises LeaseExpired if another consumer may have it: the writes must be rolled back.
+        """
+        self._check(run(queue_calls.commit(self.ident, self), self.using))
+
+    def rollback(self, *, delay: Duration | None = None) -> None:
+        """Return it with one more try: to the end of the queue, or after ``delay``.
+
+        Raises LeaseExpired if it has returned already.
+        """
+        self._check(run(queue_calls.rollback(self.ident, self, delay=delay), self.using))
+
+    def renew(self, duration: Duration = DEFAULT_DURATION) -> None:
+        """Extend the lease to ``duration`` from now; raises LeaseExpired."""
+        statement = queue_calls.renew(self.ident, self.queue, self.lease, duration)
+        self._check(fetch(*statement, self.using))
+
+    def _check(self, is_valid: object) -> None:
+        if not is_valid:
+            raise LeaseExpired(f"the lease of element {self.id} of {self.queue} is not valid")
+
+
+def reserve_many(
     queue: str,
-    count: int = 1,
+    count: int,
     duration: Duration = DEFAULT_DURATION,
     *,
     ident: str | None = None,
     using: str | None = None,
-) -> list[Element]:
+) -> list[ReservedElement]:
     """Lease up to ``count`` elements; they return after ``duration`` unless committed.
 
-    Call it outside of ``atomic``, and :func:`commit` within the transaction of your writes.
+    Call it outside of ``atomic``, and ``commit`` of each element within that of your writes.
     """
-    return _taken(queue, queue_calls.reserve(own_ident(ident), queue, count, duration), using)
+    ident = own_ident(ident)
+    found = _taken(queue, queue_calls.reserve(ident, queue, count, duration), using)
+    names = [each.name for each in fields(Element)]
+    return [
+        ReservedElement(*(getattr(element, name) for name in names), ident, using)
+        for element in found
+    ]
 
 
-def commit(
-    *elements: Element | str, ident: str | None = None, using: str | None = None
-) -> AckResult:
-    """Remove reserved elements permanently, within the ORM's transaction.
-
-    The result is False if a lease expired and another consumer has taken its element: roll back the
-    writes for it. The result has the state of each element.
-    """
-    return run(queue_calls.commit(own_ident(ident), *elements), using)
-
-
-def rollback(
-    *elements: Element | str,
+@contextmanager
+def reserve(
+    queue: str,
+    duration: Duration = DEFAULT_DURATION,
+    *,
     delay: Duration | None = None,
     ident: str | None = None,
     using: str | None = None,
-) -> AckResult:
-    """Return reserved elements with one more try: to the end of the queue, or after ``delay``."""
-    return run(queue_calls.rollback(own_ident(ident), *elements, delay=delay), using)
+) -> Iterator[ReservedElement | None]:
+    """Handle one element: ``with reserve("jobs") as job``; None if there is none.
+
+    The block runs in a transaction that also commits the element, so its writes take effect exactly
+    once; LeaseExpired rolls them back. After an exception the element returns with one more try:
+    to the end of the queue, or after ``delay``. Call it outside of ``atomic``.
+    """
+    job = next(iter(reserve_many(queue, 1, duration, ident=ident, using=using)), None)
+    try:
+        with transaction.atomic(using=alias_of(using)):
+            yield job
+            if job is not None and not job.is_settled:
+                job.commit()
+    except BaseException:
+        if job is not None:
+            with suppress(MessagesError, DatabaseError):
+                job.rollback(delay=delay)
+        raise
+
+
+@asynccontextmanager
+async def areserve(
+    queue: str,
+    duration: Duration = DEFAULT_DURATION,
+    *,
+    delay: Duration | None = None,
+    ident: str | None = None,
+    using: str | None = None,
+) -> AsyncIterator[ReservedElement | None]:
+    """Handle one element in asynchronous code, which has no transactions; see :func:`reserve`."""
+    found = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
+    job = next(iter(found), None)
+    try:
+        yield job
+        if job is not None and not job.is_settled:
+            await sync_to_async(job.commit)()
+    except BaseException:
+        if job is not None:
+            with suppress(MessagesError, DatabaseError):
+                await sync_to_async(job.rollback)(delay=delay)
+        raise
 
 
 def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:

@@ -304,5 +304,11 @@ class NotInstalled(MessagesError):
     hint = "run the migrations of psqlmessages in this database"
 
 
+class LeaseExpired(MessagesError):
+    """The lease of a queue element is no longer valid; another consumer may have the element."""
+
+    hint = "roll back the writes for it; a longer duration or renew() prevents it"
+
+
 class NodeClosed(MessagesError):
     """The node was closed or stopped, or was never opened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -44,11 +45,22 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # Shared: with options, json.dumps and json.loads would create one for each call.
-_encoder: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _strict_decoder: Final = json.JSONDecoder(
     parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
 )
+
+
+def set_json_default(default: Callable[[Any], Any]) -> None:
+    """Let this process send values that JSON lacks: ``default`` returns one that JSON has.
+
+    It raises TypeError for the rest, as ``json.JSONEncoder.default`` does.
+    """
+    global _encoder  # noqa: PLW0603 - one per process
+    _encoder = json.JSONEncoder(
+        ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=default
+    )
 
 
 def strict_json(text: str) -> Any:
@@ -175,5 +187,5 @@ def _to_json(value: Any) -> str:
         text.encode()
     except UnicodeEncodeError:
         # Only escapes (\\ud800) preserve lone surrogates.
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_encoder.default)
     return text

@@ -217,6 +217,16 @@ def reserve(
     )
 
 
+def renew(
+    ident: str, queue: str, lease: str, duration: Duration = DEFAULT_DURATION
+) -> SqlStatement:
+    """Extend a lease to ``duration`` from now; no row if it is not valid."""
+    return SqlStatement(
+        "SELECT id FROM messages.renew(%s, %s, %s::float8, %s)",
+        (*check_names(ident, queue), seconds_of(duration, "duration"), lease),
+    )
+
+
 def elements(queue: str, rows: Rows) -> list[Element]:
     """Read the rows of :func:`pop` and :func:`reserve`."""
     return [element_of(queue, row) for row in rows]

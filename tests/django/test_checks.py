@@ -66,6 +66,8 @@ WRONG = (
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),
     ({"DIRECT_DATABASE": 5}, "E020", "an alias of DATABASES"),
+    ({"JSON_ENCODER": "json.JSONDecoder"}, "E021", "a subclass of json.JSONEncoder"),
+    ({"JSON_ENCODER": None}, "E021", "a subclass of json.JSONEncoder"),
 )  # fmt: skip
 
 

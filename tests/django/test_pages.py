@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
 from zipfile import ZipFile
@@ -19,6 +20,7 @@ from psqlmessages import checks
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.cli.main import add_commands
+from psqlmessages.conf import Settings
 from psqlmessages.management import exchange, install, permissions, rules, run, token
 from tests.conftest import TestedServer
 
@@ -163,12 +165,13 @@ def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcom
 
 def test_every_system_check_and_check_of_the_doctor_is_on_its_page() -> None:
     documented = re.findall(r"^\| `(psqlmessages\.[EW]\d+)`", DJANGO_MD, re.MULTILINE)
-    source = Path(checks.__file__).read_text()
-    assert sorted(set(re.findall(r'"(psqlmessages\.[EW]\d+)"', source))) == sorted(documented)
+    found = re.findall(r'"psqlmessages\.([EW]\d+)"', Path(checks.__file__).read_text())
+    ids = {"E001", *found, *(field.metadata["check"] for field in fields(Settings))}
+    assert sorted(f"psqlmessages.{id_}" for id_ in ids) == sorted(documented)
     section = COMMANDS_MD.split("\n## doctor")[1].split("\n## ")[0]
     documented = re.findall(r"^\| ([a-z ]+) \|", section, re.MULTILINE)
     names = [check.__name__.replace("_", " ") for check in CHECKS]
-    assert [name for name in documented if name not in ("check", "option")] == names
+    assert [n for n in documented if n not in ("check", "option")] == [*names, "needed rules"]
 
 
 def test_every_command_is_on_its_page_with_all_its_options() -> None:

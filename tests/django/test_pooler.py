@@ -11,7 +11,15 @@ from psqlmessages import Node
 from psqlmessages.checks import check_databases
 from psqlmessages.cli.doctor_checks import FindingState, listening, pooler
 from psqlmessages.client.connect import PoolerKind, probe
-from psqlmessages.django import commit, pop, publish, push, read_stream, reserve, rollback, send
+from psqlmessages.django import (
+    pop,
+    publish,
+    push,
+    read_stream,
+    reserve,
+    reserve_many,
+    send,
+)
 from psqlmessages.testing import allow_queue
 from tests.django.conftest import finding_of
 from tests.django.pgbouncer import pgbouncer
@@ -81,8 +89,9 @@ def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: Wo
         with transaction.atomic():
             assert [element.body for element in pop("orders")] == [number]
         push("orders", number)
-        for settle in (rollback, commit):
-            (element,) = reserve("orders")
-            assert settle(element)
+        (element,) = reserve_many("orders", 1)
+        element.rollback()
+        with reserve("orders") as element:
+            assert element.tries == 1
     heard = [body for body in listener.bodies() if body.startswith("order")]
     assert heard == [f"order {number}" for number in range(10)]

@@ -4,7 +4,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,13 +13,25 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import OperationalError, connection, connections, transaction
 from django.test import TestCase, override_settings
+from django.utils.translation import gettext_lazy
 
 import psqlmessages
 from project.postgres import Server
 from psqlmessages import StreamMessage
-from psqlmessages.django import commit, pop, publish, publish_many, push, push_many, reserve
-from psqlmessages.exceptions import ModeNotAuthorized, NotPositive, TopicNotExistent
+from psqlmessages.django import (
+    ReservedElement,
+    areserve,
+    pop,
+    publish,
+    publish_many,
+    push,
+    push_many,
+    reserve,
+    reserve_many,
+)
+from psqlmessages.exceptions import LeaseExpired, ModeNotAuthorized, NotPositive, TopicNotExistent
 from psqlmessages.testing import allow_queue, sent_messages
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
@@ -94,24 +107,27 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(sto
 def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
     with transaction.atomic():
         Group.objects.create(name="order 1")
-        id_ = push("orders", {"id": 1}, headers={"country": "it"}, tries=2)
+        # What JSON lacks is sent by Django's encoder.
+        body = {"id": 1, "price": Decimal("1.1"), "on": date(2026, 1, 2), "name": gettext_lazy("x")}
+        id_ = push("orders", body, headers={"country": "it"}, tries=2)
         with pytest.raises(ZeroDivisionError):
             add_and_fail(push, "orders")
         assert left(stored) == 0
     with transaction.atomic():
         (element,) = pop("orders", 5)
-    assert (element.id, element.body, element.headers) == (id_, {"id": 1}, {"country": "it"})
+    assert (element.id, element.headers) == (id_, {"country": "it"})
+    assert element.body == {"id": 1, "price": "1.1", "on": "2026-01-02", "name": "x"}
     assert (element.tries, element.lease) == (2, "")
     assert inspect.signature(psqlmessages.django.apush) == inspect.signature(push)
     assert async_to_sync(psqlmessages.django.apush)("orders", "1", headers={"a": 1}) > id_
-    assert [element.headers for element in reserve("orders")] == [{"a": 1}]
+    assert [element.headers for element in reserve_many("orders", 1)] == [{"a": 1}]
 
 
 def test_many_are_pushed_all_or_none(stored: World) -> None:
     ids = push_many("orders", ["a", None], headers=[{"n": 1.0}, None], keys=["k", None])
     assert push("orders", "again", key="k") == ids[0]
     assert push_many("orders", [], delay=HOUR) == []
-    first, second = reserve("orders", 9)
+    first, second = reserve_many("orders", 9)
     assert (first.body, first.headers, second.body, second.headers) == ("a", {"n": 1.0}, None, {})
 
 
@@ -157,27 +173,63 @@ def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Stor
 
 def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
     @transaction.atomic
-    def save_and_commit(lease: str, name: str) -> None:
+    def save_and_commit(element: ReservedElement, name: str) -> None:
         Group.objects.create(name=name)
-        if not commit(lease):
-            raise ZeroDivisionError
+        element.commit()
 
     push("orders", "x")
-    (early,) = reserve("orders", duration=timedelta(microseconds=1))
-    (late,) = reserve("orders")
+    (early,) = reserve_many("orders", 1, duration=timedelta(microseconds=1))
+    (late,) = reserve_many("orders", 1)
     assert (late.id, late.tries) == (early.id, 1)
-    with pytest.raises(ZeroDivisionError):
-        save_and_commit(early.lease, "effect")
-    save_and_commit(late.lease, "effect")
-    with pytest.raises(ZeroDivisionError):
-        save_and_commit(late.lease, "second effect")
+    with pytest.raises(LeaseExpired, match=r"roll back the writes"):
+        save_and_commit(early, "effect")
+    save_and_commit(late, "effect")
+    with pytest.raises(LeaseExpired):
+        save_and_commit(late, "second effect")
     assert (saved(), left(stored)) == (["effect"], 0)
     # What is rolled back comes again.
     push_many("orders", ["a", "b"])
-    first, second = reserve("orders", 2)
-    assert psqlmessages.django.rollback(first)
-    assert psqlmessages.django.rollback(second, delay=HOUR)
-    assert [(one.body, one.tries) for one in reserve("orders", 2)] == [("a", 1)]
+    first, second = reserve_many("orders", 2)
+    first.renew(60)
+    first.rollback(delay=0)
+    second.rollback(delay=HOUR)
+    with pytest.raises(LeaseExpired):
+        second.renew()
+    assert [(one.body, one.tries) for one in reserve_many("orders", 2)] == [("a", 1)]
+
+
+def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World) -> None:
+    with reserve("orders") as nothing:
+        assert nothing is None
+    push("orders", "x")
+
+    def handle(then: Callable[[], object], seconds: float = 60) -> None:
+        with reserve("orders", seconds, delay=0) as job:
+            Group.objects.create(name=job.body)
+            then()
+
+    with pytest.raises(ZeroDivisionError):
+        handle(lambda: 1 / 0)
+    with pytest.raises(LeaseExpired):
+        # Its lease ends during the block, and another consumer takes it.
+        handle(lambda: wait_until(lambda: reserve_many("orders", 1)), 0.001)
+    assert (saved(), left(stored)) == ([], 1)
+    with reserve("orders") as job:
+        Group.objects.create(name=f"{job.body} {job.tries}")
+    assert (saved(), left(stored)) == (["x 2"], 0)
+
+    async def divide(delay: int) -> str:
+        async with areserve("orders", delay=0) as job:
+            return f"{job.body} {1 // delay}"
+
+    push("orders", "y")
+    with pytest.raises(ZeroDivisionError):
+        async_to_sync(divide)(0)
+    assert async_to_sync(divide)(1) == "y 1"
+    assert left(stored) == 0
+    push_many("orders", ["z"])
+    assert [one.body for one in async_to_sync(psqlmessages.django.apop)("orders")] == ["z"]
+    assert left(stored) == 0
 
 
 def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
@@ -191,7 +243,6 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
             (TopicNotExistent, "", publish, "UNHEARD", "x"),
             (TypeError, "cannot be mixed", publish_many, "ORDERS", [b"x", "y"]),
             (ModeNotAuthorized, "", push, "read-only", "x"),
-            (psqlmessages.exceptions.MalformedArgument, "", commit, "x"),
             (TypeError, "cannot be mixed", push_many, "orders", [b"x", "y"]),
         ):
             with pytest.raises(error, match=words or None):
@@ -203,7 +254,7 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
         (NotPositive, psqlmessages.django.read_stream, "worker.1", "ORDERS", timedelta(0)),
         (ModeNotAuthorized, pop, "write-only"),
         (NotPositive, pop, "orders", 0),
-        (NotPositive, reserve, "orders", 0),
+        (NotPositive, reserve_many, "orders", 0),
     ):
         with pytest.raises(error), transaction.atomic():
             call(*arguments)

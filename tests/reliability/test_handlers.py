@@ -16,7 +16,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages import Element, Message
 from psqlmessages import handler_worker as running
-from psqlmessages.django import commit, pop, publish, push_many, read_stream, reserve
+from psqlmessages.django import pop, publish, push_many, read_stream, reserve_many
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
@@ -250,7 +250,7 @@ def take(how: str, meet: Meeting, failures: list[type | None]) -> None:
     elements: list[Element] | None = None
     while elements != []:
         # What is reserved once is tried until it is done.
-        reserved = [] if how == "pop" else reserve("WORK", 3)
+        reserved = [] if how == "pop" else reserve_many("WORK", 3)
         elements = None
         while elements is None:
             try:
@@ -268,7 +268,8 @@ def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
             counting(meet)
             bodies = [element.body for element in elements]
             cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
-            assert not reserved or commit(*reserved)
+            for element in reserved:
+                element.commit()
     return elements
 
 

@@ -30,8 +30,9 @@ BEGIN
         -- An older version, whose publishers the new functions for readers would not count.
         (7, CASE WHEN to_regclass('messages._publishing') IS NOT NULL THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
         (8, 'messages._queues', 'ACCESS EXCLUSIVE'),
+        (9, 'messages._scan_start', 'SHARE'),
         -- The scripts drop columns of an older version.
-        (9, CASE WHEN EXISTS (
+        (10, CASE WHEN EXISTS (
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('messages._gate') AND a.attname = 'version' AND NOT a.attisdropped
         ) THEN 'messages._gate' END, 'ACCESS EXCLUSIVE')

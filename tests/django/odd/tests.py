@@ -8,7 +8,7 @@ from django.db import connections, transaction
 from django.test import AsyncClient, TransactionTestCase
 
 from psqlmessages import orm
-from psqlmessages.django import push, reserve
+from psqlmessages.django import push, reserve_many
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import auth
 from psqlmessages.rest.auth import token_for
@@ -55,7 +55,7 @@ class UnusualProject(TransactionTestCase):
         allow_queue("jobs")
         push("jobs", {"a": 1})
         with transaction.atomic():
-            (element,) = reserve("jobs")
+            (element,) = reserve_many("jobs", 1)
         assert element.body == {"a": 1}
 
     def test_a_router_keeps_the_functions_out_of_other_databases(self) -> None:
