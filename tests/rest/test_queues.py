@@ -254,7 +254,15 @@ def test_what_is_not_there_is_404(worker: Caller):
     assert worker.call("GET", "q/nowhere/orders/status").status == 404
     assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404
-    assert worker.call("PUT", at("orders")).status == 405
+    refused = worker.call("PUT", at("orders"))
+    assert (refused.status, refused.detail) == (405, "PUT is not supported here, only GET, POST")
+    for method, argument in (("GET", "reserved=1"), ("POST", "dealy=60")):
+        refused = worker.call(method, f"{at('orders')}?{argument}", b"x")
+        name = argument.split("=")[0]
+        assert (refused.status, refused.detail.split(";")[0]) == (
+            400,
+            f"unknown query argument '{name}'",
+        )
 
 
 def test_a_rule_taken_away_ends_the_wait(worker: Caller, rest: World):
