@@ -62,9 +62,10 @@ def _strict_pattern(pattern: URLPattern, known: dict[str, set[str]]) -> URLPatte
         response: HttpResponse = await view(request, **arguments)
         if response.status_code != 405:
             return response
-        detail = f"{request.method} is not supported here, only {response.headers['Allow']}"
-        allow = {"Allow": response.headers["Allow"]}
-        return JsonResponse({"detail": detail, "err": None}, status=405, headers=allow)
+        allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
+        detail = f"{request.method} is not supported here, only {allowed}"
+        content = {"detail": detail, "err": None}
+        return JsonResponse(content, status=405, headers={"Allow": allowed})
 
     return URLPattern(pattern.pattern, checked, pattern.default_args, pattern.name)
 
