@@ -7,28 +7,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
-from psqlmessages.cli.doctor_checks import (
-    Check,
-    CheckContext,
-    Finding,
-    FindingState,
-    clock,
-    commit_lock,
-    examine,
-    installed,
-    listening,
-    open_transactions,
-    pooler,
-    queue,
-    server,
-)
-from psqlmessages.cli.doctor_tables import (
-    create_rights,
-    expired_bodies,
-    owners,
-    rules,
-    stream_tables,
-)
+from psqlmessages.cli import doctor_checks, doctor_tables
+from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, FindingState, examine
 from psqlmessages.cli.output import one_line
 from psqlmessages.client.connect import connect
 
@@ -36,19 +16,19 @@ NAME = "doctor"
 HELP = "report problems with their cause and fix"
 
 CHECKS: tuple[Check, ...] = (
-    server,
-    installed,
-    pooler,
-    listening,
-    queue,
-    commit_lock,
-    open_transactions,
-    clock,
-    expired_bodies,
-    stream_tables,
-    owners,
-    rules,
-    create_rights,
+    doctor_checks.server,
+    doctor_checks.installed,
+    doctor_checks.pooler,
+    doctor_checks.listening,
+    doctor_checks.queue,
+    doctor_checks.commit_lock,
+    doctor_checks.open_transactions,
+    doctor_checks.clock,
+    doctor_tables.expired_bodies,
+    doctor_tables.stream_tables,
+    doctor_tables.owners,
+    doctor_tables.rules,
+    doctor_tables.create_rights,
 )
 
 
@@ -82,12 +62,9 @@ def examinations(dsn: str, *more: Check) -> Iterator[Finding]:
 def _describe(finding: Finding) -> str:
     lines = [f"{finding.state.value:7}  {finding.check:14}  {one_line(finding.found)}"]
     if finding.state is not FindingState.OK:
-        lines += [f"{'':9}{word}: {one_line(text)}" for word, text in _advice(finding) if text]
+        advice = (("why", finding.why), ("fix", finding.mend))
+        lines += [f"{'':9}{word}: {one_line(text)}" for word, text in advice if text]
     return "\n".join(lines)
-
-
-def _advice(finding: Finding) -> tuple[tuple[str, str], ...]:
-    return ("why", finding.why), ("fix", finding.mend)
 
 
 def _as_json(finding: Finding) -> dict[str, str]:

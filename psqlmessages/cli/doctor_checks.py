@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from time import monotonic
@@ -33,11 +33,21 @@ class FindingState(Enum):
 class Finding:
     """Finding of a check: the state and, unless it is OK, why it matters and how to fix it."""
 
-    check: str
     state: FindingState
     found: str
     why: str = ""
     mend: str = ""
+    check: str = ""
+
+
+def ok(found: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding(FindingState.OK, found)
+
+
+def wrong(found: str, why: str, mend: str) -> Finding:
+    """Return a finding with a problem."""
+    return Finding(FindingState.WRONG, found, why, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +66,6 @@ class CheckContext:
         rows = self.rows(query, *values)
         return rows[0][0] if rows else None
 
-    @property
-    def role(self) -> str:
-        """The role of the connection."""
-        return self.connection.info.user
-
 
 _NOT_INSTALLED = (
     psycopg.errors.InvalidSchemaName,
@@ -72,27 +77,20 @@ _NOT_INSTALLED = (
 Check = Callable[[CheckContext], Iterator[Finding]]
 
 
-def examine(check: Check, patient: CheckContext) -> Iterator[Finding]:
+def examine(check: Check, context: CheckContext) -> Iterator[Finding]:
     """Run a check; the result is unknown if privileges or installed objects are missing."""
     name = check.__name__.replace("_", " ")
     try:
-        yield from check(patient)
+        for finding in check(context):
+            yield replace(finding, check=name)
     except psycopg.errors.InsufficientPrivilege:
-        yield Finding(
-            name,
-            FindingState.UNKNOWN,
-            f"role {patient.role} lacks the privileges for this check",
-            "only the owner of the tables can run it",
-            "run doctor as the owner of the tables",
-        )
+        found = f"role {context.connection.info.user} lacks the privileges for this check"
+        why = "only the owner of the tables can run it"
+        mend = "run doctor as the owner of the tables"
+        yield Finding(FindingState.UNKNOWN, found, why, mend, name)
     except _NOT_INSTALLED:
-        yield Finding(
-            name,
-            FindingState.UNKNOWN,
-            "not installed",
-            "the check needs the functions and tables",
-            MIGRATE,
-        )
+        why = "the check needs the functions and tables"
+        yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
 
 # Checks of the notification queue: its usage, blocking backends, waiting commits.
@@ -145,20 +143,18 @@ OPEN_TRANSACTIONS = """
 """
 
 
-def queue(patient: CheckContext) -> Iterator[Finding]:
+def queue(context: CheckContext) -> Iterator[Finding]:
     """Check how full the notification queue is, and which backends hold it back."""
-    usage = float(patient.value(USAGE))
+    usage = float(context.value(USAGE))
     is_full = usage >= QUEUE_LIMIT
-    holders = patient.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
+    holders = context.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
     found = f"{usage:.4%} full"
     if not is_full and not holders:
-        yield Finding("queue", FindingState.OK, found)
+        yield ok(found)
         return
     if not holders:
-        role = patient.value("SELECT quote_ident(session_user)")
-        yield Finding(
-            "queue",
-            FindingState.WRONG,
+        role = context.value("SELECT quote_ident(session_user)")
+        yield wrong(
             f"{found}; role {role} cannot see which backends hold it back",
             "once it is full, every NOTIFY and every send fails",
             f"GRANT pg_read_all_stats TO {role}; then run doctor again",
@@ -166,9 +162,7 @@ def queue(patient: CheckContext) -> Iterator[Finding]:
     for has_node, pid, role, program, state, wait, seconds in holders:
         surely = "" if has_node else "perhaps "
         how = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
-        yield Finding(
-            "queue",
-            FindingState.WRONG,
+        yield wrong(
             f"{found}; {surely}held back by pid {pid} ({role}, {program or 'no name'}),"
             f" which {how} for {seconds:.0f} s",
             "it receives nothing, and the server stores all notifications until it does;"
@@ -178,16 +172,14 @@ def queue(patient: CheckContext) -> Iterator[Finding]:
         )
 
 
-def commit_lock(patient: CheckContext) -> Iterator[Finding]:
+def commit_lock(context: CheckContext) -> Iterator[Finding]:
     """Check whether commits with notifications wait for a commit that hangs."""
-    waiting, seconds, holder = patient.rows(COMMIT_LOCK)[0]
+    waiting, seconds, holder = context.rows(COMMIT_LOCK)[0]
     if not waiting or seconds < LOCK_SECONDS:
-        yield Finding("commit lock", FindingState.OK, f"{waiting} waiting")
+        yield ok(f"{waiting} waiting")
         return
-    event = patient.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
-    yield Finding(
-        "commit lock",
-        FindingState.WRONG,
+    event = context.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
+    yield wrong(
         f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
         f" (which waits for {event or 'nothing visible'})",
         "transactions with notifications commit one at a time: one that hangs blocks all senders",
@@ -196,10 +188,10 @@ def commit_lock(patient: CheckContext) -> Iterator[Finding]:
     )
 
 
-def open_transactions(patient: CheckContext) -> Iterator[Finding]:
+def open_transactions(context: CheckContext) -> Iterator[Finding]:
     """Report transactions that have held our locks for long, or that others wait for."""
     is_found = False
-    for pid, transaction, prepared, role, program, seconds, waiting in patient.rows(
+    for pid, transaction, prepared, role, program, seconds, waiting in context.rows(
         OPEN_TRANSACTIONS, HELD_SECONDS
     ):
         is_found = True
@@ -209,20 +201,14 @@ def open_transactions(patient: CheckContext) -> Iterator[Finding]:
         if prepared is not None:
             who = f"the prepared transaction {prepared} of {role}"
             mend = f"ROLLBACK PREPARED {prepared}"
-        yield Finding(
-            "open transactions",
-            FindingState.WRONG,
+        yield wrong(
             f"{who} has been in a transaction {how_long}; {waiting} sessions wait for it",
             "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
             " receive the event late, although their permissions have ended",
             mend,
         )
     if not is_found:
-        yield Finding(
-            "open transactions",
-            FindingState.OK,
-            f"none longer than {HELD_SECONDS:.0f} s, none that others wait for",
-        )
+        yield ok(f"none longer than {HELD_SECONDS:.0f} s, none that others wait for")
 
 
 # Checks of server and connection: version, digest, clock, notifications, pooler.
@@ -231,84 +217,75 @@ CLOCK_SECONDS = 5.0
 LISTEN_SECONDS = 3.0
 
 
-def server(patient: CheckContext) -> Iterator[Finding]:
+def server(context: CheckContext) -> Iterator[Finding]:
     """Check whether the server is PostgreSQL in a supported version."""
-    text = str(patient.value("SELECT version()"))
-    name = " ".join(text.split()[:2])
-    version = int(patient.value("SELECT current_setting('server_version_num')"))
+    name = " ".join(str(context.value("SELECT version()")).split()[:2])
+    version = int(context.value("SELECT current_setting('server_version_num')"))
     if name.startswith("PostgreSQL") and version >= LEAST_VERSION * 10_000:
-        yield Finding("server", FindingState.OK, name)
+        yield ok(name)
         return
-    yield Finding(
-        "server",
-        FindingState.WRONG,
+    yield wrong(
         name,
         f"the functions need PostgreSQL {LEAST_VERSION} or newer",
         f"upgrade the server: pg_upgrade to PostgreSQL {LEAST_VERSION} or newer",
     )
 
 
-def installed(patient: CheckContext) -> Iterator[Finding]:
+def installed(context: CheckContext) -> Iterator[Finding]:
     """Compare the digest of the installed functions with this package's."""
-    comment = patient.value("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
+    comment = context.value("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
     found = str(comment or "").removeprefix("psqlmessages ")
     if found == digest():
-        yield Finding("installed", FindingState.OK, f"the functions of this version ({found})")
+        yield ok(f"the functions of this version ({found})")
         return
-    is_recorded = not _unapplied(patient)
-    cure = INSTALL if is_recorded else MIGRATE
+    is_recorded = not _unapplied(context)
+    mend = INSTALL if is_recorded else MIGRATE
     if not found:
         recorded = ", although Django's migrations are recorded as applied" if is_recorded else ""
-        yield Finding(
-            "installed",
-            FindingState.WRONG,
+        yield wrong(
             f"the schema messages does not exist{recorded}",
             "nothing can be sent or received in this database",
-            cure,
+            mend,
         )
         return
-    yield Finding(
-        "installed",
-        FindingState.WRONG,
+    yield wrong(
         f"functions of another version: {found}, this package has {digest()}",
         "calls may fail, or behave differently from the documentation of this version",
-        f"{cure} (or use the version of psqlmessages that the database has)",
+        f"{mend} (or use the version of psqlmessages that the database has)",
     )
 
 
-def _unapplied(patient: CheckContext) -> bool:
+def _unapplied(context: CheckContext) -> bool:
     """Return whether migrations of this package are not applied to the database."""
-    if patient.value("SELECT to_regclass('django_migrations')") is None:
+    if context.value("SELECT to_regclass('django_migrations')") is None:
         return True
-    applied = patient.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
+    applied = context.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
     written = {path.stem for path in MIGRATIONS.glob("[0-9]*.py")}
     return not written <= {name for (name,) in applied}
 
 
-def clock(patient: CheckContext) -> Iterator[Finding]:
+def clock(context: CheckContext) -> Iterator[Finding]:
     """Compare the server's clock with this machine's."""
     before = datetime.now(UTC)
     there = datetime.fromtimestamp(
-        float(patient.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
+        float(context.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
     )
     here = before + (datetime.now(UTC) - before) / 2
     ahead = (there - here).total_seconds()
     if abs(ahead) < CLOCK_SECONDS:
-        yield Finding("clock", FindingState.OK, f"the server's clock differs by {ahead:+.3f} s")
+        yield ok(f"the server's clock differs by {ahead:+.3f} s")
         return
-    yield Finding(
-        "clock",
-        FindingState.WRONG,
+    yield wrong(
         f"the server's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours",
         "bodies expire by the server's clock, and times in the logs of both cannot be compared",
         "timedatectl set-ntp true (on the machine whose clock is wrong)",
     )
 
 
-def listening(patient: CheckContext) -> Iterator[Finding]:
+def listening(context: CheckContext) -> Iterator[Finding]:
     """Send a notification to another connection, and check whether it arrives."""
     channel = f"doctor_{secrets.token_hex(8)}"
-    with connect(patient.dsn) as listener, connect(patient.dsn) as sender:
+    with connect(context.dsn) as listener, connect(context.dsn) as sender:
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         began = monotonic()
         sender.execute("SELECT pg_notify(%s, '')", (channel,))
@@ -316,30 +293,24 @@ def listening(patient: CheckContext) -> Iterator[Finding]:
         took = monotonic() - began
         listener.execute("UNLISTEN *")
     if arrived:
-        yield Finding(
-            "listening", FindingState.OK, f"a notification arrived after {took * 1000:.1f} ms"
-        )
+        yield ok(f"a notification arrived after {took * 1000:.1f} ms")
         return
-    yield Finding(
-        "listening",
-        FindingState.WRONG,
+    yield wrong(
         f"a notification did not arrive within {LISTEN_SECONDS:g} s",
         "nodes on this connection receive nothing",
         "connect nodes to PostgreSQL itself, or through a pooler with pool_mode = session",
     )
 
 
-def pooler(patient: CheckContext) -> Iterator[Finding]:
+def pooler(context: CheckContext) -> Iterator[Finding]:
     """Check whether a pooler shares backends between clients."""
-    found = probe(patient.dsn)
+    found = probe(context.dsn)
     if found is PoolerKind.NONE:
-        yield Finding("pooler", FindingState.OK, "none")
+        yield ok("none")
     elif found is PoolerKind.SESSION:
-        yield Finding("pooler", FindingState.OK, "a pooler that gives each client its own session")
+        yield ok("a pooler that gives each client its own session")
     else:
-        yield Finding(
-            "pooler",
-            FindingState.WRONG,
+        yield wrong(
             f"a pooler that shares connections by {found.value}",
             "a node needs its own connection: it would lose its registration and its messages"
             " (topic_send_as, and send in Django, do work)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, ok, wrong
 
 _SHOWN = 3
 
@@ -74,96 +74,74 @@ _CREATORS = """
 """
 
 
-def expired_bodies(patient: CheckContext) -> Iterator[Finding]:
+def expired_bodies(context: CheckContext) -> Iterator[Finding]:
     """Check for tables in which all bodies have expired: a working system empties them."""
-    tables, size = patient.rows(_EXPIRED)[0]
-    if not tables:
-        yield Finding("expired bodies", FindingState.OK, "none")
-        return
-    yield Finding(
-        "expired bodies",
-        FindingState.WRONG,
-        f"{size:,} bytes in {tables} tables",
-        "they use disk space: no node runs housekeeping, or an open transaction reads them",
-        "psqlmessages prune",
-    )
+    tables, size = context.rows(_EXPIRED)[0]
+    why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
+    found = f"{size:,} bytes in {tables} tables"
+    yield wrong(found, why, "psqlmessages prune") if tables else ok("none")
 
 
-def stream_tables(patient: CheckContext) -> Iterator[Finding]:
+def stream_tables(context: CheckContext) -> Iterator[Finding]:
     """Check for tables of stream messages that nothing needs: a working system empties them."""
-    tables, size = patient.rows(_UNNEEDED)[0]
-    if not tables:
-        yield Finding("stream tables", FindingState.OK, "no unneeded messages")
-        return
-    yield Finding(
-        "stream tables",
-        FindingState.WRONG,
-        f"{size:,} bytes in {tables} tables that no subscription and no retention needs",
-        "they use disk space: no node publishes, reads or runs housekeeping",
-        "psqlmessages prune",
-    )
+    tables, size = context.rows(_UNNEEDED)[0]
+    why = "they use disk space: no node publishes, reads or runs housekeeping"
+    found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
+    yield wrong(found, why, "psqlmessages prune") if tables else ok("no unneeded messages")
 
 
-def owners(patient: CheckContext) -> Iterator[Finding]:
+def owners(context: CheckContext) -> Iterator[Finding]:
     """Check that one ordinary role owns everything, and that no role of a rule may act as it."""
-    rows = patient.rows(_OWNER)
+    rows = context.rows(_OWNER)
     if not rows:
-        yield Finding("owners", FindingState.UNKNOWN, "the schema messages does not exist")
+        yield Finding(FindingState.UNKNOWN, "the schema messages does not exist")
         return
     owner, quoted, is_superuser = rows[0]
     findings = [
-        *(_superuser(quoted) if is_superuser else ()),
-        *_others_objects(patient, owner, quoted),
-        *_roles_of_rules(patient, owner, quoted),
+        *([_superuser(quoted)] if is_superuser else []),
+        *_others_objects(context, owner, quoted),
+        *_roles_of_rules(context, owner, quoted),
     ]
-    yield from findings or [Finding("owners", FindingState.OK, f"{owner} owns everything")]
+    yield from findings or [ok(f"{owner} owns everything")]
 
 
-def rules(patient: CheckContext) -> Iterator[Finding]:
+def rules(context: CheckContext) -> Iterator[Finding]:
     """Check that the role of each rule exists, and is the one for which it was saved."""
-    if not patient.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
-        yield Finding(
-            "rules",
-            FindingState.WRONG,
+    if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
+        yield wrong(
             "there are no rules",
             "everything is denied unless a rule allows it",
             "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
             " VALUES ('ROLE', 'NODE', 'Topic', 'TOPIC', 'RW', 60)",
         )
         return
-    rows = patient.rows(_RULES_OF_OTHERS)
+    rows = context.rows(_RULES_OF_OTHERS)
     if not rows:
-        yield Finding("rules", FindingState.OK, "the role of each rule exists")
+        yield ok("the role of each rule exists")
     for role, exists, count, delete, confirm in rows:
         named = f"{count} rules name" if count > 1 else "1 rule names"
         if exists:
-            yield Finding(
-                "rules",
-                FindingState.WRONG,
+            yield wrong(
                 f"{named} the role {role}, which has been dropped and created again",
                 "rules refer to a role by name: the new role has the permissions of the former one",
                 f"{delete}; or, if they are meant for the new role, {confirm}",
             )
         else:
-            yield Finding(
-                "rules",
-                FindingState.WRONG,
+            yield wrong(
                 f"{named} the role {role}, which does not exist",
                 "rules refer to a role by name: a new role with this name gets their permissions",
                 f"{delete}; or create the role",
             )
 
 
-def create_rights(patient: CheckContext) -> Iterator[Finding]:
+def create_rights(context: CheckContext) -> Iterator[Finding]:
     """Check which roles may create functions that could run in place of PostgreSQL's own."""
-    owner = patient.value(_OWNER)
-    creators = patient.rows(_CREATORS, owner)
+    owner = context.value(_OWNER)
+    creators = context.rows(_CREATORS, owner)
     if not creators:
-        yield Finding("create rights", FindingState.OK, "only the owners")
+        yield ok("only the owners")
     for schema, role in creators:
-        yield Finding(
-            "create rights",
-            FindingState.WRONG,
+        yield wrong(
             f"{role} may create objects in the schema {schema}",
             "a function that matches a call better than PostgreSQL's own would run with the"
             " privileges of the owner",
@@ -171,37 +149,31 @@ def create_rights(patient: CheckContext) -> Iterator[Finding]:
         )
 
 
-def _superuser(owner: str) -> Iterator[Finding]:
-    yield Finding(
-        "owners",
-        FindingState.WRONG,
+def _superuser(owner: str) -> Finding:
+    return wrong(
         f"the superuser {owner} owns the schema messages",
         "its functions run with the privileges of their owner: a bug could expose the server",
         f"ALTER ROLE {owner} NOSUPERUSER (or have an ordinary role own the database and migrate)",
     )
 
 
-def _others_objects(patient: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
-    rows = patient.rows(_OTHERS_OBJECTS, owner)
+def _others_objects(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+    rows = context.rows(_OTHERS_OBJECTS, owner)
     if not rows:
         return
     roles = ", ".join(sorted({role for _, role in rows}))
     statements = "; ".join(f"ALTER {named} OWNER TO {quoted}" for named, _ in rows[:_SHOWN])
     more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    yield Finding(
-        "owners",
-        FindingState.WRONG,
+    yield wrong(
         f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
         "the owner of a function can replace it, and it runs with the owner's privileges",
         statements + more,
     )
 
 
-def _roles_of_rules(patient: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
-    for role, is_superuser in patient.rows(_ROLES_OF_RULES, owner, owner):
-        yield Finding(
-            "owners",
-            FindingState.WRONG,
+def _roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+    for role, is_superuser in context.rows(_ROLES_OF_RULES, owner, owner):
+        yield wrong(
             f"{role}, which rules name, may act as {owner}, the owner",
             "it can change the rules that restrict it",
             f"ALTER ROLE {role} NOSUPERUSER" if is_superuser else f"REVOKE {quoted} FROM {role}",

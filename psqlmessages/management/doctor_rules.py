@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 
 from psqlmessages.cli import doctor
-from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
@@ -37,7 +37,7 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
         if not is_allowed:
             missing.append((why, f"python manage.py psqlmessages allow {rule}"))
 
-    node, role = get_settings().NODE, context.role
+    node, role = get_settings().NODE, context.connection.info.user
     if node:
         rule = f"{shlex.quote(node)} RW Topic TOPIC --role {shlex.quote(role)}"
         need(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
@@ -56,9 +56,9 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
             )  # fmt: skip
     for found, mend in missing:
         why = "everything is denied unless a rule allows it"
-        yield Finding("needed rules", FindingState.WRONG, found, why, mend)
+        yield wrong(found, why, mend)
     if not missing:
-        yield Finding("needed rules", FindingState.OK, "the node and the handlers have theirs")
+        yield ok("the node and the handlers have theirs")
 
 
 def run(arguments: Namespace) -> int:
