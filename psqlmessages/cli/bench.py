@@ -21,12 +21,11 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import errors
 
+from psqlmessages.cli.database import Connection, connected
 from psqlmessages.cli.output import positive, table
-from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connection import is_readable
 from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
 from psqlmessages.client.node import Node
-from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 # Receiver of the benchmark: a separate process with one connection for both sides.
@@ -34,9 +33,9 @@ from psqlmessages.exceptions import ConnectionLost, MessagesError
 IDENT: Final = "BENCH.RECEIVER"
 TOPIC: Final = "BENCH"
 CHANNEL: Final = "psqlmessages_bench"
-KEPT_TABLE: Final = "psqlmessages_bench_kept"
+BODY_TABLE: Final = "psqlmessages_bench_body"
 
-_PATIENCE: Final = timedelta(seconds=20)
+_RECEIVE_TIMEOUT: Final = timedelta(seconds=20)
 
 
 def serve(pipe: Pipe, dsn: str) -> None:
@@ -48,7 +47,8 @@ def serve(pipe: Pipe, dsn: str) -> None:
             pipe.send(("listening", monotonic()))
             while True:
                 side, messages = pipe.recv()
-                _forget(node)
+                for _ in node.messages(timeout=timedelta(0)):
+                    pass
                 pipe.send(("ready", monotonic()))
                 _receive(node, side, messages)
                 pipe.send(("done", monotonic()))
@@ -58,23 +58,18 @@ def serve(pipe: Pipe, dsn: str) -> None:
         pipe.send((str(error), monotonic()))
 
 
-def _forget(node: Node) -> None:
-    for _ in node.messages(timeout=timedelta(0)):
-        pass
-
-
 def _receive(node: Node, side: str, messages: int) -> None:
     if side == "node":
         received = 0
-        for message in node.messages(timeout=_PATIENCE):
+        for message in node.messages(timeout=_RECEIVE_TIMEOUT):
             received += message.type == TOPIC_TYPE and message.body is not None
             if received == messages:
                 return
         raise MessagesError(f"only {received} of {messages} messages arrived")
-    fetch = f"SELECT body FROM {KEPT_TABLE} WHERE id = %s"  # noqa: S608 - a constant
+    fetch = f"SELECT body FROM {BODY_TABLE} WHERE id = %s"  # noqa: S608 - a constant
     channel = node.channel if side == "counted" else CHANNEL
     for key in islice(_notifications(node, channel), messages):
-        if side == "kept":
+        if side == "stored":
             connection_of(node).execute(fetch, (int(key),)).fetchone()
 
 
@@ -84,12 +79,12 @@ def _notifications(node: Node, wanted: str) -> Iterator[str]:
     while buffer is not None:
         yield from (payload for channel, payload in buffer.take() if channel == wanted)
         if not buffer:
-            if not is_readable(descriptor, _PATIENCE.total_seconds()):
+            if not is_readable(descriptor, _RECEIVE_TIMEOUT.total_seconds()):
                 raise MessagesError("notifications were lost")
             buffer.read()
 
 
-def connection_of(node: Node) -> psycopg.Connection[tuple[Any, ...]]:
+def connection_of(node: Node) -> Connection:
     """Return the connection of a node, so that both sides are measured on the same one."""
     connection = node._session.connection
     if connection is None:
@@ -130,11 +125,6 @@ class Bench:
         self._pipe = pipe
         self._connection = connection_of(node)
 
-    @staticmethod
-    def batch_for(size: int) -> int:
-        """Return how many bodies are sent in one call."""
-        return max(1, min(_BATCH, _BATCH_BYTES // size))
-
     def measure(
         self, size: int, batch: int, rounds: int, seconds: float, *, is_counted: bool
     ) -> list[tuple[Measured, Measured]]:
@@ -147,10 +137,8 @@ class Bench:
         bodies = [body] * batch
         is_small = size <= _SMALL
         sides: dict[str, Send] = {
-            "counted" if is_counted and is_small else "node": (
-                self._send_one if batch == 1 else self._send_many
-            ),
-            "bare" if is_small else "kept": self._bare(is_small=is_small, is_one=batch == 1),
+            "counted" if is_counted and is_small else "node": self._ours(is_one=batch == 1),
+            "bare" if is_small else "stored": self._bare(is_small=is_small, is_one=batch == 1),
         }
         counts = {
             side: self._calls_for(side, send, bodies, seconds) for side, send in sides.items()
@@ -188,15 +176,10 @@ class Bench:
             raise MessagesError(f"the receiver failed: {said}")
         return float(at)
 
-    # Our functions
-
-    def _send_one(self, bodies: list[str]) -> None:
-        self._node.topic_send(TOPIC, bodies[0])
-
-    def _send_many(self, bodies: list[str]) -> None:
-        self._node.topic_send_many(TOPIC, bodies)
-
-    # Plain SQL
+    def _ours(self, *, is_one: bool) -> Send:
+        if is_one:
+            return lambda bodies: self._node.topic_send(TOPIC, bodies[0])
+        return lambda bodies: self._node.topic_send_many(TOPIC, bodies)
 
     def _bare(self, *, is_small: bool, is_one: bool) -> Send:
         if is_small and is_one:
@@ -208,13 +191,13 @@ class Bench:
                 " FROM unnest(%b::text[]) WITH ORDINALITY AS b (body, n) OFFSET 0) AS notified",
                 (CHANNEL, bodies),
             )
-        keep = (
-            f"INSERT INTO {KEPT_TABLE} (body)"
+        insert = (
+            f"INSERT INTO {BODY_TABLE} (body)"
             f" {'VALUES (%s)' if is_one else 'SELECT unnest(%b::text[])'} RETURNING id"
         )
         statement = (
-            f"WITH kept AS ({keep})"  # noqa: S608 - constants
-            " SELECT count(*) FROM (SELECT pg_notify(%s, id::text) FROM kept OFFSET 0) AS notified"
+            f"WITH stored AS ({insert})"  # noqa: S608 - constants
+            " SELECT count(*) FROM (SELECT pg_notify(%s, id::text) FROM stored OFFSET 0) AS n"
         )
         return lambda bodies: self._run(statement, (bodies[0] if is_one else bodies, CHANNEL))
 
@@ -225,7 +208,7 @@ class Bench:
 @contextmanager
 def prepared(dsn: str) -> Iterator[Bench]:
     """Create the rules, the table and the receiver process; remove them afterwards."""
-    with psycopg.connect(conninfo(dsn, "bench"), autocommit=True) as admin:
+    with connected(dsn, "bench") as admin:
         _make(admin)
         try:
             with _receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
@@ -257,7 +240,7 @@ def _receiver(dsn: str) -> Iterator[Pipe]:
         process.join()
 
 
-def _make(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
+def _make(admin: Connection) -> None:
     try:
         with admin.transaction():
             _remove(admin)
@@ -268,23 +251,21 @@ def _make(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
                     (ident, TOPIC, mode),
                 )
             admin.execute(
-                f"CREATE UNLOGGED TABLE {KEPT_TABLE}"
+                f"CREATE UNLOGGED TABLE {BODY_TABLE}"
                 " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
             )
             # Like our own bodies: compression would cost more than it saves.
-            admin.execute(f"ALTER TABLE {KEPT_TABLE} ALTER body SET STORAGE EXTERNAL")
+            admin.execute(f"ALTER TABLE {BODY_TABLE} ALTER body SET STORAGE EXTERNAL")
     except errors.InsufficientPrivilege as error:
         raise BenchRefused(
             f"role {admin.info.user} cannot prepare the benchmark"
             f" ({error.diag.message_primary}); connect as the owner of the tables"
         ) from error
-    except psycopg.Error as error:
-        raise translate_error(error, is_broken=admin.closed) from error
 
 
-def _remove(admin: psycopg.Connection[tuple[Any, ...]]) -> None:
+def _remove(admin: Connection) -> None:
     admin.execute("DELETE FROM messages.auth WHERE ident IN (%s, %s)", (_SENDER, IDENT))
-    admin.execute(f"DROP TABLE IF EXISTS {KEPT_TABLE}")
+    admin.execute(f"DROP TABLE IF EXISTS {BODY_TABLE}")
 
 
 NAME = "bench"
@@ -324,7 +305,7 @@ def run(arguments: Namespace) -> int:
 
 def _measure(bench: Bench, size: int, rounds: int, seconds: float) -> dict[str, float]:
     single = bench.measure(size, 1, rounds, seconds, is_counted=True)
-    batch = bench.batch_for(size)
+    batch = max(1, min(_BATCH, _BATCH_BYTES // size))
     many = bench.measure(size, batch, rounds, seconds, is_counted=True)
     received = bench.measure(size, batch, rounds, seconds, is_counted=False)
     return {

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from psqlmessages.cli.output import seconds
+from psqlmessages.cli.output import body_text, seconds
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT
 
@@ -40,4 +40,4 @@ def _print(answer: Any) -> None:
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
     else:
-        print(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
+        print(body_text(answer))

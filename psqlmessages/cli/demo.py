@@ -11,16 +11,14 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
 
-import psycopg
 from psycopg import errors, sql
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import wire
 from psqlmessages.cli import demo_traffic
+from psqlmessages.cli.database import Connection, connected
 from psqlmessages.cli.output import one_line
-from psqlmessages.client.calls import translate_error
 from psqlmessages.client.connection import NotificationBuffer, is_readable
-from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
 # Roles and rules of the demo: two login roles and a few rules.
@@ -29,7 +27,6 @@ ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
 
 Rule = tuple[str, str, str, str, str, int]
-Admin = psycopg.Connection[tuple[object, ...]]
 
 CONVERSATION_RULES: Final[tuple[Rule, ...]] = (
     (ROLE1, "DEMO1", "Topic", "DEMO.ORDERS", "W", 60),
@@ -52,7 +49,7 @@ class DemoRefused(MessagesError):
     """The role of the connection lacks privileges to prepare the demo."""
 
 
-def login(admin: Admin, dsn: str, role: str) -> str:
+def login(admin: Connection, dsn: str, role: str) -> str:
     """Create or alter a login role with a random password; return its connection string."""
     password = secrets.token_urlsafe(24)
     # Only the hash is sent, so the password cannot appear in the server log.
@@ -65,21 +62,17 @@ def login(admin: Admin, dsn: str, role: str) -> str:
     try:
         admin.execute(command)
     except errors.InsufficientPrivilege as error:
-        raise DemoRefused(_refusal(admin, role, verb, error)) from error
+        user = admin.info.user
+        mending = (
+            f"ALTER ROLE {user} CREATEROLE;"
+            if verb == "CREATE"
+            else f"DROP ROLE {role};  ({user} then creates it again)"
+        )
+        raise DemoRefused(
+            f"role {user} cannot prepare the login role {role} of the demo"
+            f" ({error.diag.message_primary}); as a superuser: {mending}"
+        ) from error
     return make_conninfo(dsn, user=role, password=password)
-
-
-def _refusal(admin: Admin, role: str, verb: str, error: errors.InsufficientPrivilege) -> str:
-    user = admin.info.user
-    mending = (
-        f"ALTER ROLE {user} CREATEROLE;"
-        if verb == "CREATE"
-        else f"DROP ROLE {role};  ({user} then creates it again)"
-    )
-    return (
-        f"role {user} cannot prepare the login role {role} of the demo"
-        f" ({error.diag.message_primary}); as a superuser: {mending}"
-    )
 
 
 @contextmanager
@@ -101,7 +94,7 @@ def insert_rules(rules: tuple[Rule, ...]) -> sql.Composed:
 
 
 def _remove_rules(dsn: str) -> None:
-    with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+    with connected(dsn, "demo") as admin:
         try:
             admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
         except errors.InsufficientPrivilege as error:
@@ -109,8 +102,6 @@ def _remove_rules(dsn: str) -> None:
                 f"role {admin.info.user} cannot write rules ({error.diag.message_primary});"
                 " connect as the owner of the tables"
             ) from error
-        except psycopg.Error as error:
-            raise translate_error(error, is_broken=admin.closed) from error
 
 
 # Script of the demo: prints each call and its answer, and compares it with the expected one.
@@ -199,9 +190,7 @@ class DemoScript:
 class DemoNode:
     """One node of the conversation, with its own connection."""
 
-    def __init__(
-        self, script: DemoScript, ident: str, connection: psycopg.Connection[tuple[Any, ...]]
-    ) -> None:
+    def __init__(self, script: DemoScript, ident: str, connection: Connection) -> None:
         self._script = script
         self._ident = ident
         self._connection = connection
@@ -249,10 +238,6 @@ class DemoNode:
         text = None if not found.text else found.text
         self._script.judge((given, text), (header, body))
         return payload
-
-    def token_of(self, payload: str) -> str:
-        """Return the token of a payload."""
-        return str(wire.parse(payload or "{}").header.get("Token") or "none")
 
     def crashes(self) -> None:
         """Close the connection, as a crash of the program does."""
@@ -318,20 +303,22 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run the conversation, then traffic if requested; fail if an answer is unexpected."""
     dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
-    with tidy_rules(dsn), psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+    with tidy_rules(dsn), connected(dsn, "demo") as admin:
         dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))
         _converse(script, admin, *dsns)
     code = script.conclude()
     if code == 0 and arguments.traffic:
         with tidy_rules(dsn):
-            with psycopg.connect(conninfo(dsn, "demo"), autocommit=True) as admin:
+            with connected(dsn, "demo") as admin:
                 admin.execute(insert_rules(TRAFFIC_RULES))
             demo_traffic.run(*dsns, shown=None if arguments.brief else dsn)
     return code
 
 
-def _converse(script: DemoScript, admin: Admin, dsn1: str, dsn2: str) -> None:
-    with _party(script, "DEMO1", dsn1) as demo1, _party(script, "DEMO2", dsn2) as demo2:
+def _converse(script: DemoScript, admin: Connection, dsn1: str, dsn2: str) -> None:
+    with connected(dsn1, "DEMO1") as connection1, connected(dsn2, "DEMO2") as connection2:
+        demo1 = DemoNode(script, "DEMO1", connection1)
+        demo2 = DemoNode(script, "DEMO2", connection2)
         _rules(script, admin)
         _register(script, demo1, demo2)
         _send(script, demo1, demo2)
@@ -341,13 +328,7 @@ def _converse(script: DemoScript, admin: Admin, dsn1: str, dsn2: str) -> None:
         _crash(script, demo1, demo2)
 
 
-@contextmanager
-def _party(script: DemoScript, ident: str, dsn: str) -> Iterator[DemoNode]:
-    with psycopg.connect(conninfo(dsn, ident), autocommit=True) as connection:
-        yield DemoNode(script, ident, connection)
-
-
-def _rules(script: DemoScript, admin: Admin) -> None:
+def _rules(script: DemoScript, admin: Connection) -> None:
     script.chapter(
         "The owner adds rules: DEMO1 may send to a topic and call DEMO2, which may listen"
     )
@@ -401,7 +382,7 @@ def _ask(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
         {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
         "How many apples are left?",
     )
-    token = demo2.token_of(payload)
+    token = str(wire.parse(payload or "{}").header.get("Token") or "none")
     demo2.asks("return", "DEMO1", token, "Seven", expected={"Err": "0"})
     answer = {"Type": "Return", "From": "DEMO2", "To": "DEMO1", "Token": "question-1"}
     demo1.expect(answer | {"Size": 5, "Id": ANY}, "Seven")

@@ -14,10 +14,10 @@ from typing import Any, Final
 import psycopg
 
 from psqlmessages.cli import status
+from psqlmessages.cli.database import connected
 from psqlmessages.cli.output import one_line
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import RECONNECTED, Message
-from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import MessagesError
 
 # Actors: nodes of the demo that register again when an administrator restores their rules.
@@ -229,7 +229,7 @@ async def _show(dsn: str, traffic: DemoTraffic) -> None:
 
 def _describe(dsn: str) -> str:
     try:
-        with psycopg.connect(conninfo(dsn, "status"), autocommit=True) as connection:
+        with connected(dsn, "status") as connection:
             topics = status.read_topics(connection)
             usage = status.queue_usage(connection)
     except (MessagesError, psycopg.Error) as error:

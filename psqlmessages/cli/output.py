@@ -1,15 +1,16 @@
-"""Argument types and output of the commands."""
+"""Arguments and output of the commands."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from time import monotonic
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 
 def natural(text: str) -> int:
@@ -41,6 +42,58 @@ def _number(text: str, least: int) -> int:
     if number < least:
         raise ArgumentTypeError(f"at least {least} is needed: {text!r}")
     return number
+
+
+AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
+
+
+def subcommands(parser: ArgumentParser, *, is_required: bool = True) -> AddCommand:
+    """Return a function that adds a command below another: its name, function and help."""
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=is_required)
+
+    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
+        action: ArgumentParser = actions.add_parser(name, help=help_, description=help_)
+        action.set_defaults(act=act)
+        return action
+
+    return add
+
+
+def run_subcommand(arguments: Namespace) -> int:
+    """Run the command that was added with `subcommands`."""
+    code: int = arguments.act(arguments)
+    return code
+
+
+def add_bodies(parser: ArgumentParser, what: str) -> None:
+    """Add the arguments that `bodies` reads, and --batch; ``what`` is done with a body."""
+    parser.add_argument(
+        "body",
+        metavar="BODY",
+        nargs="?",
+        default="-",
+        help=f"the text to {what}; - (the default) reads one body per line from standard input",
+    )
+    parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
+    add_batch(parser)
+
+
+def add_batch(parser: ArgumentParser) -> None:
+    """Add --batch."""
+    parser.add_argument(
+        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
+    )
+
+
+def bodies(arguments: Namespace) -> Iterator[Any]:
+    """Yield BODY, or the lines of standard input."""
+    texts = lines_of_input() if arguments.body == "-" else iter([arguments.body])
+    return map(json.loads, texts) if arguments.json else texts
+
+
+def lines_of_input() -> Iterator[str]:
+    """Yield the lines of standard input."""
+    return (line.rstrip("\r\n") for line in sys.stdin)
 
 
 # Output: tables, and rates as one refreshed line on a terminal or as separate lines.
@@ -138,3 +191,10 @@ def one_line(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def body_text(body: Any) -> str:
+    """Format a body for people."""
+    if isinstance(body, str | bytes):
+        return body if isinstance(body, str) else repr(body)
+    return json.dumps(body, ensure_ascii=False)

@@ -7,8 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 import psycopg
 
-from psqlmessages.client.calls import translate_error
-from psqlmessages.client.options import conninfo
+from psqlmessages.cli.database import connected
 from psqlmessages.exceptions import MessagesError
 
 NAME = "prune"
@@ -29,7 +28,7 @@ def run(arguments: Namespace) -> int:
 
 def emptied(dsn: str) -> int:
     """Empty tables in which everything has expired; return their number."""
-    with psycopg.connect(conninfo(dsn, "prune"), autocommit=True) as connection:
+    with connected(dsn, "prune") as connection:
         # The role's default may be a stricter level: its older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
@@ -41,8 +40,6 @@ def emptied(dsn: str) -> int:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"
             ) from error
-        except psycopg.Error as error:
-            raise translate_error(error, is_broken=connection.closed) from error
     return int(row[0]) if row else 0
 
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-import psycopg
-
-from psqlmessages.cli.output import Progress, natural, one_line, positive, seconds, table
+from psqlmessages.cli.database import connected, run_call
+from psqlmessages.cli.output import (
+    Progress,
+    add_bodies,
+    bodies,
+    body_text,
+    natural,
+    one_line,
+    positive,
+    run_subcommand,
+    seconds,
+    subcommands,
+    table,
+)
 from psqlmessages.cli.receive import body_as_json
 from psqlmessages.client import queue_calls
-from psqlmessages.client.calls import Call, translate_error
+from psqlmessages.client.calls import Call
 from psqlmessages.client.node import Node
-from psqlmessages.client.options import conninfo
 from psqlmessages.client.queue_calls import AckResult, Element
 from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import MessagesError
@@ -27,8 +36,6 @@ NAME = "queue"
 HELP = "push to a queue, take from it, and show its size"
 
 T = TypeVar("T")
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 _QUEUES = """
     SELECT queue, paused, puts, gets, reserves, commits, rollbacks, dead_letters
@@ -39,14 +46,12 @@ _COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
 
 def configure(parser: ArgumentParser) -> None:
     """Add the commands."""
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_plain = subcommands(parser)
 
     def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        action = actions.add_parser(name, help=help_, description=help_)
-        action.set_defaults(act=act)
-        if name != "list":
-            action.add_argument("client", metavar="CLIENT", help="the node that acts")
-        if name not in ("list", "commit", "rollback"):
+        action = add_plain(name, act, help_)
+        action.add_argument("client", metavar="CLIENT", help="the node that acts")
+        if name not in ("commit", "rollback"):
             action.add_argument("queue", metavar="QUEUE")
         return action
 
@@ -70,7 +75,7 @@ def configure(parser: ArgumentParser) -> None:
         "--delay", type=seconds, help="seconds until the elements are available again"
     )
     sizes = add("sizes", _sizes, "print how many elements a queue holds")
-    listing = add("list", _list, "print the queues that the role may use, with their counts")
+    listing = add_plain("list", _list, "print the queues that the role may use, with their counts")
     for action in (sizes, listing):
         action.add_argument("--json", action="store_true", help="print JSON, for programs")
     add("pause", _pause, "stop handing out elements of a queue; pushes continue")
@@ -79,14 +84,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def _configure_push(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "body",
-        metavar="BODY",
-        nargs="?",
-        default="-",
-        help="the text to push; - (the default) reads one body per line from standard input",
-    )
-    parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
+    add_bodies(parser, "push")
     parser.add_argument("--headers", type=_headers, help="a JSON object")
     parser.add_argument("--mature", type=_moment, help="when it becomes available (ISO 8601)")
     parser.add_argument("--delay", type=seconds, help="seconds until it becomes available")
@@ -94,9 +92,6 @@ def _configure_push(parser: ArgumentParser) -> None:
         "--tries", type=natural, default=0, help="initial number of attempts (default: 0)"
     )
     parser.add_argument("--key", help="a second push with the same key adds nothing")
-    parser.add_argument(
-        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
-    )
 
 
 def _configure_taking(parser: ArgumentParser) -> None:
@@ -109,46 +104,34 @@ def _configure_taking(parser: ArgumentParser) -> None:
     )
 
 
-def run(arguments: Namespace) -> int:
-    """Run the chosen command."""
-    code: int = arguments.act(arguments)
-    return code
+run = run_subcommand
 
 
 # Pushing
 
 
 def _push(arguments: Namespace) -> int:
-    is_piped = arguments.body == "-"
-    if is_piped and arguments.key is not None:
+    if arguments.body == "-" and arguments.key is not None:
         raise ValueError(
             "--key needs a BODY argument: of several bodies with one key only the first is added"
         )
-    texts = (line.rstrip("\r\n") for line in sys.stdin) if is_piped else iter([arguments.body])
-    bodies: Iterator[Any] = map(json.loads, texts) if arguments.json else texts
-    with _connected(arguments) as connection, Progress("pushed") as progress:
-        while batch := list(islice(bodies, arguments.batch)):
-            for id_ in _push_batch(connection, arguments, batch):
+    texts = bodies(arguments)
+    with connected(arguments.dsn, arguments.client) as connection, Progress("pushed") as progress:
+        while batch := list(islice(texts, arguments.batch)):
+            call = queue_calls.push_many(
+                arguments.client,
+                arguments.queue,
+                batch,
+                headers=[arguments.headers] * len(batch),
+                mature=arguments.mature,
+                delay=arguments.delay,
+                tries=arguments.tries,
+                keys=[arguments.key] * len(batch),
+            )
+            for id_ in run_call(connection, call):
                 progress.say(str(id_), sys.stdout)
             progress.add(len(batch))
     return 0
-
-
-def _push_batch(connection: Connection, arguments: Namespace, bodies: list[Any]) -> list[int]:
-    number = len(bodies)
-    return _call(
-        connection,
-        queue_calls.push_many(
-            arguments.client,
-            arguments.queue,
-            bodies,
-            headers=[arguments.headers] * number,
-            mature=arguments.mature,
-            delay=arguments.delay,
-            tries=arguments.tries,
-            keys=[arguments.key] * number,
-        ),
-    )
 
 
 # Taking
@@ -176,7 +159,7 @@ def _take(
         with Node(arguments.client, arguments.dsn) as node:
             taken = method(node, arguments.queue, arguments.count, *more, timeout=arguments.timeout)
     else:
-        with _connected(arguments) as connection, _refusals(connection):
+        with connected(arguments.dsn, arguments.client) as connection:
             rows = connection.execute(statement.sql, statement.params).fetchall()
             taken = queue_calls.elements(arguments.queue, rows)
     for element in taken:
@@ -203,10 +186,8 @@ def _as_text(element: Element) -> str:
         body = element.body
     except MessagesError as error:
         body = str(error)
-    if not isinstance(body, str):
-        body = repr(body) if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
     lease = f" {element.lease}" if element.lease else ""
-    return one_line(f"{element.id}{lease}: {body}")
+    return one_line(f"{element.id}{lease}: {body_text(body)}")
 
 
 # Acknowledging
@@ -222,8 +203,7 @@ def _rollback(arguments: Namespace) -> int:
 
 
 def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
-    with _connected(arguments) as connection:
-        acknowledged = _call(connection, call)
+    acknowledged = _run(arguments, call)
     for lease, is_done in zip(arguments.leases, acknowledged, strict=True):
         if not is_done:
             print(f"psqlmessages: {one_line(lease)} is no longer valid", file=sys.stderr)
@@ -234,8 +214,7 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
 
 
 def _sizes(arguments: Namespace) -> int:
-    with _connected(arguments) as connection:
-        sizes = _call(connection, queue_calls.sizes(arguments.client, arguments.queue))
+    sizes = _run(arguments, queue_calls.sizes(arguments.client, arguments.queue))
     found = sizes._asdict()
     found["next"] = sizes.next.isoformat() if sizes.next is not None else None
     if arguments.json:
@@ -251,32 +230,24 @@ def _sizes(arguments: Namespace) -> int:
 
 
 def _pause(arguments: Namespace) -> int:
-    return _switch(
-        arguments, queue_calls.pause(arguments.client, arguments.queue), "was paused already"
-    )
+    if not _run(arguments, queue_calls.pause(arguments.client, arguments.queue)):
+        print(f"{one_line(arguments.queue)} was paused already", file=sys.stderr)
+    return 0
 
 
 def _resume(arguments: Namespace) -> int:
-    call = queue_calls.resume(arguments.client, arguments.queue)
-    return _switch(arguments, call, "was not paused")
-
-
-def _switch(arguments: Namespace, call: Call[bool], otherwise: str) -> int:
-    with _connected(arguments) as connection:
-        if not _call(connection, call):
-            print(f"{one_line(arguments.queue)} {otherwise}", file=sys.stderr)
+    if not _run(arguments, queue_calls.resume(arguments.client, arguments.queue)):
+        print(f"{one_line(arguments.queue)} was not paused", file=sys.stderr)
     return 0
 
 
 def _drain(arguments: Namespace) -> int:
-    with _connected(arguments) as connection:
-        print(_call(connection, queue_calls.drain(arguments.client, arguments.queue)))
+    print(_run(arguments, queue_calls.drain(arguments.client, arguments.queue)))
     return 0
 
 
 def _list(arguments: Namespace) -> int:
-    arguments.client = "queues"
-    with _connected(arguments) as connection, _refusals(connection):
+    with connected(arguments.dsn, "queues") as connection:
         rows = connection.execute(_QUEUES).fetchall()
     if arguments.json:
         for row in rows:
@@ -291,28 +262,9 @@ def _list(arguments: Namespace) -> int:
     return 0
 
 
-# The connection
-
-
-@contextmanager
-def _connected(arguments: Namespace) -> Iterator[Connection]:
-    info = conninfo(arguments.dsn, arguments.client)
-    with psycopg.connect(info, autocommit=True) as connection:
-        yield connection
-
-
-@contextmanager
-def _refusals(connection: Connection) -> Iterator[None]:
-    try:
-        yield
-    except psycopg.Error as error:
-        raise translate_error(error, is_broken=connection.closed) from error
-
-
-def _call(connection: Connection, call: Call[T]) -> T:
-    with _refusals(connection):
-        row = connection.execute(call.sql, call.params).fetchone()
-    return call.read(row[0] if row else None)
+def _run(arguments: Namespace, call: Call[T]) -> T:
+    with connected(arguments.dsn, arguments.client) as connection:
+        return run_call(connection, call)
 
 
 # Arguments

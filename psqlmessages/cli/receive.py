@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from psqlmessages.cli.output import Progress, one_line, positive, seconds
+from psqlmessages.cli.output import Progress, body_text, one_line, positive, seconds
 from psqlmessages.client.messages import RECONNECTED, SYS, Message
 from psqlmessages.client.node import Node
 from psqlmessages.client.queue_calls import Element
@@ -105,6 +105,4 @@ def as_text(message: Message | StreamMessage) -> str:
         body = message.body
     except MessagesError as error:
         return one_line(f"{message.sender}: {error}")
-    if not isinstance(body, str):
-        body = repr(body) if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False)
-    return one_line(f"{message.sender}: {body}")
+    return one_line(f"{message.sender}: {body_text(body)}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from itertools import chain, islice, repeat
 from time import monotonic
 
-from psqlmessages.cli.output import Progress, natural, positive, seconds
+from psqlmessages.cli.output import Progress, add_batch, lines_of_input, natural, seconds
 from psqlmessages.client.node import Node
 
 NAME = "send"
@@ -38,9 +37,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=seconds, default=timedelta(0), help="seconds between two sends"
     )
-    parser.add_argument(
-        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
-    )
+    add_batch(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -64,7 +61,7 @@ def run(arguments: Namespace) -> int:
 
 def _bodies(arguments: Namespace) -> Iterator[str]:
     if arguments.body == "-":
-        return (line.rstrip("\r\n") for line in sys.stdin)
+        return lines_of_input()
     return repeat(arguments.body if arguments.body is not None else "x" * arguments.size)
 
 

@@ -7,11 +7,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
-import psycopg
-
+from psqlmessages.cli.database import Connection, connected
 from psqlmessages.cli.output import one_line, table
-from psqlmessages.client.calls import translate_error
-from psqlmessages.client.options import conninfo
 
 NAME = "status"
 HELP = "show topics with senders and listeners, and the usage of the notification queue"
@@ -33,7 +30,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print the topics of the role and the queue usage; fail if the role may not use TOPIC."""
-    with psycopg.connect(conninfo(arguments.dsn, "status"), autocommit=True) as connection:
+    with connected(arguments.dsn, "status") as connection:
         topics = read_topics(connection, arguments.topic)
         usage = queue_usage(connection)
     if arguments.topic is not None and not topics:
@@ -49,25 +46,20 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def read_topics(
-    connection: psycopg.Connection[tuple[object, ...]], topic: str | None = None
-) -> list[TopicRow]:
+def read_topics(connection: Connection, topic: str | None = None) -> list[TopicRow]:
     """Read the topics that the role may use, ordered by name."""
-    try:
-        rows = connection.execute(
-            "SELECT topic, notifiers, listeners FROM messages.topics"
-            " WHERE %(topic)s::text IS NULL OR topic = %(topic)s ORDER BY topic",
-            {"topic": topic},
-        ).fetchall()
-    except psycopg.Error as error:
-        raise translate_error(error, is_broken=connection.closed) from error
+    rows = connection.execute(
+        "SELECT topic, notifiers, listeners FROM messages.topics"
+        " WHERE %(topic)s::text IS NULL OR topic = %(topic)s ORDER BY topic",
+        {"topic": topic},
+    )
     return [TopicRow._make(row) for row in rows]
 
 
-def queue_usage(connection: psycopg.Connection[tuple[object, ...]]) -> float:
+def queue_usage(connection: Connection) -> float:
     """Return the used fraction of the server's notification queue, from 0 to 1."""
     row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
-    return float(str(row[0])) if row else 0.0
+    return float(row[0]) if row else 0.0
 
 
 def describe(topics: list[TopicRow], usage: float) -> str:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 import psycopg
 
-from psqlmessages.cli.output import Progress, positive, seconds
+from psqlmessages.cli.database import connected, run_call
+from psqlmessages.cli.output import (
+    Progress,
+    add_bodies,
+    bodies,
+    positive,
+    run_subcommand,
+    seconds,
+    subcommands,
+)
 from psqlmessages.cli.receive import as_text, body_as_json
 from psqlmessages.client import stream_calls
-from psqlmessages.client.calls import translate_error
 from psqlmessages.client.node import Node
-from psqlmessages.client.options import conninfo
-from psqlmessages.client.stream_calls import Published, StreamMessage
+from psqlmessages.client.stream_calls import StreamMessage
 from psqlmessages.client.subscription import Subscription
 from psqlmessages.exceptions import MessagesError
 
@@ -27,24 +32,19 @@ HELP = "publish to a stream, or print the messages of a subscription"
 
 def configure(parser: ArgumentParser) -> None:
     """Add the two commands."""
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    help_ = "store messages for the subscriptions of a topic and send them to its listeners"
-    publish = actions.add_parser("publish", help=help_, description=help_)
+    add = subcommands(parser)
+    publish = add(
+        "publish",
+        _publish,
+        "store messages for the subscriptions of a topic and send them to its listeners",
+    )
     _configure_both(publish, "the node that publishes; it need not be connected")
-    publish.add_argument(
-        "body",
-        metavar="BODY",
-        nargs="?",
-        default="-",
-        help="the text to publish; - (the default) reads one body per line from standard input",
+    add_bodies(publish, "publish")
+    subscribe = add(
+        "subscribe",
+        _subscribe,
+        "print the waiting messages of a subscription, then new ones, until Ctrl-C",
     )
-    publish.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
-    publish.add_argument(
-        "--batch", type=positive, default=1, help="number of bodies per call (default: 1)"
-    )
-    publish.set_defaults(act=_publish)
-    help_ = "print the waiting messages of a subscription, then new ones, until Ctrl-C"
-    subscribe = actions.add_parser("subscribe", help=help_, description=help_)
     _configure_both(subscribe, "the node that subscribes")
     subscribe.add_argument(
         "timeout",
@@ -59,13 +59,9 @@ def configure(parser: ArgumentParser) -> None:
     subscribe.add_argument(
         "--idle", type=seconds, help="stop after this many seconds without a message"
     )
-    subscribe.set_defaults(act=_subscribe)
 
 
-def run(arguments: Namespace) -> int:
-    """Run the chosen command."""
-    code: int = arguments.act(arguments)
-    return code
+run = run_subcommand
 
 
 def _configure_both(parser: ArgumentParser, who: str) -> None:
@@ -74,30 +70,17 @@ def _configure_both(parser: ArgumentParser, who: str) -> None:
 
 
 def _publish(arguments: Namespace) -> int:
-    bodies = _bodies(arguments)
-    info = conninfo(arguments.dsn, arguments.client)
-    with psycopg.connect(info, autocommit=True) as connection, Progress("published") as progress:
-        while batch := list(islice(bodies, arguments.batch)):
-            _publish_batch(connection, arguments, batch)
+    texts = bodies(arguments)
+    with (
+        connected(arguments.dsn, arguments.client) as connection,
+        Progress("published") as progress,
+    ):
+        while batch := list(islice(texts, arguments.batch)):
+            run_call(
+                connection, stream_calls.publish_many(arguments.client, arguments.topic, batch)
+            )
             progress.add(len(batch))
     return 0
-
-
-def _bodies(arguments: Namespace) -> Iterator[Any]:
-    is_piped = arguments.body == "-"
-    texts = (line.rstrip("\r\n") for line in sys.stdin) if is_piped else iter([arguments.body])
-    return map(json.loads, texts) if arguments.json else texts
-
-
-def _publish_batch(
-    connection: psycopg.Connection[Any], arguments: Namespace, bodies: list[Any]
-) -> Published:
-    call = stream_calls.publish_many(arguments.client, arguments.topic, bodies)
-    try:
-        row = connection.execute(call.sql, call.params).fetchone()
-    except psycopg.Error as error:
-        raise translate_error(error, is_broken=connection.closed) from error
-    return call.read(row[0] if row else None)
 
 
 def _subscribe(arguments: Namespace) -> int:

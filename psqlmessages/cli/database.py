@@ -1,0 +1,32 @@
+"""Connections of commands that need no node, and the calls on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+
+from psqlmessages.client.calls import Call, translate_error
+from psqlmessages.client.options import conninfo
+
+T = TypeVar("T")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@contextmanager
+def connected(dsn: str, name: str) -> Iterator[Connection]:
+    """Connect with autocommit; errors of PostgreSQL are raised as those of messages."""
+    with psycopg.connect(conninfo(dsn, name), autocommit=True) as connection:
+        try:
+            yield connection
+        except psycopg.Error as error:
+            raise translate_error(error, is_broken=connection.closed) from error
+
+
+def run_call(connection: Connection, call: Call[T]) -> T:
+    """Run a call and return its answer; raise the error in the answer."""
+    row = connection.execute(call.sql, call.params).fetchone()
+    return call.read(row[0] if row else None)
