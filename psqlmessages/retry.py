@@ -37,6 +37,11 @@ class Backoff:
         self.next_at = 0.0
 
 
+def error_line(error: BaseException) -> str:
+    """Return the text of an error in one line, for logs."""
+    return " ".join(str(error).split())
+
+
 class RateLimitedLogger:
     """Logs each warning at most once per interval, then with the number of suppressed ones."""
 

@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -89,6 +90,11 @@ def bodies(arguments: Namespace) -> Iterator[Any]:
     """Yield BODY, or the lines of standard input."""
     texts = lines_of_input() if arguments.body == "-" else iter([arguments.body])
     return map(json.loads, texts) if arguments.json else texts
+
+
+def read_input(name: str) -> bytes:
+    """Read a file, or standard input if its name is ``-``."""
+    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
 def lines_of_input() -> Iterator[str]:
@@ -191,6 +197,12 @@ def one_line(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def fail(text: str) -> int:
+    """Print an error in one line; return the exit code for it."""
+    print(one_line(f"psqlmessages: {text}"), file=sys.stderr)
+    return 1
 
 
 def body_text(body: Any) -> str:

@@ -16,6 +16,7 @@ from psqlmessages.cli.output import (
     add_bodies,
     bodies,
     body_text,
+    fail,
     natural,
     one_line,
     positive,
@@ -206,7 +207,7 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
     acknowledged = _run(arguments, call)
     for lease, is_done in zip(arguments.leases, acknowledged, strict=True):
         if not is_done:
-            print(f"psqlmessages: {one_line(lease)} is no longer valid", file=sys.stderr)
+            fail(f"{lease} is no longer valid")
     return 0 if acknowledged else 1
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
 from psqlmessages.cli.database import Connection, connected
-from psqlmessages.cli.output import one_line, table
+from psqlmessages.cli.output import fail, one_line, table
 
 NAME = "status"
 HELP = "show topics with senders and listeners, and the usage of the notification queue"
@@ -34,10 +33,7 @@ def run(arguments: Namespace) -> int:
         topics = read_topics(connection, arguments.topic)
         usage = queue_usage(connection)
     if arguments.topic is not None and not topics:
-        print(
-            f"psqlmessages: no rule lets this role use the topic {arguments.topic}", file=sys.stderr
-        )
-        return 1
+        return fail(f"no rule lets this role use the topic {arguments.topic}")
     if arguments.json:
         rows = [row._asdict() for row in topics]
         print(json.dumps({"topics": rows, "queue_usage": usage}, ensure_ascii=False))

@@ -6,9 +6,8 @@ import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,7 +15,15 @@ from django.db import DatabaseError
 from django.db.models import Count, Sum
 from django.db.models.functions import Now
 
-from psqlmessages.cli.output import natural, one_line, table
+from psqlmessages.cli.output import (
+    fail,
+    natural,
+    one_line,
+    read_input,
+    run_subcommand,
+    subcommands,
+    table,
+)
 from psqlmessages.exchanges.engine.dry_run import DryRunCopy, tried
 from psqlmessages.exchanges.model import SelectorInput
 from psqlmessages.exchanges.store import definitions, files, repository
@@ -72,37 +79,23 @@ def _workers(using: str) -> Counter[int]:
 # exchange load: show and apply the changes of a file, and report missing rules.
 
 
-def configure_load(parser: ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
-    parser.add_argument("--dry-run", action="store_true", help="only print what would change")
-    parser.add_argument(
-        "--replace-all", action="store_true", help="remove exchanges that are not in the file"
-    )
-    parser.add_argument(
-        "--with-rules",
-        action="store_true",
-        help="also add the rules that the exchanges need in this database",
-    )
-
-
 def load(arguments: Namespace) -> int:
     """Load a file; on errors print a line for each, change nothing, and fail."""
     try:
-        wanted = definitions.read(_read(arguments.file))
+        wanted = definitions.read(read_input(arguments.file))
     except MalformedExchanges as error:
-        for problem in error.errors:
-            _complain(str(problem))
-        return 1
+        return _fail(error)
     now = repository.present(arguments.database)
     todo = repository.difference(now, wanted, replace_all=arguments.replace_all)
     for line in todo.lines():
         print(one_line(line))
     if not arguments.dry_run and not _applied(todo, repository.fingerprint(now), arguments):
         return 1
-    _tell(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}")
+    print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
     kept = [exchange for exchange in now if exchange.name not in {each.name for each in wanted}]
-    _remark(wanted, [*wanted, *(() if arguments.replace_all else kept)], arguments.database)
+    together = [*wanted, *(() if arguments.replace_all else kept)]
+    for line in _remarks(wanted, together, arguments.database):
+        print(one_line(line), file=sys.stderr)
     return 0
 
 
@@ -110,10 +103,10 @@ def _applied(todo: repository.ExchangeDifference, shown: str, arguments: Namespa
     try:
         added = repository.apply(todo, shown, arguments.database, with_rules=arguments.with_rules)
     except repository.ExchangesChanged:
-        _complain("the exchanges were changed at the same time: try again")
+        fail("the exchanges were changed at the same time: try again")
         return False
     except DatabaseError as error:
-        _complain(_reason(error))
+        fail(_reason(error))
         return False
     for rule in added:
         print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
@@ -128,45 +121,26 @@ def _reason(error: DatabaseError) -> str:
     return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
 
 
-def _remark(
+def _remarks(
     wanted: tuple[DefinedExchange, ...], together: list[DefinedExchange], using: str
-) -> None:
-    """Report missing rules and cycles."""
+) -> Iterator[str]:
+    """Yield a line for each missing rule and each cycle."""
     found = lacking_together(wanted, using)
     for rule in found.rules:
-        _tell(f"missing rule in {rule.namespace}: {rule.statement}")
+        yield f"missing rule in {rule.namespace}: {rule.statement}"
     for namespace, why in found.unasked.items():
-        _tell(f"could not check the rules in {namespace}: {why}")
+        yield f"could not check the rules in {namespace}: {why}"
     for cycle in graph(together).cycles:
-        _tell(f"a cycle: {', '.join(map(str, cycle))}")
+        yield f"a cycle: {', '.join(map(str, cycle))}"
 
 
-def _read(name: str) -> bytes:
-    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-
-
-def _tell(text: str) -> None:
-    print(one_line(text), file=sys.stderr)
-
-
-def _complain(text: str) -> None:
-    _tell(f"psqlmessages: {text}")
+def _fail(error: MalformedExchanges) -> int:
+    for problem in error.errors:
+        fail(str(problem))
+    return 1
 
 
 # exchange test: show where an element would go, why, and the copies.
-
-
-def configure_dry_run(parser: ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument("name", metavar="NAME", help="the exchange")
-    parser.add_argument(
-        "--headers", type=_headers, default="{}", help="the headers, a JSON object (default: none)"
-    )
-    parser.add_argument("--body", default="", help="the body: text (default: empty)")
-    parser.add_argument("--json-body", action="store_true", help="the body is JSON")
-    parser.add_argument(
-        "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
-    )
 
 
 def dry_run(arguments: Namespace) -> int:
@@ -175,23 +149,22 @@ def dry_run(arguments: Namespace) -> int:
     try:
         exchange = repository.compiled(row)
     except MalformedExchanges as error:
-        for problem in error.errors:
-            print(one_line(f"psqlmessages: {problem}"), file=sys.stderr)
-        return 1
+        return _fail(error)
     source = exchange.source
     try:
         body = strict_json(arguments.body) if arguments.json_body else arguments.body
     except MalformedText as error:
-        print(one_line(f"psqlmessages: --json-body: {error}"), file=sys.stderr)
-        return 1
-    message = SelectorInput(
-        body,
-        arguments.headers,
-        tries=arguments.tries,
-        queue=source.queue,
-        ns=source.namespace,
+        return fail(f"--json-body: {error}")
+    result = tried(
+        exchange,
+        SelectorInput(
+            body,
+            arguments.headers,
+            tries=arguments.tries,
+            queue=source.queue,
+            ns=source.namespace,
+        ),
     )
-    result = tried(exchange, message)
     for asked in result.asked:
         answer = "yes" if asked.verdict.is_taken else "no"
         print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
@@ -232,22 +205,33 @@ HELP = "load, show, test, start, stop and run exchanges"
 
 def configure(parser: ArgumentParser) -> None:
     """Add the commands."""
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        own: ArgumentParser = actions.add_parser(name, help=help_, description=help_)
-        own.set_defaults(act=act)
-        return own
-
-    configure_load(add("load", load, "create and change exchanges as a YAML or JSON file defines"))
+    add = subcommands(parser)
+    load_ = add("load", load, "create and change exchanges as a YAML or JSON file defines")
+    load_.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
+    load_.add_argument("--dry-run", action="store_true", help="only print what would change")
+    load_.add_argument(
+        "--replace-all", action="store_true", help="remove exchanges that are not in the file"
+    )
+    load_.add_argument(
+        "--with-rules",
+        action="store_true",
+        help="also add the rules that the exchanges need in this database",
+    )
     add("list", list_exchanges, "print the exchanges, their state and their counts")
     show = add("show", _show, "print the definition of one or all exchanges, in the format of load")
     show.add_argument("name", metavar="NAME", nargs="?", help="the exchange (default: all)")
     show.add_argument(
         "--format", choices=("yaml", "json"), default="yaml", help="output format (default: yaml)"
     )
-    configure_dry_run(
-        add("test", dry_run, "show where an element would go, and why; nothing is pushed")
+    test = add("test", dry_run, "show where an element would go, and why; nothing is pushed")
+    test.add_argument("name", metavar="NAME", help="the exchange")
+    test.add_argument(
+        "--headers", type=_headers, default="{}", help="the headers, a JSON object (default: none)"
+    )
+    test.add_argument("--body", default="", help="the body: text (default: empty)")
+    test.add_argument("--json-body", action="store_true", help="the body is JSON")
+    test.add_argument(
+        "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
     )
     for name, act, help_ in (
         ("start", _start, "start an exchange in all processes of exchange run"),
@@ -262,20 +246,17 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run the chosen command."""
     try:
-        code: int = arguments.act(arguments)
+        return run_subcommand(arguments)
     except Exchange.DoesNotExist:
-        print(f"psqlmessages: there is no exchange {one_line(arguments.name)}", file=sys.stderr)
-        return 1
-    return code
+        return fail(f"there is no exchange {arguments.name}")
 
 
 def _show(arguments: Namespace) -> int:
-    if arguments.name is None:
-        found = list(repository.present(arguments.database))
+    name, using = arguments.name, arguments.database
+    if name is None:
+        found = repository.present(using)
     else:
-        found = [
-            repository.definition(repository.rows(arguments.database).get(name=arguments.name))
-        ]
+        found = (repository.definition(repository.rows(using).get(name=name)),)
     write = files.as_json if arguments.format == "json" else files.as_yaml
     sys.stdout.write(write(definitions.as_document(found)))
     return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 
 from django.db import connections, transaction
 
 from psqlmessages import schema
+from psqlmessages.cli.output import fail
 
 NAME = "install"
 HELP = (
@@ -24,12 +24,10 @@ def run(arguments: Namespace) -> int:
     """Install the functions; fail if a migration that they may need is not applied."""
     alias = arguments.database
     if schema.unapplied(connections[alias]):
-        print(
-            f"psqlmessages: not all migrations are applied to database {alias!r}. First run:"
-            f" python manage.py migrate psqlmessages --database {alias}",
-            file=sys.stderr,
+        return fail(
+            f"not all migrations are applied to database {alias!r}. First run:"
+            f" python manage.py migrate psqlmessages --database {alias}"
         )
-        return 1
     with transaction.atomic(using=alias):
         schema.install(connections[alias])
         schema.write_settings(using=alias)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
-from psqlmessages.cli.output import positive
+from psqlmessages.cli.output import fail, positive
 from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
 
 
@@ -61,12 +60,10 @@ def _deny(rule: Rule, using: str) -> int:
     left = deny(rule, using=using)
     if left is None:
         role = f" of role {rule.role}" if rule.role else ""
-        print(
-            f"psqlmessages: {rule.node!r}{role} has no rule for {rule.type} {rule.key[3]!r};"
-            " a pattern may allow it: see the rules in the admin",
-            file=sys.stderr,
+        return fail(
+            f"{rule.node!r}{role} has no rule for {rule.type} {rule.key[3]!r};"
+            " a pattern may allow it: see the rules in the admin"
         )
-        return 1
     print(f"{rule.node} may {left or 'nothing'} {rule.type} {rule.key[3]}")
     return 0
 

@@ -6,17 +6,17 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from django.db import InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 
+from psqlmessages.cli.output import fail
 from psqlmessages.models import PipelineJob
 from psqlmessages.orm import dsn
 
@@ -35,7 +35,9 @@ _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)
 def configure(parser: ArgumentParser) -> None:
     """Add the jobs."""
     jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
-    for job in _jobs():
+    for job_name in _JOBS:
+        # The modules of the jobs import this one. They import pyspark later.
+        job = import_module(f"psqlmessages.management.pipeline_{job_name}")
         own = jobs_.add_parser(job.NAME, help=job.HELP, description=job.HELP)
         own.add_argument(
             "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
@@ -74,11 +76,7 @@ def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 sec
 def run(arguments: Namespace) -> int:
     """Run the chosen job."""
     if find_spec("pyspark") is None:
-        print(
-            "psqlmessages: a pipeline needs Spark: pip install 'psqlmessages[pipeline]'",
-            file=sys.stderr,
-        )
-        return 1
+        return fail("a pipeline needs Spark: pip install 'psqlmessages[pipeline]'")
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -105,7 +103,13 @@ class JobContext:
         self._is_away = False
 
     def __enter__(self) -> Self:
-        self._addresses()
+        from psqlmessages.pipeline.database import VARIABLE, variable_of
+
+        # The addresses of the databases, for Spark's processes.
+        for alias in connections:
+            if connections[alias].vendor == "postgresql":
+                os.environ[variable_of(alias)] = dsn(alias)
+        os.environ[VARIABLE] = dsn(self._using)
         PipelineJob.objects.using(self._using).update_or_create(
             name=self.name,
             defaults={
@@ -190,21 +194,6 @@ class JobContext:
             self._is_away = True
         else:
             self._is_away = False
-
-    def _addresses(self) -> None:
-        """Set the addresses of the databases as environment variables for Spark's processes."""
-        from psqlmessages.pipeline.database import VARIABLE, variable_of
-
-        for alias in connections:
-            if connections[alias].vendor == "postgresql":
-                os.environ[variable_of(alias)] = dsn(alias)
-        os.environ[VARIABLE] = dsn(self._using)
-
-
-def _jobs() -> Iterator[ModuleType]:
-    """Yield the modules of the jobs, which import this one. They import pyspark later."""
-    for name in _JOBS:
-        yield import_module(f"psqlmessages.management.pipeline_{name}")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from psqlmessages import archive_marks
-from psqlmessages.cli.output import one_line
+from psqlmessages.cli.output import AddCommand, one_line, run_subcommand, subcommands
 from psqlmessages.conf import get_settings
 from psqlmessages.management import pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
     from psqlmessages.pipeline.archive.store import Archive
-    from psqlmessages.pipeline.archive.verify import Checksum, Comparison
+    from psqlmessages.pipeline.archive.verify import Comparison
 
 
 # pipeline archive verify, replay, compact: work on an existing archive.
 
 
-class AddCommand(Protocol):
-    """Adds a command."""
-
-    def __call__(self, name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        """Return its parser."""
-
-
-def configure_maintenance(add: AddCommand, add_folder: Callable[[ArgumentParser], None]) -> None:
+def configure_maintenance(add: AddCommand) -> None:
     """Add the commands."""
-    add_folder(add("compact", _compact, "merge small files of each topic and day"))
+    _add_folder(add("compact", _compact, "merge small files of each topic and day"))
     verify = add("verify", _verify, "compare archived messages with those still in the stream")
-    add_folder(verify)
+    _add_folder(verify)
     verify.add_argument("--topic", metavar="NAMES", help="separated by commas (default: all)")
     replay = add("replay", _replay, "publish a range of an archived topic again")
-    add_folder(replay)
+    _add_folder(replay)
     replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
     for option, what in (("--from", "first"), ("--until", "last")):
         replay.add_argument(
@@ -122,13 +113,13 @@ def _verify(arguments: Namespace) -> int:
 
 def _line(compared: Comparison) -> str:
     where = f"{one_line(compared.topic)}, ids {compared.low + 1} to {compared.high}"
+    kept, archived = compared.kept, compared.archived
     if compared.is_equal:
-        return f"{where}: equal, {compared.kept.rows:,} messages, {compared.kept.checksum:x}"
-    return f"{where}: DIFFERENT, kept {_sum(compared.kept)}, archived {_sum(compared.archived)}"
-
-
-def _sum(found: Checksum) -> str:
-    return f"{found.rows:,} ({found.checksum:x})"
+        return f"{where}: equal, {kept.rows:,} messages, {kept.checksum:x}"
+    return (
+        f"{where}: DIFFERENT, kept {kept.rows:,} ({kept.checksum:x}),"
+        f" archived {archived.rows:,} ({archived.checksum:x})"
+    )
 
 
 def _replay(arguments: Namespace) -> int:
@@ -179,14 +170,8 @@ def configure(parser: ArgumentParser) -> None:
     # Each batch writes files: keep their number low.
     pipeline.add_streaming(parser, _IN_ARCHIVE, "10 seconds")
     parser.set_defaults(act=_archive)
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND")
-
-    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        own: ArgumentParser = actions.add_parser(name, help=help_, description=help_)
-        own.set_defaults(act=act)
-        return own
-
-    configure_maintenance(add, _add_folder)
+    add = subcommands(parser, is_required=False)
+    configure_maintenance(add)
     for name, act, help_ in (
         ("mark", _mark, "keep a topic's messages until they are archived"),
         ("unmark", _unmark, "stop keeping a topic's messages for the archive"),
@@ -195,10 +180,7 @@ def configure(parser: ArgumentParser) -> None:
     add("marks", _marks, "print the marked topics")
 
 
-def run(arguments: Namespace) -> int:
-    """Run the chosen command."""
-    code: int = arguments.act(arguments)
-    return code
+run = run_subcommand
 
 
 def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
@@ -247,12 +229,8 @@ def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
             return is_changed()
     finally:
         lag.close()
-        _stop(query)
-
-
-def _stop(query: StreamingQuery) -> None:
-    if query.isActive:
-        query.stop()
+        if query.isActive:
+            query.stop()
 
 
 def _waited(context: pipeline.JobContext, job: ArchiveJob) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from threading import Event, Thread
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connections
 
-from psqlmessages.cli.output import one_line, positive
+from psqlmessages.cli.output import fail, one_line, positive
 from psqlmessages.conf import get_settings
 from psqlmessages.management.pipeline import JobContext
-from psqlmessages.management.spark_exchange_state import SparkExchangeState, exists
+from psqlmessages.management.spark_exchange_state import SparkExchangeState
 from psqlmessages.models import Exchange
 from psqlmessages.orm import dsn
+from psqlmessages.retry import error_line
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.exchange.driver import SparkExchanges
@@ -79,7 +79,7 @@ class DefinitionSync(Thread):
         try:
             self._state.write()
         except (OperationalError, InterfaceError) as error:
-            self._say(f"could not write the last counters: {_line(error)}")
+            self._say(f"could not write the last counters: {error_line(error)}")
 
     def _supervise(self) -> None:
         try:
@@ -89,16 +89,12 @@ class DefinitionSync(Thread):
                 self._write_at = monotonic() + _WRITE_SECONDS
         except (OperationalError, InterfaceError) as error:
             connections.close_all()
-            self._say(f"could not read the definition: {_line(error)}")
+            self._say(f"could not read the definition: {error_line(error)}")
 
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._tell(text)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 NAME = "exchange"
@@ -133,9 +129,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run it until Ctrl-C, until it is deleted, or with --once until its queue is empty."""
     name = arguments.name
-    if not exists(name, arguments.database):
-        print(f"psqlmessages: there is no exchange {one_line(name)}", file=sys.stderr)
-        return 1
+    if not Exchange.objects.using(arguments.database).filter(name=name).exists():
+        return fail(f"there is no exchange {name}")
     with JobContext(f"exchange {name}", arguments) as context:
         # A namespace is an alias of DATABASES, even if --database is another one.
         os.environ["PSQLMESSAGES_DSN"] = dsn(DEFAULT_DB_ALIAS)
@@ -171,4 +166,4 @@ def _follow(context: JobContext) -> None:
         )
     finally:
         sync.close()
-    context.say(f"stopped: {state.summary()}")
+    context.say(f"stopped: {state.counter_store.summary()}")

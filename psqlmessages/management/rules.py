@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.db import DatabaseError
 
-from psqlmessages.cli.output import one_line
+from psqlmessages.cli.output import fail, one_line, read_input
 from psqlmessages.rules import changes, document
 
 NAME = "definitions"
@@ -35,11 +35,11 @@ def run(arguments: Namespace) -> int:
         _write(arguments.file, document.write(changes.present(arguments.database)))
         return 0
     try:
-        wanted = document.read(_read(arguments.file))
+        wanted = document.read(read_input(arguments.file))
         changes.check_users_and_groups(wanted, arguments.database)
     except document.MalformedDefinitions as error:
         for problem in error.errors:
-            print(f"psqlmessages: {one_line(problem)}", file=sys.stderr)
+            fail(problem)
         return 1
     return _import(wanted, arguments)
 
@@ -53,19 +53,11 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
         try:
             changes.apply(todo, changes.fingerprint(present), arguments.database)
         except changes.DefinitionsChanged:
-            print(
-                "psqlmessages: the rules were changed at the same time: try again", file=sys.stderr
-            )
-            return 1
+            return fail("the rules were changed at the same time: try again")
         except DatabaseError as error:
-            print(f"psqlmessages: {str(error).strip()}", file=sys.stderr)
-            return 1
+            return fail(str(error).strip())
     print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
     return 0
-
-
-def _read(name: str) -> bytes:
-    return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
 def _write(name: str, text: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 
-from psqlmessages.cli.output import Progress, positive
+from psqlmessages.cli.output import Progress, fail, positive
 from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handler_registry import registry
@@ -35,12 +34,10 @@ def run(arguments: Namespace) -> int:
     ident = arguments.node
     handlers = registry.of(ident)
     if not handlers:
-        print(
-            f"psqlmessages: there is no handler for {ident}: add one with @on_topic or @on_rpc to"
-            " message_handlers.py of an app in INSTALLED_APPS",
-            file=sys.stderr,
+        return fail(
+            f"there is no handler for {ident}: add one with @on_topic or @on_rpc to"
+            " message_handlers.py of an app in INSTALLED_APPS"
         )
-        return 1
     with node(ident, using=arguments.database) as own, Progress("handled") as progress:
         runner = HandlerWorker(
             own,
@@ -63,14 +60,10 @@ def run(arguments: Namespace) -> int:
             )
             runner.run(show)
         progress.count = runner.counters.handled
-        progress.say(_summary(runner))
+        counters = runner.counters
+        progress.say(
+            f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
+            f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
+            f" {counters.stuck:,} stuck"
+        )
     return 0
-
-
-def _summary(runner: HandlerWorker) -> str:
-    counters = runner.counters
-    return (
-        f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
-        f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
-        f" {counters.stuck:,} stuck"
-    )

@@ -6,31 +6,29 @@ import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError
 from django.db.models.functions import Now
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
-from psqlmessages.exchanges.store import permissions, repository
+from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import (
     DefinedExchange,
     MalformedExchanges,
     namespace_error,
 )
+from psqlmessages.exchanges.store.permissions import MissingRuleLog
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
-from psqlmessages.models import Element, Exchange
+from psqlmessages.models import Element
 from psqlmessages.pipeline.exchange.source import REFUSALS, TaskCounts
-from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.retry import error_line
 
 if TYPE_CHECKING:
     from psqlmessages.exchanges.model import CompiledExchange
 
 logger = logging.getLogger("psqlmessages")
 
-ADD_UP_SECONDS: Final = 60 * 60
-RULES_SECONDS: Final = 10.0
 _TURNS_KEPT: Final = 1000
 
 
@@ -49,10 +47,8 @@ class SparkExchangeState:
         self._running: tuple[int, ...] = ()
         self._counted: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
         self._elements: dict[int, int] = {}
-        self._log = RateLimitedLogger(logger)
-        self._reported: set[permissions.MissingRule] = set()
+        self._rules = MissingRuleLog()
         self._is_refused = False
-        self._rules_at = self._add_up_at = 0.0
         self.counter_store = CounterStore(using)
 
     # Called by Spark's threads
@@ -94,7 +90,7 @@ class SparkExchangeState:
             if not errors:
                 return repository.compiled(definition)
         except (MalformedExchanges, MessagesError) as error:
-            errors.append(_line(error))
+            errors.append(error_line(error))
         logger.warning("exchange %s cannot run: %s", self._name, errors[0])
         return None
 
@@ -112,9 +108,9 @@ class SparkExchangeState:
         try:
             found = waiting.values_list("available_at", Now()).first()
         except (OperationalError, InterfaceError) as error:
-            raise ServerUnreachable(_line(error)) from error
+            raise ServerUnreachable(error_line(error)) from error
         except DatabaseError as error:
-            raise MessagesError(_line(error)) from error
+            raise MessagesError(error_line(error)) from error
         return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
 
     # Counters
@@ -130,10 +126,9 @@ class SparkExchangeState:
         self.counter_store.wrote(
             self.counter_store.write(self.counter_store.unwritten(self._running))
         )
-        if monotonic() >= self._add_up_at:
-            self._add_up_at = monotonic() + ADD_UP_SECONDS
-            self.counter_store.add_up_former()
-        self._tell_rules()
+        if self._is_refused and self._known is not None and self._rules.is_due:
+            self._is_refused = False
+            self._rules.report(self._known[0], self._using)
 
     def _new(self) -> Iterable[TaskCounts]:
         while True:
@@ -141,35 +136,3 @@ class SparkExchangeState:
                 yield from self._counted.get_nowait()
             except Empty:
                 return
-
-    def _tell_rules(self) -> None:
-        """After a refusal, log the missing rules, each once."""
-        if not self._is_refused or self._known is None or monotonic() < self._rules_at:
-            return
-        self._is_refused = False
-        self._rules_at = monotonic() + RULES_SECONDS
-        missing = set(permissions.missing_rules(self._known[0], self._using))
-        for rule in sorted(missing - self._reported):
-            logger.warning(
-                "exchange %s: a rule is missing in database %s. Add it with: %s", self._name, *rule
-            )
-        self._reported = missing
-
-    def summary(self) -> str:
-        """Return the number of elements by outcome, as text."""
-        counters = self.counter_store.counters.values()
-        outcomes = ", ".join(
-            f"{sum(tally.count(outcome) for tally in counters):,} {outcome.label}"
-            for outcome in ELEMENT_OUTCOMES
-        )
-        failures = sum(counters.selector_failures for counters in counters)
-        return f"{outcomes}; {failures:,} selector failures"
-
-
-def exists(name: str, using: str) -> bool:
-    """Tell whether an exchange has this name."""
-    return Exchange.objects.using(using).filter(name=name).exists()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from datetime import timedelta
 
 from django.contrib.auth import get_user_model
 
+from psqlmessages.cli.output import fail
 from psqlmessages.rest.auth import token_for
 
 NAME = "token"
@@ -30,11 +30,9 @@ def run(arguments: Namespace) -> int:
     try:
         user = users._default_manager.get_by_natural_key(arguments.user)
     except users.DoesNotExist:
-        print(f"psqlmessages: there is no user {arguments.user!r}", file=sys.stderr)
-        return 1
+        return fail(f"there is no user {arguments.user!r}")
     if not user.is_active:
-        print(f"psqlmessages: the user {arguments.user!r} is not active", file=sys.stderr)
-        return 1
+        return fail(f"the user {arguments.user!r} is not active")
     print(token_for(user, timedelta(days=arguments.days)))
     return 0
 

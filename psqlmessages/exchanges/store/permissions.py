@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NamedTuple
 
 import psycopg
@@ -15,10 +17,14 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_error
 from psqlmessages.models import Auth
 from psqlmessages.orm import dsn
+from psqlmessages.retry import error_line
+
+logger = logging.getLogger("psqlmessages")
 
 # A rule must have a timeout, which has no effect for a queue.
 _RULE_SECONDS = 60
 _CONNECT_SECONDS = 3
+_REPORT_SECONDS = 10.0
 _ANSWER = "SET statement_timeout = '5s'"
 _RIGHTS = """
     SELECT session_user::text, wanted.ident, wanted.queue, coalesce(rights.can_read, false),
@@ -38,6 +44,30 @@ class MissingRule(NamedTuple):
 
     namespace: str
     statement: str
+
+
+class MissingRuleLog:
+    """Logs the missing rules of an exchange, each once."""
+
+    def __init__(self) -> None:
+        self._reported: set[MissingRule] = set()
+        self._next_at = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last report is long enough ago for another one."""
+        return monotonic() >= self._next_at
+
+    def report(self, exchange: DefinedExchange, using: str) -> None:
+        """Log the rules that are missing and were not at the last report."""
+        self._next_at = monotonic() + _REPORT_SECONDS
+        missing = set(missing_rules(exchange, using))
+        for rule in sorted(missing - self._reported):
+            logger.warning(
+                "exchange %s: a rule is missing in database %s. Add it with: %s",
+                exchange.name, *rule,
+            )  # fmt: skip
+        self._reported = missing
 
 
 class MissingRules(NamedTuple):
@@ -109,7 +139,7 @@ def lacking_together(
         try:
             lacks = list(_lacks(exchanges, namespace, using))
         except (DatabaseError, psycopg.Error) as error:
-            found.unasked[namespace] = " ".join(str(error).split())
+            found.unasked[namespace] = error_line(error)
         else:
             found.rules.extend(MissingRule(namespace, lack.statement) for lack in lacks)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
+from time import monotonic
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -18,6 +19,7 @@ from psqlmessages.models import Exchange, ExchangeCount
 
 # The worker id of the rows that hold the sums of former workers.
 FORMER: Final = UUID(int=0)
+_ADD_UP_SECONDS: Final = 60 * 60
 FORGOTTEN_AFTER: Final = timedelta(days=1)
 _UNIQUE: Final = ("exchange", "worker", "outcome", "destination")
 _COUNTED: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
@@ -28,6 +30,7 @@ class CounterStore:
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
+        self._add_up_at = 0.0
         self.worker = uuid4()
         self.counters: dict[int, ExchangeCounters] = {}
 
@@ -39,6 +42,16 @@ class CounterStore:
     def elements(self) -> int:
         """Number of elements that were finished, with any outcome."""
         return sum(counters.elements for counters in self.counters.values())
+
+    def summary(self) -> str:
+        """Return the number of elements by outcome, and of selector failures, as text."""
+        found = self.counters.values()
+        outcomes = ", ".join(
+            f"{sum(counters.count(outcome) for counters in found):,} {outcome.label}"
+            for outcome in ELEMENT_OUTCOMES
+        )
+        failures = sum(counters.selector_failures for counters in found)
+        return f"{outcomes}; {failures:,} selector failures"
 
     def unwritten(self, running: Collection[int]) -> list[ExchangeCount]:
         """Return the changed rows, and a heartbeat row for each running exchange."""
@@ -59,7 +72,7 @@ class CounterStore:
         ]
 
     def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
-        """Write the rows of existing exchanges, and return them.
+        """Write the rows of existing exchanges, and return them; sum up former workers hourly.
 
         Rows hold totals, so that writing them twice does no harm.
         """
@@ -70,6 +83,9 @@ class CounterStore:
         counts.bulk_create(
             kept, update_conflicts=True, unique_fields=_UNIQUE, update_fields=_COUNTED
         )
+        if monotonic() >= self._add_up_at:
+            self.add_up_former()
+            self._add_up_at = monotonic() + _ADD_UP_SECONDS
         return kept
 
     def wrote(self, rows: list[ExchangeCount]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,17 +14,18 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, close_old_connections, connections
 
-from psqlmessages.cli.output import Progress
+from psqlmessages.cli.output import Progress, fail
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
-from psqlmessages.exchanges.store import permissions, repository
+from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
-from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
+from psqlmessages.exchanges.store.permissions import MissingRuleLog
+from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
 from psqlmessages.orm import dsn
-from psqlmessages.retry import RateLimitedLogger
+from psqlmessages.retry import RateLimitedLogger, error_line
 from psqlmessages.shutdown import stopped_by_signals
 
 logger = logging.getLogger("psqlmessages")
@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 LOOK_SECONDS: Final = 0.5
 WRITE_SECONDS: Final = 2.0
-ADD_UP_SECONDS: Final = 60 * 60
-RULES_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class RunningExchange:
     definition: DefinedExchange
     runner: ExchangeRunner
     task: asyncio.Task[None]
-    reported: set[permissions.MissingRule] = field(default_factory=set)
+    rules: MissingRuleLog = field(default_factory=MissingRuleLog)
 
 
 class ExchangeWorker:
@@ -69,7 +67,7 @@ class ExchangeWorker:
         self._ending: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
-        self._write_at = self._add_up_at = self._rules_at = 0.0
+        self._write_at = 0.0
         self.counter_store = CounterStore(using)
 
     @property
@@ -93,7 +91,7 @@ class ExchangeWorker:
             while not self._stopping.is_set():
                 on_look()
                 if not await self._is_stopped_within(LOOK_SECONDS):
-                    await self._supervise()
+                    await self._run_once()
         finally:
             await self._end()
 
@@ -103,17 +101,17 @@ class ExchangeWorker:
                 await self._stopping.wait()
         return self._stopping.is_set()
 
-    async def _supervise(self) -> None:
+    async def _run_once(self) -> None:
         try:
             await self._look()
             await self._write()
         except Error as error:
-            self._log.warning("exchanges: database error, trying again: %s", _line(error))
-        await self._tell_rules()
+            self._log.warning("exchanges: database error, trying again: %s", error_line(error))
+        await self._log_missing_rules()
 
     async def _end(self) -> None:
         for key in list(self._running):
-            self._dismiss(key)
+            self._stop_exchange(key)
         if self._ending:
             await asyncio.wait(self._ending)
         for namespace in self._namespaces.values():
@@ -122,7 +120,7 @@ class ExchangeWorker:
             self._write_at = 0.0
             await self._write()
         except Error as error:
-            self._log.warning("exchanges: could not write the last counters: %s", _line(error))
+            self._log.warning("exchanges: could not write the last counters: %s", error_line(error))
         await _threaded(connections.close_all)
 
     # Definitions
@@ -131,7 +129,7 @@ class ExchangeWorker:
         """Start and stop exchanges whose definitions have changed."""
         wanted = await _threaded(self._versions)
         for key in self._running.keys() - wanted.keys():
-            self._dismiss(key)
+            self._stop_exchange(key)
         self._unfit = {key: of for key, of in self._unfit.items() if wanted.get(key) == of}
         changed = [
             key
@@ -141,7 +139,7 @@ class ExchangeWorker:
         ]
         if changed:
             for row in await _threaded(self._rows, changed):
-                self._employ(row)
+                self._start_exchange(row)
 
     def _versions(self) -> dict[int, DefinitionVersion]:
         exchanges = Exchange.objects.using(self._using).filter(is_running=True)
@@ -160,16 +158,16 @@ class ExchangeWorker:
             row for row in found if now.get(row.pk) == DefinitionVersion(row.name, row.changed_at)
         ]
 
-    def _employ(self, row: Exchange) -> None:
+    def _start_exchange(self, row: Exchange) -> None:
         """Run the current definition of an exchange, after its former consumers have stopped."""
         version = DefinitionVersion(row.name, row.changed_at)
-        former = self._dismiss(row.pk)
+        former = self._stop_exchange(row.pk)
         try:
             plan = ExchangePlan.of(repository.compiled(row))
             namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
         except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
             self._unfit[row.pk] = version
-            logger.warning("exchange %s cannot run: %s", row.name, _line(error))
+            logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
         runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
         task = asyncio.create_task(self._work(runner, former), name=f"exchange {row.name}")
@@ -183,7 +181,7 @@ class ExchangeWorker:
             self._namespaces[alias] = DatabaseHandle(alias, dsn(alias))
         return self._namespaces[alias]
 
-    def _dismiss(self, key: int) -> asyncio.Task[None] | None:
+    def _stop_exchange(self, key: int) -> asyncio.Task[None] | None:
         if (running := self._running.pop(key, None)) is None:
             return None
         running.runner.stop()
@@ -201,39 +199,22 @@ class ExchangeWorker:
     # Counters and missing rules
 
     async def _write(self) -> None:
-        now = monotonic()
-        if now < self._write_at:
+        if monotonic() < self._write_at:
             return
         rows = self.counter_store.unwritten(self._running.keys())
         self.counter_store.wrote(await _threaded(self.counter_store.write, rows))
         self._write_at = monotonic() + WRITE_SECONDS
-        if now >= self._add_up_at:
-            await _threaded(self.counter_store.add_up_former)
-            self._add_up_at = now + ADD_UP_SECONDS
 
-    async def _tell_rules(self) -> None:
-        """After a refusal, log the missing rules, each once."""
-        now = monotonic()
-        refused = [
-            running for running in self._running.values() if running.runner.reports.has_refusals
-        ]
-        if not refused or now < self._rules_at:
-            return
-        self._rules_at = now + RULES_SECONDS
-        for running in refused:
-            running.runner.reports.has_refusals = False
-            missing = set(await asyncio.to_thread(self._missing_rules, running.definition))
-            for rule in sorted(missing - running.reported):
-                logger.warning(
-                    "exchange %s: a rule is missing in database %s. Add it with: %s",
-                    running.version.name,
-                    *rule,
-                )
-            running.reported = missing
+    async def _log_missing_rules(self) -> None:
+        """After a refusal, log the missing rules."""
+        for running in list(self._running.values()):
+            if running.runner.reports.has_refusals and running.rules.is_due:
+                running.runner.reports.has_refusals = False
+                await asyncio.to_thread(self._report, running)
 
-    def _missing_rules(self, exchange: DefinedExchange) -> list[permissions.MissingRule]:
+    def _report(self, running: RunningExchange) -> None:
         try:
-            return permissions.missing_rules(exchange, self._using)
+            running.rules.report(running.definition, self._using)
         finally:
             connections.close_all()
 
@@ -249,10 +230,6 @@ async def _threaded(act: Callable[..., T], *arguments: Any) -> T:
     return result
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 # The process of `exchange run`, until Ctrl-C.
 
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
@@ -262,14 +239,13 @@ def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
     """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
     there = set(Exchange.objects.using(using).values_list("name", flat=True))
     if unknown := sorted(set(names) - there):
-        print(f"psqlmessages: there is no exchange {', '.join(unknown)}", file=sys.stderr)
-        return 1
+        return fail(f"there is no exchange {', '.join(unknown)}")
     with Progress("routed") as progress:
         worker = ExchangeWorker(names, using)
         show = _shower(worker, progress)
         asyncio.run(_run(worker, show))
         progress.count = worker.counter_store.elements
-        progress.say(_summary(worker))
+        progress.say(f"stopped: {worker.counter_store.summary()}")
     return 0
 
 
@@ -300,13 +276,3 @@ def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
             progress.show()
 
     return show
-
-
-def _summary(worker: ExchangeWorker) -> str:
-    counters = worker.counter_store.counters.values()
-    outcomes = ", ".join(
-        f"{sum(tally.count(outcome) for tally in counters):,} {outcome.label}"
-        for outcome in ELEMENT_OUTCOMES
-    )
-    failures = sum(counters.selector_failures for counters in counters)
-    return f"stopped: {outcomes}; {failures:,} selector failures"
