@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import errors
 
-from psqlmessages.cli.database import Connection, connected
+from psqlmessages.cli.direct_calls import Connection, connected
 from psqlmessages.cli.output import positive, table
 from psqlmessages.client.connection import is_readable
 from psqlmessages.client.messages import TOPIC as TOPIC_TYPE

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import wire
 from psqlmessages.cli import demo_traffic
-from psqlmessages.cli.database import Connection, connected
+from psqlmessages.cli.direct_calls import Connection, connected
 from psqlmessages.cli.output import one_line
 from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.exceptions import MessagesError

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from psqlmessages.cli import status
-from psqlmessages.cli.database import connected
+from psqlmessages.cli.direct_calls import connected
 from psqlmessages.cli.output import one_line
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import RECONNECTED, Message

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 import psycopg
 
-from psqlmessages.cli.database import connected
+from psqlmessages.cli.direct_calls import connected
 from psqlmessages.exceptions import MessagesError
 
 NAME = "prune"

@@ -10,7 +10,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
-from psqlmessages.cli.database import connected, run_call
+from psqlmessages.cli.direct_calls import connected, run_call
 from psqlmessages.cli.output import (
     Progress,
     add_bodies,

@@ -6,7 +6,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
-from psqlmessages.cli.database import Connection, connected
+from psqlmessages.cli.direct_calls import Connection, connected
 from psqlmessages.cli.output import fail, one_line, table
 
 NAME = "status"

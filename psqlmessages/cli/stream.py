@@ -9,7 +9,7 @@ from itertools import islice
 
 import psycopg
 
-from psqlmessages.cli.database import connected, run_call
+from psqlmessages.cli.direct_calls import connected, run_call
 from psqlmessages.cli.output import (
     Progress,
     add_bodies,
