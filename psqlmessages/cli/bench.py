@@ -328,35 +328,22 @@ def _figures(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 def _report(results: list[dict[str, float]], rounds: int) -> str:
     head = ["size", "topic_send/s", "ratio", "topic_send_many/s", "ratio", "received/s", "ratio"]
-    rows = [
-        [
-            _named(int(result["size"])),
-            f"{result['send']:,.0f}",
-            f"{result['send_ratio']:.2f}",
-            f"{result['send_many']:,.0f}",
-            f"{result['send_many_ratio']:.2f}",
-            f"{result['received']:,.0f}",
-            f"{result['received_ratio']:.2f}",
-        ]
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        row = [_named(int(result["size"]))]
+        for name in ("send", "send_many", "received"):
+            row += [f"{result[name]:,.0f}", f"{result[f'{name}_ratio']:.2f}"]
+        rows.append(row)
     batches = ", ".join(f"{_named(int(r['size']))}: {int(r['batch'])}" for r in results)
-    return "\n".join(
-        (
-            table(head, rows, right=range(1, len(head))),
-            "",
-            "ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT",
-            "into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.",
-            "Sends up to 8 KB: the receiver only counts the notifications, on both sides.",
-            "received: from the first topic_send_many until a Node has yielded the last body;",
-            "in plain SQL the notifications are only counted.",
-            f"Medians of {rounds} alternating rounds. Bodies in one call: {batches}.",
-        )
-    )
+    return f"""{table(head, rows, right=range(1, len(head)))}
+
+ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT
+into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.
+Sends up to 8 KB: the receiver only counts the notifications, on both sides.
+received: from the first topic_send_many until a Node has yielded the last body;
+in plain SQL the notifications are only counted.
+Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""
 
 
 def _named(size: int) -> str:
     return f"{size} B" if size < _KB else f"{size // _KB} KB"
-
-
-__all__ = ["HELP", "NAME", "Measured", "configure", "run"]

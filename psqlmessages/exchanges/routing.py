@@ -83,9 +83,9 @@ class _Traversal:
         try:
             answer = target.selector.answer(self._view)
         except SelectorFailed as failure:
-            seconds = perf_counter() - started
+            why = failure.text
             return Verdict(
-                index, is_taken=False, why=failure.text, seconds=seconds, error=failure.text
+                index, is_taken=False, why=why, seconds=perf_counter() - started, error=why
             )
         self._change(answer)
         if answer.is_taken:

@@ -51,10 +51,10 @@ class DefinitionSync(Thread):
 
     def look(self) -> None:
         """Apply the current definition; raise Exchange.DoesNotExist if it was deleted."""
-        graphed = self._state.look()
-        self._exchanges.define([] if graphed is None else [graphed])
-        state = f"{self._name} is stopped" if graphed is None else f"running {self._name}"
-        self._say(state if graphed is None else f"{state}; press Ctrl-C to stop")
+        exchange = self._state.look()
+        self._exchanges.define([] if exchange is None else [exchange])
+        state = f"{self._name} is stopped" if exchange is None else f"running {self._name}"
+        self._say(state if exchange is None else f"{state}; press Ctrl-C to stop")
 
     def run(self) -> None:
         """Repeat until closed; if the exchange is deleted, stop its query."""

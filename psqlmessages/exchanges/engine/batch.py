@@ -48,7 +48,7 @@ class ExchangePlan:
     in an element when the copies for the targets have been made.
     """
 
-    graphed: CompiledExchange
+    exchange: CompiledExchange
     flow: DeliveryMode
     names: tuple[str, ...]
     marks: tuple[str, ...]
@@ -58,27 +58,32 @@ class ExchangePlan:
     shortcut: RouteCache | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, graphed: CompiledExchange) -> ExchangePlan:
+    def of(cls, exchange: CompiledExchange) -> ExchangePlan:
         """Plan the consumers of an exchange."""
-        is_within = all(graphed.source.namespace == place.namespace for place in places(graphed))
-        taking = DeliveryMode.RESERVED if graphed.reserve else DeliveryMode.POPPED
-        loops = min(graphed.parallel, graphed.wsize)
-        names = tuple(_distinguished(places(graphed)))
+        queues = [target.place for target in exchange.targets]
+        is_within = all(exchange.source.namespace == queue.namespace for queue in queues)
+        taking = DeliveryMode.RESERVED if exchange.reserve else DeliveryMode.POPPED
+        loops = min(exchange.parallel, exchange.wsize)
+        seen: Counter[QueueRef] = Counter()
+        names = []
+        for queue in queues:
+            names.append(f"{queue}/{seen[queue]}")
+            seen[queue] += 1
         return cls(
-            graphed=graphed,
+            exchange=exchange,
             flow=DeliveryMode.WITHIN if is_within else taking,
-            names=names,
-            marks=tuple(f"{graphed.name}/{name}" for name in names),
-            wants_body=needs_body(graphed),
+            names=tuple(names),
+            marks=tuple(f"{exchange.name}/{name}" for name in names),
+            wants_body=needs_body(exchange),
             loops=loops,
-            batch=min(graphed.wsize // loops, _MOST_COPIES // max(len(graphed.targets), 1)),
-            shortcut=RouteCache.of(graphed),
+            batch=min(exchange.wsize // loops, _MOST_COPIES // max(len(exchange.targets), 1)),
+            shortcut=RouteCache.of(exchange),
         )
 
     @property
     def ident(self) -> str:
         """The node name of the exchange."""
-        return f"exchange.{self.graphed.name}"
+        return f"exchange.{self.exchange.name}"
 
     @property
     def fetches_body(self) -> bool:
@@ -88,7 +93,8 @@ class ExchangePlan:
     @property
     def namespaces(self) -> set[str]:
         """The namespaces of the source and of all targets."""
-        return {self.graphed.source.namespace, *(place.namespace for place in places(self.graphed))}
+        queues = (self.exchange.source, *(target.place for target in self.exchange.targets))
+        return {queue.namespace for queue in queues}
 
     def key(self, target: int, element: int, pushed_at: int) -> str:
         """Return the key of a copy in another database: a second push with this key adds nothing.
@@ -96,21 +102,7 @@ class ExchangePlan:
         ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
         nth = self.names[target].rpartition("/")[2]
-        return f"{self.graphed.name}.{element}.{pushed_at}.{nth}"
-
-
-def places(graphed: CompiledExchange) -> list[QueueRef]:
-    """Return the places of the targets, in order."""
-    return [target.place for target in graphed.targets]
-
-
-def _distinguished(there: list[QueueRef]) -> list[str]:
-    seen: Counter[QueueRef] = Counter()
-    found = []
-    for place in there:
-        found.append(f"{place}/{seen[place]}")
-        seen[place] += 1
-    return found
+        return f"{self.exchange.name}.{element}.{pushed_at}.{nth}"
 
 
 # Batches: elements that were taken together, and their copies. Pure.
@@ -190,7 +182,7 @@ class RoutedBatch:
     outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
     copies: list[LocalCopy] = field(default_factory=list)
     remote: dict[str, list[RemoteCopy]] = field(default_factory=dict)
-    mishaps: list[CopyError] = field(default_factory=list)
+    copy_errors: list[CopyError] = field(default_factory=list)
     selector_errors: list[tuple[int, str]] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
@@ -209,7 +201,7 @@ class RoutedBatch:
             outcome = RoutingOutcome("ok" if deliveries else "no_route", 0.0)
         self.outcome_of[taken.ref] = outcome
         if (aside := _ASIDE.get(outcome.outcome)) is not None:
-            mark = f"{self.plan.graphed.name}/{aside}"
+            mark = f"{self.plan.exchange.name}/{aside}"
             self.copies.append(LocalCopy(taken.ref, -1, mark, aside))
         for delivery in deliveries:
             self._deliver(taken, delivery)
@@ -221,12 +213,12 @@ class RoutedBatch:
             id=taken.id,
             tries=taken.tries,
             hops=taken.hops,
-            queue=self.plan.graphed.source.queue,
-            ns=self.plan.graphed.source.namespace,
+            queue=self.plan.exchange.source.queue,
+            ns=self.plan.exchange.source.namespace,
         )
-        return route(self.plan.graphed, message, now=taken.now)
+        return route(self.plan.exchange, message, now=taken.now)
 
-    def give_back(self, taken: TakenElement) -> None:
+    def fail_unrouted(self, taken: TakenElement) -> None:
         """Mark an element as failed without routing it."""
         self.outcome_of[taken.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(taken.ref)
@@ -252,9 +244,9 @@ class RoutedBatch:
         mark = self.plan.marks[delivery.target]
         if taken.delivered and mark in taken.delivered:
             return
-        place = self.plan.graphed.targets[delivery.target].place
+        place = self.plan.exchange.targets[delivery.target].place
         try:
-            if place.namespace == self.plan.graphed.source.namespace:
+            if place.namespace == self.plan.exchange.source.namespace:
                 self.copies.append(self._copy(taken, delivery, mark, place.queue))
             else:
                 copy = self._remote_copy(taken, delivery, mark, place.queue)
@@ -282,10 +274,10 @@ class RoutedBatch:
     def _remote_copy(
         self, taken: TakenElement, delivery: CopyToPush, mark: str, queue: str
     ) -> RemoteCopy:
-        is_same = delivery.body is UNCHANGED
-        body = (
-            EncodedBody(taken.body or "", taken.enc) if is_same else EncodedBody.of(delivery.body)
-        )
+        if delivery.body is UNCHANGED:
+            body = EncodedBody(taken.body or "", taken.enc)
+        else:
+            body = EncodedBody.of(delivery.body)
         headers = delivery.headers
         if headers is None:
             headers = {**taken.headers, HOP_HEADER: taken.hops + 1}
@@ -308,7 +300,7 @@ class RoutedBatch:
 
     def refuse(self, ref: str, target: int, why: str) -> None:
         """Record a copy that was not made."""
-        self.mishaps.append(CopyError(ref, target, why))
+        self.copy_errors.append(CopyError(ref, target, why))
 
     def pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
         """Record which copies another database has accepted, and the errors of the others."""
@@ -340,7 +332,7 @@ class RoutedBatch:
 
     def copied(self) -> Counter[int]:
         """Return how many copies each target received."""
-        refused = {(mishap.ref, mishap.target) for mishap in self.mishaps}
+        refused = {(error.ref, error.target) for error in self.copy_errors}
         return Counter(
             copy.target
             for copy in self.copies

@@ -10,7 +10,6 @@ from psqlmessages.exchanges.model import (
     HOP_HEADER,
     UNCHANGED,
     CompiledExchange,
-    CopyToPush,
     Outcome,
     QueueRef,
     SelectorInput,
@@ -62,7 +61,14 @@ def tried(
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
     raised = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
     copies = {
-        delivery.target: _copy(exchange, delivery, message, raised)
+        delivery.target: DryRunCopy(
+            exchange.targets[delivery.target].place,
+            raised if delivery.headers is None else delivery.headers,
+            message.body if delivery.body is UNCHANGED else delivery.body,
+            delivery.delay,
+            delivery.mature,
+            delivery.tries,
+        )
         for delivery in routed.deliveries
     }
     asked = tuple(
@@ -75,16 +81,3 @@ def tried(
     place = QueueRef(exchange.source.namespace, STRAYS[routed.outcome])
     stray = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
     return DryRun(routed.outcome, asked, stray)
-
-
-def _copy(
-    exchange: CompiledExchange, delivery: CopyToPush, message: SelectorInput, raised: dict[str, Any]
-) -> DryRunCopy:
-    return DryRunCopy(
-        exchange.targets[delivery.target].place,
-        raised if delivery.headers is None else delivery.headers,
-        message.body if delivery.body is UNCHANGED else delivery.body,
-        delivery.delay,
-        delivery.mature,
-        delivery.tries,
-    )

@@ -14,7 +14,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.engine import sql
 from psqlmessages.exchanges.engine.batch import RemoteCopy
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
-from psqlmessages.retry import Backoff
+from psqlmessages.retry import Backoff, error_line
 
 ANSWER_SECONDS: Final = 5
 _TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
@@ -35,30 +35,26 @@ class CircuitBreaker:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self._backoff = Backoff(_LEAST, _MOST)
+        self.backoff = Backoff(_LEAST, _MOST)
         self._why = ""
         self._failed_at = 0.0
 
     def refusal(self) -> str | None:
         """Return why no attempt is allowed now, or None. After a pause, one caller may try."""
         now = monotonic()
-        if not self._backoff.attempts:
+        if not self.backoff.attempts:
             return None
-        if now < self._backoff.next_at:
+        if now < self.backoff.next_at:
             return f"{self.namespace} is unreachable: {self._why}"
-        self._backoff.next_at = now + ANSWER_SECONDS
+        self.backoff.next_at = now + ANSWER_SECONDS
         return None
-
-    def succeeded(self) -> None:
-        """Record a successful attempt."""
-        self._backoff.succeeded()
 
     def failed(self, error: Exception, began: float) -> None:
         """Record a failed attempt. Attempts that ran at the time of a failure count with it."""
-        self._why = " ".join(str(error).split())
+        self._why = error_line(error)
         if began > self._failed_at:
             self._failed_at = monotonic()
-            self._backoff.failed(self._failed_at)
+            self.backoff.failed(self._failed_at)
 
 
 class RemotePusher:
@@ -66,7 +62,7 @@ class RemotePusher:
 
     def __init__(self, ident: str, address: str, circuit: CircuitBreaker) -> None:
         self._ident = ident
-        self._line = ReconnectingConnection(address, ANSWER_SECONDS)
+        self._connection = ReconnectingConnection(address, ANSWER_SECONDS)
         self._circuit = circuit
 
     async def push(self, copies: Sequence[RemoteCopy]) -> list[str | None]:
@@ -80,10 +76,10 @@ class RemotePusher:
                 errors.update(await self._push_part(part))
         except psycopg.Error as error:
             self._circuit.failed(error, began)
-            await self._line.close()
-            why = f"{self._circuit.namespace} is unreachable: {' '.join(str(error).split())}"
+            await self._connection.close()
+            why = f"{self._circuit.namespace} is unreachable: {error_line(error)}"
             return [errors.get((copy.queue, copy.key), why) for copy in copies]
-        self._circuit.succeeded()
+        self._circuit.backoff.succeeded()
         return [errors[copy.queue, copy.key] for copy in copies]
 
     async def _push_part(self, part: list[list[RemoteCopy]]) -> Errors:
@@ -92,7 +88,7 @@ class RemotePusher:
             (copy,) = part[0]
             return {(copy.queue, copy.key): await self._push_error(part[0])}
         try:
-            answers = await self._line.transact(self._statements(part))
+            answers = await self._connection.transact(self._statements(part))
         except psycopg.Error as error:
             if not await self._is_usable(error):
                 raise
@@ -109,11 +105,11 @@ class RemotePusher:
 
     async def _push_error(self, group: list[RemoteCopy]) -> str | None:
         try:
-            answers = await self._line.transact(self._statements([group]))
+            answers = await self._connection.transact(self._statements([group]))
         except psycopg.Error as error:
             if not await self._is_usable(error):
                 raise
-            return " ".join(str(error).split())
+            return error_line(error)
         return _error_text(answers[1][0][0])
 
     def _statements(self, part: list[list[RemoteCopy]]) -> list[Query]:
@@ -121,14 +117,14 @@ class RemotePusher:
 
     async def _is_usable(self, error: psycopg.Error) -> bool:
         """Whether the connection still works, and the error concerns this transaction only."""
-        await self._line.reset()
+        await self._connection.reset()
         state = error.sqlstate or ""
         is_refusal = state[:2] in REFUSALS or state.startswith("PM")
-        return self._line.is_open and (is_refusal or isinstance(error, psycopg.DataError))
+        return self._connection.is_open and (is_refusal or isinstance(error, psycopg.DataError))
 
     async def close(self) -> None:
         """Disconnect."""
-        await self._line.close()
+        await self._connection.close()
 
 
 def _error_text(answer: Any) -> str | None:

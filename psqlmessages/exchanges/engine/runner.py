@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 
@@ -27,11 +27,7 @@ from psqlmessages.exchanges.engine.batch import (
 from psqlmessages.exchanges.engine.counters import ExchangeCounters
 from psqlmessages.exchanges.engine.remote import REFUSALS, CircuitBreaker, RemotePusher
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
-from psqlmessages.retry import Backoff, RateLimitedLogger
-
-if TYPE_CHECKING:
-    from psqlmessages.exchanges.engine.batch import ExchangePlan, RoutedBatch
-
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 
 # Results of consumers, in counters and in a rate-limited log.
 
@@ -43,20 +39,15 @@ class ExchangeLog:
 
     def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
         self._plan = plan
+        self._name = plan.exchange.name
         self._counters = counters
         self._log = RateLimitedLogger(logger)
         self.has_refusals = False
 
-    @property
-    def _name(self) -> str:
-        return self._plan.graphed.name
-
     def _place(self, target: int) -> str:
-        return (
-            str(self._plan.graphed.targets[target].place)
-            if target >= 0
-            else "__no_route__ or __too_many_hops__"
-        )
+        if target < 0:
+            return "__no_route__ or __too_many_hops__"
+        return str(self._plan.exchange.targets[target].place)
 
     def finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count the outcomes of a batch, and log its errors."""
@@ -75,19 +66,19 @@ class ExchangeLog:
                 "exchange %s: the selector of %s failed (counts as no): %s",
                 self._name, self._place(target), why,
             )  # fmt: skip
-        for mishap in batch.mishaps:
+        for error in batch.copy_errors:
             self.has_refusals = True
             self._log.warning(
                 "exchange %s could not copy to %s: %s",
-                self._name, self._place(mishap.target), mishap.why,
+                self._name, self._place(error.target), error.why,
             )  # fmt: skip
 
     def failed(self, error: Exception) -> None:
         """Count and log an error after which a consumer waits."""
         self._counters.waits += 1
-        name, text = self._name, " ".join(str(error).split())
+        self.has_refusals |= isinstance(error, NotAuthorized)
+        name, text = self._name, error_line(error)
         if isinstance(error, MessagesError):
-            self.has_refusals = self.has_refusals or isinstance(error, NotAuthorized)
             self._log.warning("exchange %s will retry after an error: %s", name, text)
         else:
             self._log.warning(
@@ -122,22 +113,22 @@ class ExchangeRunner:
         self.namespaces = namespaces
         self.reports = ExchangeLog(plan, counters)
         self.is_stopping = False
-        self.rouses = 0
+        self.wakeups = 0
         self._stopping = asyncio.Event()
-        self._roused = asyncio.Event()
+        self._woken = asyncio.Event()
         self._is_watched = False
-        self._parked: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._queue_state: QueueState | None = None
         self._schedule = PollSchedule()
 
     @property
     def source(self) -> DatabaseHandle:
         """The database of the source."""
-        return self.namespaces[self.plan.graphed.source.namespace]
+        return self.namespaces[self.plan.exchange.source.namespace]
 
     async def run(self, loops: list[ExchangeConsumer]) -> None:
         """Run the consumers until stopped."""
-        queue, listener = self.plan.graphed.source.queue, self.source.listener
+        queue, listener = self.plan.exchange.source.queue, self.source.listener
         listener.add(queue, self.wake)
         try:
             await asyncio.gather(*(loop.run() for loop in loops))
@@ -149,41 +140,41 @@ class ExchangeRunner:
         self.is_stopping = True
         self._stopping.set()
         self.wake()
-        while self._parked:
-            self._call()
+        while self._waiters:
+            self._wake_one()
 
     def wake(self) -> None:
         """Note that elements may be available."""
-        self.rouses += 1
+        self.wakeups += 1
         self._schedule.reset()
         self._queue_state = None
-        self._roused.set()
+        self._woken.set()
         if not self._is_watched:
             # The watching consumer may be busy for long: let another one look.
-            self._call()
+            self._wake_one()
 
     def found(self) -> None:
         """Note that elements were found: another consumer looks for more, or watches the queue."""
         self._schedule.reset()
         self._queue_state = None
-        self._call()
+        self._wake_one()
 
-    async def rest(self, rouses: int) -> None:
+    async def wait_for_work(self, wakeups: int) -> None:
         """Wait until elements may be available.
 
-        ``rouses`` is the number of wake-ups before the last look; if it has changed, do not wait.
+        ``wakeups`` is the number of wake-ups before the last look; if it has changed, do not wait.
         Raise psycopg.Error or MessagesError if the queue cannot be watched.
         """
-        if self.is_stopping or self.rouses != rouses:
+        if self.is_stopping or self.wakeups != wakeups:
             return
         if self._is_watched:
             future = asyncio.get_running_loop().create_future()
-            self._parked.append(future)
+            self._waiters.append(future)
             await future
             return
         self._is_watched = True
         try:
-            await self._watch(rouses)
+            await self._watch(wakeups)
         finally:
             self._is_watched = False
 
@@ -193,28 +184,28 @@ class ExchangeRunner:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    def _call(self) -> None:
-        while self._parked:
-            future = self._parked.popleft()
+    def _wake_one(self) -> None:
+        while self._waiters:
+            future = self._waiters.popleft()
             if not future.done():
                 future.set_result(None)
                 return
 
-    async def _watch(self, rouses: int) -> None:
+    async def _watch(self, wakeups: int) -> None:
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
-            source = self.plan.graphed.source.queue
+            source = self.plan.exchange.source.queue
             queue_state = await self.source.listener.listen(self.plan.ident, source)
-            if queue_state.is_new or self.rouses != rouses:
+            if queue_state.is_new or self.wakeups != wakeups:
                 return
             self._queue_state = queue_state
-        self._roused.clear()
+        self._woken.clear()
         if not self.is_stopping:
             seconds = self._schedule.seconds(queue_state, monotonic())
             self._schedule.polled()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._roused.wait()
+                    await self._woken.wait()
 
 
 _ANSWER_SECONDS = 60
@@ -242,7 +233,7 @@ class ExchangeConsumer:
         self._runner = runner
         self._plan = runner.plan
         self._reports = runner.reports
-        self._line = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
+        self._connection = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
         self._pushers = {
             alias: RemotePusher(
                 runner.plan.ident, runner.namespaces[alias].address, namespace.circuit
@@ -253,10 +244,10 @@ class ExchangeConsumer:
         self._backoff = Backoff(_LEAST, _MOST)
         most = _FIRST_BATCH if self._plan.fetches_body else self._plan.batch
         self._limit = min(most, self._plan.batch)
-        self._singly = 0
-        self._condemned = 0
+        self._one_by_one_left = 0
+        self._poison_id = 0
         self._asked = 0
-        self._ahead: PrefetchedBatch | None = None
+        self._prefetched: PrefetchedBatch | None = None
 
     async def run(self) -> None:
         """Run until the runner is stopped; finish the current batch."""
@@ -267,18 +258,18 @@ class ExchangeConsumer:
             for pusher in self._pushers.values():
                 await pusher.close()
             # A prefetched batch is rolled back, so that others can take it immediately.
-            await self._line.end(_CLOSING_SECONDS)
+            await self._connection.end(_CLOSING_SECONDS)
 
     async def _step(self) -> None:
-        rouses = self._runner.rouses
+        wakeups = self._runner.wakeups
         try:
-            number = await self._turn(1 if self._singly else self._limit)
+            number = await self._run_once(1 if self._one_by_one_left else self._limit)
             self._backoff.succeeded()
-            self._singly = max(0, self._singly - number) if number else 0
+            self._one_by_one_left = max(0, self._one_by_one_left - number) if number else 0
             if number:
                 self._runner.found()
             else:
-                await self._runner.rest(rouses)
+                await self._runner.wait_for_work(wakeups)
         except (psycopg.Error, MessagesError) as error:
             await self._failed(error)
         except Exception as error:  # noqa: BLE001 - logged and counted; the other consumers continue
@@ -287,15 +278,15 @@ class ExchangeConsumer:
 
     async def _failed(self, error: Exception) -> None:
         if isinstance(error, psycopg.Error):
-            error = translate_error(error, is_broken=not self._line.is_open)
+            error = translate_error(error, is_broken=not self._connection.is_open)
         self._reports.failed(error)
-        self._ahead = None
-        await self._line.reset()
+        self._prefetched = None
+        await self._connection.reset()
         await self._runner.pause(self._backoff.failed(monotonic()))
 
-    async def _turn(self, size: int) -> int:
+    async def _run_once(self, size: int) -> int:
         """Take a batch, route it and deliver it; return the number of elements."""
-        began = monotonic() if self._ahead is None else self._ahead.began
+        began = monotonic() if self._prefetched is None else self._prefetched.began
         if self._plan.flow is DeliveryMode.RESERVED:
             batch = await self._reserve(size)
         else:
@@ -310,25 +301,28 @@ class ExchangeConsumer:
     # In one transaction
 
     async def _take(self, size: int) -> RoutedBatch | None:
-        ahead, self._ahead = self._ahead, None
+        ahead, self._prefetched = self._prefetched, None
         if ahead is not None:
             elements = ahead.elements
         else:
-            elements = sql.taken_at_once(await self._line.ask(*self._taking(size)))
+            elements = sql.taken_at_once(await self._connection.ask(*self._taking(size)))
         if not elements:
-            await self._line.ask(Query("COMMIT"))
+            await self._connection.ask(Query("COMMIT"))
             return None
         is_all = len(elements) < self._asked
-        self._count_taken(elements)
+        self._on_taken(elements)
         batch = await self._routed(elements)
+        may_prefetch = self._plan.flow is DeliveryMode.WITHIN and not (
+            is_all or self._one_by_one_left or self._runner.is_stopping
+        )
         delivering = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
-            if is_all or not self._may_take_ahead:
-                answers = await self._line.ask(*delivering)
-            else:
+            if may_prefetch:
                 answers = await self._deliver_and_take(delivering)
+            else:
+                answers = await self._connection.ask(*delivering)
         except psycopg.Error as error:
-            self._blame(error, elements)
+            self._isolate_failure(error, elements)
             raise
         self._acknowledge(batch, answers[0])
         return batch
@@ -336,15 +330,8 @@ class ExchangeConsumer:
     def _taking(self, size: int) -> list[Query]:
         self._asked = size
         plan = self._plan
-        queue = plan.graphed.source.queue
+        queue = plan.exchange.source.queue
         return sql.take(plan.ident, queue, size, with_body=plan.fetches_body)
-
-    @property
-    def _may_take_ahead(self) -> bool:
-        """Whether the next batch may be taken together with this delivery."""
-        return self._plan.flow is DeliveryMode.WITHIN and not (
-            self._singly or self._runner.is_stopping
-        )
 
     async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
@@ -352,12 +339,12 @@ class ExchangeConsumer:
         If there is none, take again after this batch: a notification may arrive in between.
         """
         began = monotonic()
-        answers, taking = await self._line.ask_on(delivering, self._taking(self._limit))
+        answers, taking = await self._connection.ask_on(delivering, self._taking(self._limit))
         elements = sql.taken_at_once(taking) if taking is not None else []
         if elements:
-            self._ahead = PrefetchedBatch(elements, began)
+            self._prefetched = PrefetchedBatch(elements, began)
         else:
-            await self._line.reset()
+            await self._connection.reset()
         return answers
 
     # With leases
@@ -365,11 +352,13 @@ class ExchangeConsumer:
     async def _reserve(self, size: int) -> RoutedBatch | None:
         plan = self._plan
         until = monotonic() + sql.LEASE_SECONDS / 2
-        (rows,) = await self._line.ask(sql.reserve(plan.ident, plan.graphed.source.queue, size))
-        elements = sql.taken(rows)
+        (rows,) = await self._connection.ask(
+            sql.reserve(plan.ident, plan.exchange.source.queue, size)
+        )
+        elements = [TakenElement._make(row) for row in rows]
         if not elements:
             return None
-        self._count_taken(elements)
+        self._on_taken(elements)
         batch = await self._routed(elements)
         await self._push(batch)
         await self._deliver(batch, elements, until)
@@ -385,12 +374,14 @@ class ExchangeConsumer:
         """
         while True:
             try:
-                (rows,) = await self._line.ask(sql.deliver(batch, sorted(batch.failed)))
+                (rows,) = await self._connection.ask(sql.deliver(batch, sorted(batch.failed)))
             except psycopg.Error as error:
-                self._blame(error, elements)
-                is_broken = not self._line.is_open
+                self._isolate_failure(error, elements)
+                is_broken = not self._connection.is_open
                 if not is_broken:
-                    await self._release(batch, elements)
+                    await self._connection.reset()
+                    leases = [taken.ref for taken in elements]
+                    await self._connection.ask(sql.release(self._plan.ident, leases))
                 if not is_broken or self._runner.is_stopping or monotonic() > until:
                     raise
                 await self._failed(error)
@@ -398,19 +389,14 @@ class ExchangeConsumer:
                 self._acknowledge(batch, rows)
                 return
 
-    async def _release(self, batch: RoutedBatch, elements: list[TakenElement]) -> None:
-        await self._line.reset()
-        leases = [taken.ref for taken in elements]
-        await self._line.ask(sql.release(batch.plan.ident, leases))
-
     # Common parts
 
     async def _routed(self, elements: list[TakenElement]) -> RoutedBatch:
         batch = RoutedBatch(self._plan)
         for number, taken in enumerate(elements, 1):
-            if taken.id == self._condemned:
-                self._condemned = 0
-                batch.give_back(taken)
+            if taken.id == self._poison_id:
+                self._poison_id = 0
+                batch.fail_unrouted(taken)
             else:
                 batch.add(taken)
             if number % _ROUTED_AT_ONCE == 0:
@@ -434,22 +420,19 @@ class ExchangeConsumer:
         answer = raise_for_error(rows[0][0])
         batch.acknowledge(answer["Lost"], answer["Refused"])
 
-    def _count_taken(self, elements: list[TakenElement]) -> None:
-        self._resize(elements)
+    def _on_taken(self, elements: list[TakenElement]) -> None:
         # This batch may take a while: let another consumer wait for notifications.
         self._runner.found()
-
-    def _resize(self, elements: list[TakenElement]) -> None:
-        """Limit the next batch according to the size of these bodies."""
+        # Limit the next batch according to the size of these bodies.
         weight = sum(len(taken.body) for taken in elements if taken.body is not None)
         most = len(elements) * _CHARACTERS // max(weight, 1)
         self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
 
-    def _blame(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
+    def _isolate_failure(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
         """After a data error, retry one element at a time, and fail the one that causes it."""
         is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
         if not is_of_data or isinstance(error, ConnectionLost):
             return
-        self._singly = len(elements)
+        self._one_by_one_left = len(elements)
         if len(elements) == 1:
-            self._condemned = elements[0].id
+            self._poison_id = elements[0].id

@@ -198,11 +198,6 @@ def reserve(ident: str, queue: str, count: int) -> Query:
     return Query(_RESERVE, (ident, queue, count, LEASE_SECONDS), is_binary=True)
 
 
-def taken(rows: Sequence[Row]) -> list[TakenElement]:
-    """Read the rows of `reserve`."""
-    return [TakenElement._make(row) for row in rows]
-
-
 def release(ident: str, leases: Sequence[str]) -> Query:
     """Give elements back without counting an attempt."""
     return Query("SELECT messages.release(%s, VARIADIC %b::text[])", (ident, list(leases)))
@@ -215,7 +210,7 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
         _DELIVER,
         (
             batch.plan.ident,
-            batch.plan.graphed.source.queue,
+            batch.plan.exchange.source.queue,
             # Ids and leases need no quotes.
             _literal(batch.outcome_of),
             _literal(failed) if failed else None,

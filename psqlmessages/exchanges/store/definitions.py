@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,17 +27,13 @@ def namespaces() -> list[str]:
 def namespace_error(namespace: str) -> str:
     """Return why this namespace cannot hold queues, as a sentence; "" if it can."""
     if namespace not in connections.settings:
-        return f"Unknown namespace {namespace!r:.100}: DATABASES has {_listed()}."
+        return f"Unknown namespace {namespace!r:.100}: DATABASES has {', '.join(connections)}."
     connection = connections[namespace]
     if connection.vendor != "postgresql":
         return f"Database {namespace!r} is {connection.display_name}, but queues need PostgreSQL."
     if not router.allow_migrate(namespace, "psqlmessages"):
         return f"A database router excludes psqlmessages from database {namespace!r}."
     return ""
-
-
-def _listed() -> str:
-    return ", ".join(alias for alias in connections)
 
 
 # Definitions of exchanges and their errors. All limits are checked here.
@@ -134,11 +130,7 @@ class DefinedExchange:
     def as_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
         return {
-            "consumer": {
-                "parallel": self.parallel,
-                "wsize": self.wsize,
-                "reserve": self.reserve,
-            },
+            "consumer": {name: getattr(self, name) for name in CONSUMER},
             "src": _place_document(self.source),
             "dst": [destination.as_document() for destination in self.destinations],
         }
@@ -186,13 +178,10 @@ def _place_document(place: QueueRef) -> dict[str, Any]:
 
 
 def _place_errors(place: QueueRef) -> Iterator[ExchangeError]:
-    checks: tuple[tuple[str, Callable[[str], str], str], ...] = (
-        ("ns", namespace_error, place.namespace),
-        ("queue", name_error, place.queue),
-    )
-    for field, find_error, value in checks:
-        if sentence := find_error(value):
-            yield ExchangeError((field,), sentence)
+    if sentence := namespace_error(place.namespace):
+        yield ExchangeError(("ns",), sentence)
+    if sentence := name_error(place.queue):
+        yield ExchangeError(("queue",), sentence)
 
 
 def _range_errors(field: str, number: int, most: int) -> Iterator[ExchangeError]:
@@ -270,8 +259,8 @@ class _ValueReader:
             name = str(name)
         where = (*above, name) if above else ()
         fields = self.fields(given, where, EXCHANGE, required=("src", "dst"))
-        consumer = self.fields(fields.get("consumer", {}), (*where, "consumer"), CONSUMER)
         at = (*where, "consumer")
+        consumer = self.fields(fields.get("consumer", {}), at, CONSUMER)
         needed = ("queue",) if "src" in fields else ()
         source = self.fields(fields.get("src", {}), (*where, "src"), SOURCE, needed)
         targets = self.value(fields, "dst", where, [])[: MAX_DESTINATIONS + 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -89,8 +89,6 @@ class _MissingPermission:
 
     @property
     def statement(self) -> str:
-        values = (self.role, self.ident, self.queue, self.mode)
-        role, ident, queue, mode = map(sql.Literal, values)
         if self.is_there:
             text = (
                 "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
@@ -101,12 +99,8 @@ class _MissingPermission:
                 "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES"
                 " ({role}, {ident}, 'Queue', {queue}, {mode}, {seconds});"
             )
-        seconds = sql.Literal(_RULE_SECONDS)
-        return (
-            sql.SQL(text)
-            .format(role=role, ident=ident, queue=queue, mode=mode, seconds=seconds)
-            .as_string()
-        )
+        values = {name: sql.Literal(value) for name, value in asdict(self).items()}
+        return sql.SQL(text).format(**values, seconds=sql.Literal(_RULE_SECONDS)).as_string()
 
 
 def ident_of(exchange: str) -> str:
@@ -174,10 +168,8 @@ def _lacks(
     wanted = _wanted(exchanges, namespace)
     if not wanted:
         return
-    parameters = {
-        "idents": [ident for ident, _ in wanted],
-        "queues": [queue for _, queue in wanted],
-    }
+    idents, queues = map(list, zip(*wanted, strict=True))
+    parameters = {"idents": idents, "queues": queues}
     for role, ident, queue, can_read, can_write, own in _rows(namespace, using, parameters):
         modes = wanted[ident, queue]
         if modes <= {mode for mode, may in (("R", can_read), ("W", can_write)) if may}:

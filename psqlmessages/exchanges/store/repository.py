@@ -187,7 +187,7 @@ class ExchangeDifference:
             lines.append(f"~ {new}")
             lines += [
                 f"    {written(where)}: {before} -> {after}"
-                for where, before, after in fields_changed(old, new)
+                for where, before, after in _differing((), old.as_document(), new.as_document())
             ]
         return lines + [f"- {exchange}" for exchange in self.removed]
 
@@ -205,13 +205,6 @@ def difference(
         tuple(new for old, new in both if old == new),
         tuple(exchange for name, exchange in there.items() if replace_all and name not in asked),
     )
-
-
-def fields_changed(
-    old: DefinedExchange, new: DefinedExchange
-) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
-    """Yield the path of each difference, and both values as JSON ("nothing" if one is missing)."""
-    yield from _differing((), old.as_document(), new.as_document())
 
 
 def fingerprint(exchanges: Iterable[DefinedExchange]) -> str:
@@ -245,6 +238,7 @@ def apply(
 def _differing(
     where: tuple[str | int, ...], old: Any, new: Any
 ) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    """Yield the path of each difference, and both values as JSON ("nothing" if one is missing)."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _differing((*where, key), old.get(key), new.get(key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 from psqlmessages.exchanges.model import QueueRef
@@ -45,12 +45,12 @@ def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
         following.setdefault(exchange.source, []).extend(targets)
         for target in targets:
             following.setdefault(target, [])
-    circles = [
-        circle
-        for circle in _strongly_connected(following)
-        if len(circle) > 1 or circle[0] in following[circle[0]]
+    cycles = [
+        cycle
+        for cycle in _strongly_connected(following)
+        if len(cycle) > 1 or cycle[0] in following[cycle[0]]
     ]
-    circle_of = {place: number for number, circle in enumerate(circles) for place in circle}
+    cycle_of = {place: number for number, cycle in enumerate(cycles) for place in cycle}
     edges = tuple(
         RouteEdge(
             exchange.name,
@@ -58,21 +58,17 @@ def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
             exchange.source,
             destination.place,
             destination.selector,
-            exchange.source in circle_of
-            and circle_of[exchange.source] == circle_of.get(destination.place),
+            exchange.source in cycle_of
+            and cycle_of[exchange.source] == cycle_of.get(destination.place),
         )
         for exchange in exchanges
         for position, destination in enumerate(exchange.destinations)
     )
     return RouteGraph(
-        tuple(sorted(following, key=_order)),
+        tuple(sorted(following, key=astuple)),
         edges,
-        tuple(sorted((tuple(sorted(circle, key=_order)) for circle in circles), key=str)),
+        tuple(sorted((tuple(sorted(cycle, key=astuple)) for cycle in cycles), key=str)),
     )
-
-
-def _order(place: QueueRef) -> tuple[str, str]:
-    return place.namespace, place.queue
 
 
 def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
@@ -103,16 +99,16 @@ def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[l
                     above = path[-1][0]
                     lowest[above] = min(lowest[above], lowest[place])
                 if lowest[place] == index[place]:
-                    yield _taken(pending, place)
+                    yield _component(pending, place)
             elif step not in index:
                 enter(step)
             elif step in pending:
                 lowest[place] = min(lowest[place], index[step])
 
 
-def _taken(pending: dict[QueueRef, None], until: QueueRef) -> list[QueueRef]:
+def _component(pending: dict[QueueRef, None], until: QueueRef) -> list[QueueRef]:
     """Remove and return the queues that were added last, back to this one."""
-    group: list[QueueRef] = []
-    while not group or group[-1] != until:
+    group = [pending.popitem()[0]]
+    while group[-1] != until:
         group.append(pending.popitem()[0])
     return group

@@ -90,16 +90,13 @@ class ExchangeWorker:
             await self._look()
             while not self._stopping.is_set():
                 on_look()
-                if not await self._is_stopped_within(LOOK_SECONDS):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._stopping.wait()
+                if not self._stopping.is_set():
                     await self._run_once()
         finally:
             await self._end()
-
-    async def _is_stopped_within(self, seconds: float) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        return self._stopping.is_set()
 
     async def _run_once(self) -> None:
         try:

@@ -72,7 +72,7 @@ class TimedRunner(ExchangeRunner):
 
     def counts(self) -> Iterator[TaskCounts]:
         """Yield the counts of its consumers."""
-        name = self.plan.graphed.name
+        name = self.plan.exchange.name
         for (outcome, destination), entry in self.counters.entries.items():
             if entry.count:
                 figures = (entry.count, entry.seconds, entry.buckets, entry.selector_seconds)
