@@ -273,17 +273,16 @@ class DemoNode:
         return payload
 
     def _find(self, header: dict[str, Any]) -> str | None:
-        return next((payload for payload in self._received if _has(payload, header)), None)
+        for payload in self._received:
+            found = wire.parse(payload).header
+            if all(found.get(name) == value for name, value in header.items()):
+                return payload
+        return None
 
     def _listen(self) -> None:
         if is_readable(self._connection.fileno(), 0.1):
             self._buffer.read()
         self._received += [payload for _, payload in self._buffer.take()]
-
-
-def _has(payload: str, header: dict[str, Any]) -> bool:
-    found = wire.parse(payload).header
-    return all(found.get(name) == value for name, value in header.items())
 
 
 NAME = "demo"

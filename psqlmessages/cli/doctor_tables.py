@@ -121,17 +121,14 @@ def rules(context: CheckContext) -> Iterator[Finding]:
     for role, exists, count, delete, confirm in rows:
         named = f"{count} rules name" if count > 1 else "1 rule names"
         if exists:
-            yield wrong(
-                f"{named} the role {role}, which has been dropped and created again",
-                "rules refer to a role by name: the new role has the permissions of the former one",
-                f"{delete}; or, if they are meant for the new role, {confirm}",
-            )
+            found = f"{named} the role {role}, which has been dropped and created again"
+            why = "the new role has the permissions of the former one"
+            mend = f"{delete}; or, if they are meant for the new role, {confirm}"
         else:
-            yield wrong(
-                f"{named} the role {role}, which does not exist",
-                "rules refer to a role by name: a new role with this name gets their permissions",
-                f"{delete}; or create the role",
-            )
+            found = f"{named} the role {role}, which does not exist"
+            why = "a new role with this name gets their permissions"
+            mend = f"{delete}; or create the role"
+        yield wrong(found, f"rules refer to a role by name: {why}", mend)
 
 
 def create_rights(context: CheckContext) -> Iterator[Finding]:

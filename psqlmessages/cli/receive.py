@@ -48,8 +48,7 @@ def run(arguments: Namespace) -> int:
             _receive(node, arguments, progress)
         except KeyboardInterrupt:
             return 0
-    is_short = arguments.count is not None and progress.count < arguments.count
-    return 1 if is_short else 0
+    return 1 if progress.count < (arguments.count or 0) else 0
 
 
 def _receive(node: Node, arguments: Namespace, progress: Progress) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from time import monotonic
 
 from psqlmessages.cli.output import Progress, add_batch, lines_of_input, natural, seconds
@@ -42,13 +42,11 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Send all bodies; listen during the intervals, so that crashes are noticed."""
-    total = arguments.count
-    if total is None and arguments.body != "-":
-        total = 1
+    total = 1 if arguments.count is None and arguments.body != "-" else arguments.count
     bodies = islice(_bodies(arguments), total)
     with Node(arguments.ident, arguments.dsn) as node, Progress("sent", total) as progress:
         node.topic_notify(arguments.topic)
-        for batch in _batches(bodies, arguments.batch):
+        while batch := list(islice(bodies, arguments.batch)):
             if arguments.batch == 1:
                 node.topic_send(arguments.topic, batch[0])
             else:
@@ -63,12 +61,6 @@ def _bodies(arguments: Namespace) -> Iterator[str]:
     if arguments.body == "-":
         return lines_of_input()
     return repeat(arguments.body if arguments.body is not None else "x" * arguments.size)
-
-
-def _batches(bodies: Iterable[str], size: int) -> Iterator[list[str]]:
-    remaining = iter(bodies)
-    for first in remaining:
-        yield list(chain([first], islice(remaining, size - 1)))
 
 
 def _pause(node: Node, interval: timedelta) -> None:

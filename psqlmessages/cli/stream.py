@@ -94,8 +94,7 @@ def _subscribe(arguments: Namespace) -> int:
             _print_all(messages, node, arguments, progress)
         except KeyboardInterrupt:
             return 0
-    is_short = arguments.count is not None and progress.count < arguments.count
-    return 1 if is_short else 0
+    return 1 if progress.count < (arguments.count or 0) else 0
 
 
 def _print_all(
@@ -111,16 +110,11 @@ def _print_all(
                 return
     finally:
         if printed is not None and node.is_healthy:
-            _confirm(messages, printed, progress)
-
-
-def _confirm(messages: Subscription, printed: StreamMessage, progress: Progress) -> None:
-    try:
-        messages.confirm(printed)
-    except (MessagesError, psycopg.Error) as error:
-        progress.say(
-            f"could not acknowledge the last messages, so they are delivered again: {error}"
-        )
+            try:
+                messages.confirm(printed)
+            except (MessagesError, psycopg.Error) as error:
+                again = "could not acknowledge the last messages, so they are delivered again"
+                progress.say(f"{again}: {error}")
 
 
 def _described(message: StreamMessage, arguments: Namespace) -> str:

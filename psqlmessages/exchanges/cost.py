@@ -65,17 +65,14 @@ def program_size(pattern: str) -> int:
             case "repeat":
                 lasts[-1] += 2
             case "times":
-                lasts[-1] = (lasts[-1] + 2) * _times(piece)
+                times = max(int(piece["least"]) + 1, int(piece["most"] or 0), 1)
+                lasts[-1] = (lasts[-1] + 2) * times
             case _:
                 finished[-1] += lasts[-1]
                 lasts[-1] = _atom(piece, is_folded=is_folded)
         if sum(finished) + sum(lasts) > MAX_PROGRAM:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(finished) + sum(lasts)
-
-
-def _times(piece: re.Match[str]) -> int:
-    return max(int(piece["least"]) + 1, int(piece["most"] or 0), 1)
 
 
 def _atom(piece: re.Match[str], *, is_folded: bool) -> int:
@@ -198,9 +195,6 @@ class _CostEstimator:
                 return sizes[0]
             case "list" | "map":
                 return sum(sizes, SMALL)
-        return self._size_of_call(tree, sizes)
-
-    def _size_of_call(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         charge = _FUNCTIONS.get(tree.value)
         if charge is None:
             raise SelectorError(f"the function {tree.value} is not supported")

@@ -53,8 +53,7 @@ def answer_of(value: Any) -> SelectorResult:
         return NO
     if isinstance(value, Mapping):
         return _answer_of_map(value)
-    is_taken = is_yes(value)
-    return SelectorResult(is_taken, brief(value))
+    return SelectorResult(is_yes(value), brief(value))
 
 
 def is_yes(value: Any) -> bool:
@@ -71,7 +70,7 @@ def brief(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return _cut(value) or "empty text"
+        return (value if len(value) <= _BRIEF else f"{value[: _BRIEF - 1]}…") or "empty text"
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64):
         return str(value)
     return f"a value of type {type(value).__name__}"
@@ -207,7 +206,3 @@ def _check_texts(value: Any, where: str) -> None:
         for key, item in value.items():
             _check_texts(key, where)
             _check_texts(item, where)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _BRIEF else f"{text[: _BRIEF - 1]}…"

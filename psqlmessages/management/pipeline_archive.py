@@ -219,7 +219,10 @@ def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
         return _waited(context, job)
     job.prepare(topics)
     context.say(f"archiving {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
-    query = job.started(topics, _checkpoint(context, job), context.trigger)
+    checkpoint = context.arguments.checkpoint
+    if checkpoint == _IN_ARCHIVE:
+        checkpoint = job.archive.log.folder.address("_checkpoint")
+    query = job.started(topics, checkpoint, context.trigger)
     lag = Lag(query, archive_job.READER, topics)
     try:
         with job.ended_by_change(query, topics) as is_changed:
@@ -245,13 +248,6 @@ def _waited(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     context.say("no topic is marked: waiting until one is")
     job.wait_for_marks(lambda: context.record(job_runner.JobProgress(job_runner.RUNNING)))
     return True
-
-
-def _checkpoint(context: pipeline.JobContext, job: ArchiveJob) -> str:
-    if context.arguments.checkpoint == _IN_ARCHIVE:
-        return job.archive.log.folder.address("_checkpoint")
-    checkpoint: str = context.arguments.checkpoint
-    return checkpoint
 
 
 def _mark(arguments: Namespace) -> int:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from psqlmessages import traffic_retention
 from psqlmessages.cli import prune
 
-NAME = prune.NAME
+NAME, configure = prune.NAME, prune.configure
 HELP = "remove expired bodies, stream messages and traffic windows now, as the owner of the tables"
-
-
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
-    prune.configure(parser)
 
 
 def run(arguments: Namespace) -> int:

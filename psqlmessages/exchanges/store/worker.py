@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -36,12 +37,11 @@ LOOK_SECONDS: Final = 0.5
 WRITE_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True)
-class DefinitionVersion:
+class DefinitionVersion(NamedTuple):
     """Version of a stored exchange."""
 
     name: str
-    changed_at: Any
+    changed_at: datetime
 
 
 @dataclass
@@ -143,8 +143,8 @@ class ExchangeWorker:
         if self._names:
             exchanges = exchanges.filter(name__in=self._names)
         return {
-            key: DefinitionVersion(name, changed_at)
-            for key, name, changed_at in exchanges.values_list("pk", "name", "changed_at")
+            key: DefinitionVersion._make(version)
+            for key, *version in exchanges.values_list("pk", "name", "changed_at")
         }
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
