@@ -37,7 +37,7 @@ class Backoff:
         self.next_at = 0.0
 
 
-def error_line(error: BaseException) -> str:
+def error_line(error: object) -> str:
     """Return the text of an error in one line, for logs."""
     return " ".join(str(error).split())
 

@@ -47,7 +47,7 @@ from psqlmessages.exceptions import (
     NotAuthorized,
     error_for,
 )
-from psqlmessages.retry import Backoff, RateLimitedLogger
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
 
 # Counters
@@ -191,7 +191,7 @@ class NodeState:
             message = self.message(notification, None, replier)
             if message is not None:
                 if not isinstance(error, MessagesError):
-                    error = MessagesError(_one_line(error))
+                    error = MessagesError(error_line(error))
                 message.error = error
             return message
         return self.message(notification, text, replier)
@@ -372,7 +372,7 @@ class NodeState:
             self.backoff.succeeded()
         # Delay even the first attempt: all nodes lose a restarted server at the same time.
         self.backoff.failed(now)
-        self.log.warning("%s: the connection is lost: %s", self.ident, _one_line(reason))
+        self.log.warning("%s: the connection is lost: %s", self.ident, error_line(reason))
         for pending in list(self._pending.values()):
             pending.on_ended(
                 ConnectionLost(f"{self.ident}: the connection was lost during the call")
@@ -385,7 +385,7 @@ class NodeState:
             "%s: cannot reconnect, next attempt in %.1f s: %s",
             self.ident,
             delay,
-            _one_line(reason),
+            error_line(reason),
         )
 
     def due_calls(self, now: float) -> list[Call[Any]]:
@@ -461,10 +461,6 @@ class NodeState:
             )
             return True
         return False
-
-
-def _one_line(reason: object) -> str:
-    return " ".join(str(reason).split())
 
 
 # Large bodies: each is fetched together with those queued behind it. No I/O.

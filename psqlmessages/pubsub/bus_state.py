@@ -18,7 +18,7 @@ from psqlmessages.client.options import Options, conninfo
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
-from psqlmessages.retry import Backoff, RateLimitedLogger
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
 
 # Events for handlers, and counters.
@@ -322,18 +322,14 @@ class Subscriptions:
             self.backoff.succeeded()
         # Delay even the first attempt: all clients of a restarted server reconnect together.
         self.backoff.failed(now)
-        self.log.warning("PubSub lost its connection: %s", _one_line(reason))
+        self.log.warning("PubSub lost its connection: %s", error_line(reason))
 
     def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
         self.log.warning(
-            "PubSub cannot reconnect, next attempt in %.1f s: %s", delay, _one_line(reason)
+            "PubSub cannot reconnect, next attempt in %.1f s: %s", delay, error_line(reason)
         )
-
-
-def _one_line(reason: object) -> str:
-    return " ".join(str(reason).split())
 
 
 # Buffer: a connection's notifications for the bus, and when the connection may be used.

@@ -16,7 +16,7 @@ from psqlmessages.client.queue_listener import QueueListener
 from psqlmessages.client.wakeups import PollSchedule
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline.exchange.definition import ExchangeInput
-from psqlmessages.retry import Backoff, RateLimitedLogger
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 
 logger = logging.getLogger("psqlmessages")
 
@@ -51,7 +51,7 @@ class WatchedSource:
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
             self.next_at = now + self.backoff.failed(now)
-            text = " ".join(str(error).split())
+            text = error_line(error)
             self.log.warning("node %s cannot watch queue %s: %s", *self.source, text)
             return False
         self.backoff.succeeded()
