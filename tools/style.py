@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0}
 # docs/architecture.md has a row for each module of these.
-LISTED = ("client", "exchanges", "pipeline", "rest")
+LISTED = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
 # A Django model and the client's class for the same thing have the same name; so have Django's own.
 SHARED_CLASSES = {"Command", "Element", "Media", "Meta", "StreamMessage", "Subscription"}
 SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
