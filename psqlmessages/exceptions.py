@@ -1,6 +1,6 @@
 """Exceptions: one class per error number of the SQL core.
 
-The number is the protocol, the text is for people: classes are found by number, never by text.
+Programs use only the number. The text is for people: it may change.
 Numbers 57 to 59 come from the WebSocket relay.
 """
 
@@ -123,7 +123,7 @@ class DestinationNotAuthorized(NotAuthorized, number=2):
 class ModeNotAuthorized(NotAuthorized, number=3):
     """A rule for this destination exists, but not for this mode (W, R or O)."""
 
-    hint = "an administrator can widen the rule's mode in messages.auth"
+    hint = "an administrator can add this mode to the rule in messages.auth"
 
 
 class IdentNotAuthorized(NotAuthorized, number=5):
@@ -212,8 +212,9 @@ class Unreachable(MessagesError):
 class NoListeners(Unreachable, number=10):
     """The topic has no listener."""
 
-    hint = "start a node that listens, or use a stream or a queue, which store; " + _allowed_by(
-        "NODE", "Topic", "{dest}", "R"
+    hint = (
+        "start a node that listens, or use a stream or a queue, which store messages; "
+        + _allowed_by("NODE", "Topic", "{dest}", "R")
     )
     _names = "cannot listeners for Topic (?P<dest>.*)"
 
@@ -289,7 +290,7 @@ class ConnectionLost(ServerUnreachable):
 class NotificationQueueFull(MessagesError):
     """The server's notification queue is full. The call had no effect; a retry may succeed."""
 
-    hint = "a session listens without reading: psqlmessages doctor finds it"
+    hint = "a session listens but does not read: find it with psqlmessages doctor"
 
 
 class ConnectionShared(ServerUnreachable):
@@ -307,7 +308,7 @@ class NotInstalled(MessagesError):
 class LeaseExpired(MessagesError):
     """The lease of a queue element is no longer valid; another consumer may have the element."""
 
-    hint = "roll back the writes for it; a longer duration or renew() prevents it"
+    hint = "roll back the writes for this element; use a longer duration, or renew()"
 
 
 class NodeClosed(MessagesError):

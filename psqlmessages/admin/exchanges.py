@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django import forms
@@ -129,9 +129,13 @@ def _copy(copy: DryRunCopy) -> dict[str, Any]:
         if isinstance(body, str)
         else json.dumps(body, ensure_ascii=False, indent=1, default=repr),
         "options": [
-            f"{name}: {value:g} s" if name != "tries" else f"tries: {value}"
-            for name in ("delay", "mature", "tries")
-            if (value := getattr(copy, name))
+            *([f"delay: {copy.delay:g} s"] if copy.delay else ()),
+            *(
+                [f"mature: {datetime.fromtimestamp(copy.mature, UTC):%F %T} UTC"]
+                if copy.mature
+                else ()
+            ),
+            *([f"tries: {copy.tries}"] if copy.tries else ()),
         ],
     }
 

@@ -64,7 +64,7 @@ class CallQueue(deque[QueuedCall]):
     def take_batch(self) -> list[QueuedCall]:
         """Take the oldest call; if it is a send, also take the calls after it with the same SQL."""
         batch, characters = [self.popleft()], 0
-        while self and batch[0].call.is_send and len(batch) < _BATCH_CALLS:
+        while self and batch[0].call.may_share_round_trip and len(batch) < _BATCH_CALLS:
             following = self[0].call
             characters += following.weight
             if following.sql != batch[0].call.sql or characters > _BATCH_CHARACTERS:
@@ -362,7 +362,7 @@ class AsyncNodeSession:
         except Exception as error:  # noqa: BLE001 - handed to the task that called
             await self._failed(batch, error)
         else:
-            if batch and batch[0].call.is_after_events:
+            if batch and batch[0].call.must_follow_events:
                 self._process_notifications()
             for order, answer in zip(batch, answers, strict=True):
                 self._acknowledge(order, answer)
@@ -391,7 +391,7 @@ class AsyncNodeSession:
             return []
         if isinstance(wanted[0], TransactionCall):
             return [await transact_async(connection, wanted[0].script())]
-        if len(wanted) == 1 and wanted[0].is_hot:
+        if len(wanted) == 1 and wanted[0].prepare_at_once:
             return [await connection.ask(wanted[0].sql, wanted[0].params)]
         if len(wanted) > 1:
             return await connection.ask_many(wanted[0].sql, [call.params for call in wanted])

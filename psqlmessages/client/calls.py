@@ -1,4 +1,4 @@
-"""Each SQL function as a value: statement, parameters, how to read the answer. No I/O."""
+"""Calls of the SQL functions: statement, parameters, reader of the answer. No I/O."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ class Call(Generic[T]):
 
     ``read`` converts the first column of the single row into the result, or raises an error.
     ``registers`` is the registration that the call changes: the function, and its ident or topic.
-    ``is_send``: the call may share a round trip, and so a transaction, with others.
-    ``ident`` is the acting node, if the call names it. ``is_hot``: the call uses a prepared
-    statement from the first time on. Parameters of hot calls and sends travel as text or as
-    lists of text.
+    ``may_share_round_trip``: also a transaction, with other calls. ``ident`` is the acting node, if
+    the call names it. ``prepare_at_once``: it uses a prepared statement from the first time on.
+    Parameters of such calls and of sends are sent as text or as lists of text.
     """
 
     sql: str
     params: tuple[Any, ...]
     read: Callable[[Any], T]
     registers: tuple[str, str] | None = None
-    is_send: bool = False
+    may_share_round_trip: bool = False
     ident: str = ""
-    is_hot: bool = False
+    prepare_at_once: bool = False
 
     @property
     def weight(self) -> int:
@@ -53,10 +52,11 @@ class Call(Generic[T]):
         return sum(len(value) for value in self.params if isinstance(value, str | list))
 
     @property
-    def is_after_events(self) -> bool:
+    def must_follow_events(self) -> bool:
         """Whether queued events must be processed before this call's result is recorded.
 
-        The call supersedes them. ``init`` is recorded first: its answer names their channel.
+        This result is newer than these events. Not so for ``init``: its answer contains the channel
+        on which they arrive.
         """
         return self.registers is not None and self.registers[0] != "init"
 
@@ -95,7 +95,7 @@ def _token(token: str) -> str | None:
 
 
 def raise_for_error(answer: Any) -> dict[str, Any]:
-    """Return a successful answer; raise the error with the number of any other answer."""
+    """Return the answer of a successful call, else raise the error with its number."""
     if not isinstance(answer, dict) or "Err" not in answer:
         raise MessagesError(f"unexpected answer of a messages function: {answer!r:.200}")
     if answer["Err"] != "0":
@@ -103,7 +103,7 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
     return answer
 
 
-def is_of_full_queue(error: psycopg.Error) -> bool:
+def is_notification_queue_full(error: psycopg.Error) -> bool:
     """Return whether a commit failed because the server's notification queue is full."""
     # Other limits share the SQLSTATE, and the message depends on the server's language.
     return isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c"
@@ -115,7 +115,7 @@ def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
         return NotInstalled(str(error).partition("\n")[0])
-    if is_of_full_queue(error):
+    if is_notification_queue_full(error):
         return NotificationQueueFull("PostgreSQL's notification queue is full: nothing was done")
     state = error.sqlstate or ""
     if state.startswith("PM") and state[2:].isdecimal():
@@ -134,7 +134,7 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53")
 
 
-def _nothing(answer: Any) -> None:
+def _check_answer(answer: Any) -> None:
     raise_for_error(answer)
 
 
@@ -168,12 +168,12 @@ def backend_info(*, synchronous_commit: bool) -> Call[BackendInfo]:
     return Call(_OPENED, (_setting(synchronous_commit),), _opened)
 
 
-def opened_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
+def open_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
     """Set up a new connection and register its first node, in one round trip; see init."""
     return Call(
         _OPENED.replace(" FROM", " || '|' || messages.init(%s) FROM"),
         (*check_names(ident), _setting(synchronous_commit)),
-        _opened_as,
+        _read_backend_and_channel,
         ("init", ident),
     )
 
@@ -183,7 +183,7 @@ def _opened(row: Any) -> BackendInfo:
     return BackendInfo(int(pid), clock)
 
 
-def _opened_as(row: Any) -> tuple[BackendInfo, str]:
+def _read_backend_and_channel(row: Any) -> tuple[BackendInfo, str]:
     pid, clock, answer = str(row).split("|", 2)
     return BackendInfo(int(pid), clock), channel_of(json.loads(answer))
 
@@ -195,7 +195,7 @@ def _setting(synchronous_commit: bool) -> str:
 
 def end_backend(earlier: BackendInfo) -> Call[bool]:
     """Terminate an earlier connection of ours that the server still considers alive."""
-    # A backend that started later is another one that was given the same pid.
+    # If the backend started later, the server has reused the pid for another connection.
     return Call(
         "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
         " WHERE pid = %s AND usename = session_user AND backend_start <= %s::timestamptz",
@@ -225,8 +225,8 @@ def crash(ident: str) -> Call[bool]:
 
 
 def use(ident: str) -> Call[None]:
-    """Choose the node that acts in the calls that follow, of all threads and tasks."""
-    return Call("SELECT messages.use(%s)", check_names(ident), _nothing, ("use", ident))
+    """Select the node for all following calls of this session, in all threads and tasks."""
+    return Call("SELECT messages.use(%s)", check_names(ident), _check_answer, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
@@ -240,7 +240,7 @@ def topic_status(topic: str) -> Call[TopicNodes]:
 
 
 def topic_notify(topic: str) -> Call[bool]:
-    """Register as a sender of a topic; return False if the node was one."""
+    """Register as a sender of a topic; return False if it was already a sender."""
     return _membership("topic_notify", topic)
 
 
@@ -250,7 +250,7 @@ def topic_unnotify(topic: str) -> Call[bool]:
 
 
 def topic_listen(topic: str) -> Call[bool]:
-    """Receive the messages of a topic from now on; return False if the node did already."""
+    """Receive the messages of a topic from now on; return False if it already listened."""
     return _membership("topic_listen", topic)
 
 
@@ -274,8 +274,10 @@ def _membership(function: str, topic: str) -> Call[bool]:
     return Call(sql, check_names(topic), is_new, (function, topic))
 
 
-def _send(sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _nothing) -> Call[Any]:
-    return Call(sql, params, read, is_send=True, is_hot=True)
+def _send(
+    sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _check_answer
+) -> Call[Any]:
+    return Call(sql, params, read, may_share_round_trip=True, prepare_at_once=True)
 
 
 def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
@@ -309,19 +311,22 @@ def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[No
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a large body; ``message`` is the payload as received."""
-    return Call("SELECT messages.get_data(%s)", check_names(message), payload_of, is_hot=True)
+    return Call(
+        "SELECT messages.get_data(%s)", check_names(message), payload_of, prepare_at_once=True
+    )
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
     """Fetch large bodies in one round trip; None for each that get_data refuses."""
-    # In one transaction PostgreSQL prepares the statements of get_data once: a third of the time.
+    # In one transaction PostgreSQL prepares the statements of get_data once: this takes a third of
+    # the time.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
         " FROM unnest(%b::text[]) WITH ORDINALITY AS m (message, place)) AS d",
         ([check_names(message)[0] for message in messages],),
         _texts,
-        is_hot=True,
+        prepare_at_once=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Calls of a gateway: they name the acting node, or act for many nodes at the same time."""
+"""Calls of a gateway: each names the node that runs it, or runs for many nodes in one statement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from psqlmessages.client.calls import Call, check_names, payload_of, raise_for_error
-from psqlmessages.client.registration import ENDS, MAKERS
+from psqlmessages.client.registration import CALL_BUILDERS, ENDS
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.retry import MOST_SECONDS
 
@@ -41,18 +41,18 @@ class Function(NamedTuple):
     """The number of arguments of a function, and whether its calls may share a round trip."""
 
     arguments: int
-    is_send: bool = False
+    may_share_round_trip: bool = False
 
 
 # Functions that wait for other sessions that change the same topic.
-CHANGES: Final = (*MAKERS, *ENDS)
+CHANGES: Final = (*CALL_BUILDERS, *ENDS)
 FUNCTIONS: Final = {
     **dict.fromkeys((*CHANGES, "topic_status", "topic_auth"), Function(1)),
-    "topic_send": Function(4, is_send=True),
-    "rpc": Function(4, is_send=True),
-    "return": Function(4, is_send=True),
-    "return_error": Function(3, is_send=True),
-    "audience": Function(1, is_send=True),
+    "topic_send": Function(4, may_share_round_trip=True),
+    "rpc": Function(4, may_share_round_trip=True),
+    "return": Function(4, may_share_round_trip=True),
+    "return_error": Function(3, may_share_round_trip=True),
+    "audience": Function(1, may_share_round_trip=True),
     "get_data": Function(1),
 }
 REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
@@ -76,7 +76,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
         (*given, ident),
         _data if is_text else raise_for_error,
         None,
-        wanted.is_send,
+        wanted.may_share_round_trip,
         ident,
     )
 
@@ -84,7 +84,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 def join_or_leave(
     ident: str, function: str, topic: str, seconds: float = MOST_SECONDS
 ) -> Call[Answer]:
-    """Call a function of MAKERS or ENDS as a node; it waits at most ``seconds`` for each lock."""
+    """Call a function of CALL_BUILDERS or ENDS as a node; wait up to ``seconds`` per lock."""
     return Call(
         _CHANGING.format(f"{function}(%s)", ""),
         (*check_names(topic, ident), _setting(seconds)),

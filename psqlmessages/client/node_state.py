@@ -261,7 +261,7 @@ class NodeState:
 
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout."""
-        self.wakes.are_wanted = True
+        self.wakes.is_used = True
         yield Wait(lambda: self.wakes.is_new(topic), monotonic() + seconds_of(timeout, "timeout"))
         return self.wakes.take(topic)
 
@@ -295,7 +295,7 @@ class NodeState:
         for ident, own in self.registration.replay():
             try:
                 if backend is None:
-                    both = yield calls.opened_as(ident, synchronous_commit=is_durable)
+                    both = yield calls.open_as(ident, synchronous_commit=is_durable)
                     backend, self.channel = both
                 else:
                     self.channel = yield calls.init(ident)
@@ -446,7 +446,7 @@ class NodeState:
 
     def _is_unheard(self) -> bool:
         """Return whether unread events pile up, because the node only reads streams."""
-        is_only_reading = self.wakes.are_wanted and not self._is_taking
+        is_only_reading = self.wakes.is_used and not self._is_taking
         return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
 
     def _answered(self, notification: Notification) -> bool:

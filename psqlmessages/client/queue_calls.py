@@ -146,7 +146,7 @@ def push(
             "SELECT messages.push(%s, %s, %s, %s)",
             (*check_names(ident, queue), encoded.text, encoded.enc),
             _id,
-            is_send=True,
+            may_share_round_trip=True,
         )
     return Call(
         "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
@@ -161,7 +161,7 @@ def push(
             _key(key),
         ),
         _id,
-        is_send=True,
+        may_share_round_trip=True,
     )
 
 
@@ -195,7 +195,7 @@ def push_many(
             _each("keys", map(_key, keys), texts) if keys is not None else None,
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
-        is_send=True,
+        may_share_round_trip=True,
     )
 
 
@@ -293,7 +293,9 @@ def _acknowledge(
                 element.is_settled = True
         return result
 
-    return Call(sql, (*check_names(ident), *more, _leases_of(elements)), read, is_send=True)
+    return Call(
+        sql, (*check_names(ident), *more, _leases_of(elements)), read, may_share_round_trip=True
+    )
 
 
 def remove(ident: str, queue: str, id_: int) -> Call[bool]:

@@ -198,7 +198,7 @@ class QueuePoller:
         self._until = monotonic() + seconds_of(timeout, "timeout")
         self._retry_at = -inf
         self._waiter = Waiter(wake)
-        state.wakes.are_wanted = True
+        state.wakes.is_used = True
 
     def steps(self) -> Steps[list[Element]]:
         """Return elements when they come; an empty list at the timeout.
@@ -222,7 +222,7 @@ class QueuePoller:
         return found
 
     def _on_listening(self, answer: ListenResult) -> None:
-        self._state.queues.listens(self._waiters, answer.channel)
+        self._state.queues.set_channel(self._waiters, answer.channel)
 
     @property
     def _is_our_turn(self) -> bool:
@@ -243,7 +243,7 @@ class QueuePoller:
 
     def _poll(self, *, may_listen: bool) -> Steps[list[Element]]:
         try:
-            if may_listen and self._waiters.wants_listening(monotonic()):
+            if may_listen and self._waiters.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._waiters.is_listening(monotonic())
             seen = self._waiters.count
@@ -260,7 +260,7 @@ class QueuePoller:
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:
-            self._waiters.looked(seen, monotonic(), has_found=bool(found))
+            self._waiters.record_attempt(seen, monotonic(), has_found=bool(found))
         return found
 
     def _begin_listening(self) -> Steps[None]:
@@ -270,4 +270,4 @@ class QueuePoller:
         except LockNotAvailable:
             self._waiters.could_not_listen(monotonic())
         else:
-            self._waiters.listened(answer, connection, seen, monotonic())
+            self._waiters.record_listen_answer(answer, connection, seen, monotonic())

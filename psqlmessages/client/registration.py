@@ -8,7 +8,7 @@ from typing import Any, Final
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 
-MAKERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
+CALL_BUILDERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_listen": calls.topic_listen,
     "topic_notify": calls.topic_notify,
     "topic_observe": calls.topic_observe,
@@ -52,7 +52,7 @@ class Registration:
             self._forget(subject)
         elif (own := self._nodes.get(ident or self.acting)) is None:
             return
-        elif function in MAKERS:
+        elif function in CALL_BUILDERS:
             own[function, subject] = True
         else:
             own.pop((ENDS[function], subject), None)
@@ -66,12 +66,12 @@ class Registration:
         # Only registrations that the node made: anyone who knows the channel can forge events.
         join = (ENDS.get(event, event), topic)
         if join in own:
-            own[join] = event in MAKERS
+            own[join] = event in CALL_BUILDERS
 
     def replay(self) -> list[tuple[str, list[Call[Any]]]]:
         """Return for each node the calls that follow its init, in the order of registration."""
         return [
-            (ident, [MAKERS[function](topic) for function, topic in self._joins_of(ident)])
+            (ident, [CALL_BUILDERS[function](topic) for function, topic in self._joins_of(ident)])
             for ident in self._nodes
         ]
 

@@ -134,7 +134,7 @@ class NodeSession:
             self._runner = threading.get_ident()
             self._state.counters.calls += 1
             answer = self._ask(connection, call)
-            if call.is_after_events:
+            if call.must_follow_events:
                 self._process_notifications()
             self._state.on_call_succeeded(call, answer)
         except ConnectionLost as error:
@@ -154,7 +154,7 @@ class NodeSession:
             if isinstance(call, TransactionCall):
                 result: T = transact(connection, call.script())
                 return result
-            if call.is_hot:
+            if call.prepare_at_once:
                 return call.read(connection.ask(call.sql, call.params))
             row = connection.execute(call.sql, call.params).fetchone()
         except psycopg.Error as error:

@@ -142,7 +142,7 @@ def publish(ident: str, topic: str, body: Any) -> Call[Published]:
         "SELECT messages.publish(%s, %s, %s, %s)",
         (*check_names(ident, topic), encoded.text, encoded.enc),
         _published,
-        is_send=True,
+        may_share_round_trip=True,
     )
 
 
@@ -153,7 +153,7 @@ def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Publishe
         "SELECT messages.publish_many(%s, %s, %b, %s)",
         (*check_names(ident, topic), texts, enc),
         _published,
-        is_send=True,
+        may_share_round_trip=True,
     )
 
 

@@ -84,7 +84,7 @@ class SubscriptionReader:
         self._pause = _FIRST_PAUSE_SECONDS
         self._held_pause = _HELD_BACK_SECONDS[0]
         self._due_at = self._read_at = -inf
-        state.wakes.are_wanted = True
+        state.wakes.is_used = True
         self._ends = state.wakes.ends(key.ident, key.topic)
         self._connections = -1
         self._seen = state.wakes.count(key.topic)

@@ -20,7 +20,7 @@ PUBLISHED: Final = "published"
 
 
 class WakeupCounters:
-    """Wake-up counters of streams: unlike flags, two counts show every event between them."""
+    """Wake-up counters of streams: readers compare a count with their last one, so none is lost."""
 
     def __init__(self) -> None:
         self._published: Counter[str] = Counter()
@@ -28,7 +28,7 @@ class WakeupCounters:
         self._ended: Counter[tuple[str, str]] = Counter()
         self.connections = 0
         self.others = 0
-        self.are_wanted = False
+        self.is_used = False
 
     def published(self, topic: str) -> None:
         """Count a publication to a topic."""
@@ -70,8 +70,8 @@ class WakeupCounters:
 
 # Wait lists: the waiters of each queue, and when to look for elements.
 #
-# No I/O. Only the first waiter looks, and wakes the next one if it finds something. So one push
-# costs a few calls, for any number of waiters.
+# No I/O. Only the first waiter tries to take elements, and wakes the next one if it gets some. So
+# one push costs a few calls, for any number of waiters.
 
 # A push whose transaction began before our LISTEN sends no notification, so poll with growing
 # intervals.
@@ -79,9 +79,9 @@ POLL_LEAST: Final = 0.1
 POLL_MOST: Final = 10.0
 # If a transaction that locked elements rolls back, no notification is sent, so poll every second.
 _HELD_SECONDS: Final = 1.0
-# Pause before asking when the next element becomes available, unless a notification comes.
+# If no notification arrives, wait this long, then ask when the next element becomes available.
 _ASK_SECONDS = 0.02
-# The event that announces a new channel of a queue, because a right to read it was revoked.
+# The queue has a new channel because a node lost the right to read it: listen again.
 MOVED: Final = "moved"
 
 
@@ -90,7 +90,8 @@ class QueueState(NamedTuple):
 
     ``next_at``: when the next element becomes available; None if only a notification can announce
     one. ``again_at``: when to listen again, because pushes send notifications for a limited time.
-    ``is_listening``: pushes send notifications. ``is_new``: earlier pushes may have sent none.
+    ``is_listening``: pushes notify this session. ``is_new``: it has just begun to listen, so it may
+    have missed pushes.
     """
 
     next_at: float | None
@@ -122,7 +123,7 @@ class PollSchedule:
         seconds = min(self.interval, max(state.again_at - now, POLL_LEAST))
         if state.next_at is None:
             return seconds
-        # Available elements that were not returned are locked by other transactions.
+        # An element is available but was not returned: another transaction has locked it.
         until_next = state.next_at - now
         return min(seconds, until_next if until_next > 0 else _HELD_SECONDS)
 
@@ -149,9 +150,9 @@ class WaitList:
         self._retry_at = -inf
         self._next_at: float | None = None
         self._is_next_known = False
-        self._is_held = False
-        # `count` before the last look that found nothing; -1: there may be more elements.
-        self._looked = -1
+        self._has_locked_element = False
+        # `count` before the last attempt that found nothing; -1: try again.
+        self._empty_at_count = -1
         self._schedule = PollSchedule()
         self._due_at = -inf
 
@@ -191,7 +192,7 @@ class WaitList:
 
     @property
     def count(self) -> int:
-        """Number of reasons to look so far; a flag would lose reasons that come during a look."""
+        """Number of reasons to try so far; a flag would lose those that come during an attempt."""
         return self._notified + self.connection
 
     def on_notification(self, event: str) -> None:
@@ -206,7 +207,7 @@ class WaitList:
         """Return whether the first waiter should look now."""
         if not self.is_listening(now):
             return now >= self._retry_at
-        return self.count != self._looked or now >= self._due_at
+        return self.count != self._empty_at_count or now >= self._due_at
 
     @property
     def due_at(self) -> float:
@@ -219,13 +220,15 @@ class WaitList:
         """Return whether pushes notify this session."""
         return self._connection == self.connection and now < self._renew_at
 
-    def wants_listening(self, now: float) -> bool:
+    def must_listen(self, now: float) -> bool:
         """Return whether to listen, or to ask when the next element becomes available."""
-        has_news = self.count != self._looked
+        has_news = self.count != self._empty_at_count
         return not (self.is_listening(now) and (has_news or self._is_next_known))
 
-    def listened(self, answer: ListenResult, connection: int, seen: int, now: float) -> None:
-        """Record an answer of queue_listen; connection and count are the ones before the call."""
+    def record_listen_answer(
+        self, answer: ListenResult, connection: int, seen: int, now: float
+    ) -> None:
+        """Record an answer of queue_listen; ``connection`` and ``seen`` were read before it."""
         self._connection = connection
         self._retry_at = -inf
         self._renew_at = now + answer.seconds / 2
@@ -233,7 +236,7 @@ class WaitList:
         self._is_next_known = seen == self.count
         # An available element that could not be taken is locked, or the queue is paused.
         seconds = None if answer.is_paused else answer.next_seconds
-        self._is_held = seconds == 0
+        self._has_locked_element = seconds == 0
         self._next_at = now + seconds if seconds else None
 
     def could_not_listen(self, now: float) -> None:
@@ -241,19 +244,19 @@ class WaitList:
         self._retry_at = now + self._schedule.interval
         self._schedule.polled()
 
-    def looked(self, seen: int, now: float, *, has_found: bool) -> None:
-        """Record a look; ``seen`` is the count before it."""
+    def record_attempt(self, seen: int, now: float, *, has_found: bool) -> None:
+        """Record an attempt to take elements; ``seen`` is the count before it."""
         if has_found or (self._next_at is not None and self._next_at <= now):
             self._next_at, self._is_next_known = None, False
-            self._looked = -1
-        if seen != self._looked:
+            self._empty_at_count = -1
+        if seen != self._empty_at_count:
             self._schedule.reset()
         else:
             self._schedule.polled()
         if not has_found:
-            self._looked = seen
+            self._empty_at_count = seen
         pause = self._schedule.interval
-        pause = min(pause, _HELD_SECONDS) if self._is_held else pause
+        pause = min(pause, _HELD_SECONDS) if self._has_locked_element else pause
         self._due_at = now + (pause if self._is_next_known else _ASK_SECONDS)
         if self._next_at is not None:
             self._due_at = min(self._due_at, self._next_at)
@@ -271,7 +274,7 @@ class WaitLists:
         """Return the wait list of a queue."""
         return self._by_queue.setdefault(queue, WaitList(self._wakes))
 
-    def listens(self, wait_list: WaitList, channel: str) -> None:
+    def set_channel(self, wait_list: WaitList, channel: str) -> None:
         """Record the channel of a queue; it may change."""
         self._by_channel[channel] = wait_list
 

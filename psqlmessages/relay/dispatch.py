@@ -1,4 +1,4 @@
-"""Dispatcher: delivers notifications to the receivers of this process, in order."""
+"""Dispatcher: delivers notifications to the receivers of this process; counters of the hub."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
-from psqlmessages.client.registration import ENDS, MAKERS
+from psqlmessages.client.registration import CALL_BUILDERS, ENDS
 from psqlmessages.relay import hub_answers
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import call_as_answer, log, logger
@@ -115,7 +115,7 @@ class NodeRegistry:
         """Record a successful topic function, called by the node or by an administrator."""
         if (owner := self._owners.get(ident)) is None:
             return
-        if function in MAKERS:
+        if function in CALL_BUILDERS:
             owner.joined.add((function, topic))
             self._members.setdefault((function, topic), {})[ident] = owner
             self._changed(function, topic)

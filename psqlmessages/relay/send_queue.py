@@ -1,4 +1,4 @@
-"""Send queue of a WebSocket, bounded in frames and bytes."""
+"""Send queue of a WebSocket, bounded in frames and bytes; socket.py closes slow readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Common base of WebSockets: admission, limits in both directions, revalidation."""
+"""Common base of WebSockets: admission, sockets per user, limits both ways, revalidation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of requests and responses, for the OpenAPI document."""
+"""Schemas of requests and responses, ranges of parameters, for the OpenAPI document."""
 
 from __future__ import annotations
 

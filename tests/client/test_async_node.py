@@ -56,7 +56,7 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
             "SELECT pg_notify(current_setting('messages.channel'), %s || 1 / %s::int)",
             ('{"Type":"Topic","From":"B","To":"T"}\n', str(number)),
             lambda answer: answer,
-            is_send=True,
+            may_share_round_trip=True,
         )
 
     async with new_async_node("NODE1") as node:

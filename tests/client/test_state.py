@@ -216,7 +216,7 @@ def listening_to(*made: calls.Call[Any]) -> NodeState:
 def test_the_first_connection_registers_the_node_and_further_ones_all_again() -> None:
     listening = NodeState("NODE1", Options())
     script = listening.opening()
-    assert next(script) == calls.opened_as("NODE1", synchronous_commit=False)
+    assert next(script) == calls.open_as("NODE1", synchronous_commit=False)
     with pytest.raises(StopIteration):
         script.send((BackendInfo(7, "now"), OURS))
     assert (listening.channel, listening.backend) == (OURS, BackendInfo(7, "now"))

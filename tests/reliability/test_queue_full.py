@@ -221,7 +221,7 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
         bus.subscribe("anything")
         with full_queue(own):
             number = sum(is_refused(lambda: node.topic_send("T", "x")) for _ in range(sends))
-            with pytest.raises(NotificationQueueFull, match="psqlmessages doctor finds it"):
+            with pytest.raises(NotificationQueueFull, match="find it with psqlmessages doctor"):
                 node.publish("T", "x")
             with pytest.raises(NotificationQueueFull):
                 bus.publish("anything", "x")
