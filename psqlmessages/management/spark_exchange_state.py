@@ -21,11 +21,11 @@ from psqlmessages.exchanges.store.definitions import (
 from psqlmessages.exchanges.store.permissions import MissingRuleLog
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
 from psqlmessages.models import Element
-from psqlmessages.pipeline.exchange.source import REFUSALS, TaskCounts
 from psqlmessages.retry import error_line
 
 if TYPE_CHECKING:
     from psqlmessages.exchanges.model import CompiledExchange
+    from psqlmessages.pipeline.exchange.source import TaskCounts
 
 logger = logging.getLogger("psqlmessages")
 
@@ -122,7 +122,7 @@ class SparkExchangeState:
         counters = self.counter_store.of(self._key)
         for counts in self._new():
             counts.add_to(counters)
-            self._is_refused |= counts.outcome == REFUSALS
+            self._is_refused |= counts.is_refusal
         self.counter_store.wrote(
             self.counter_store.write(self.counter_store.unwritten(self._running))
         )

@@ -8,7 +8,6 @@ from datetime import timedelta
 from django.contrib.auth import get_user_model
 
 from psqlmessages.cli.output import fail
-from psqlmessages.rest.auth import token_for
 
 NAME = "token"
 HELP = "print a token for calls of the API as a user"
@@ -26,6 +25,10 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Print a token; fail if the user does not exist or is not active."""
+    try:
+        from psqlmessages.rest.auth import token_for
+    except ImportError:
+        return fail("the REST API is not installed: pip install 'psqlmessages[web]'")
     users = get_user_model()
     try:
         user = users._default_manager.get_by_natural_key(arguments.user)

@@ -1,6 +1,8 @@
 """The settings and the system checks, each provoked."""
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -168,3 +170,30 @@ def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(
     changed("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     found = check_deployment(databases=["default"])
     assert ids(found) == ["psqlmessages.W201", "psqlmessages.W202"]
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+for name in ("adbc_driver_postgresql", "cel_expr_python", "daphne", "ninja", "plotly",
+             "prometheus_client", "py4j", "pyarrow", "pyspark", "yaml"):
+    sys.modules[name] = None
+import django
+from django.conf import settings
+from django.core.management import call_command
+
+settings.configure(
+    ROOT_URLCONF="psqlmessages.urls", SECRET_KEY="a",
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "psqlmessages"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
+)
+django.setup()
+call_command("check", database=[])
+call_command("psqlmessages", "--help")
+"""
+
+
+def test_commands_work_without_the_extras() -> None:
+    run = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS]
+    said = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert "doctor" in said.stdout, said.stdout + said.stderr

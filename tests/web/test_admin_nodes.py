@@ -44,12 +44,16 @@ def test_the_list_shows_what_each_node_does_and_lost_connections(desk: Desk, gat
     desk.world.rules("user2 WATCH Topic PRICES R 10")
     watch = desk.world.node("user2", "WATCH")
     watch.payloads()
-    desk.world.kill(gateway)
-    assert f"closed (was pid {pid})" in desk.open(CLIENTS).text
-    assert "2 connected nodes" in desk.open(f"{CLIENTS}?connection=gone").text
-    assert "1 connected node" in desk.open(f"{CLIENTS}?connection=there").text
-    assert "PRICES 0 0" in desk.open(TOPICS).text
-    page = desk.send(ask_to_disconnect(desk, "ONE"), "Disconnect")
+    with desk.world.owner.connection.transaction():
+        # Housekeeping by another session, such as a site's hub, skips locked nodes.
+        desk.world.execute("SELECT FROM psqlmessages_client FOR UPDATE")
+        desk.world.kill(gateway)
+        assert f"closed (was pid {pid})" in desk.open(CLIENTS).text
+        assert "2 connected nodes" in desk.open(f"{CLIENTS}?connection=gone").text
+        assert "1 connected node" in desk.open(f"{CLIENTS}?connection=there").text
+        assert "PRICES 0 0" in desk.open(TOPICS).text
+        page = ask_to_disconnect(desk, "ONE")
+    page = desk.send(page, "Disconnect")
     assert page.messages == ["Already disconnected: ONE."]
     assert "crash ONE" in watch.events()
 

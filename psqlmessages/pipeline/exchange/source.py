@@ -48,11 +48,16 @@ class TaskCounts(NamedTuple):
     buckets: list[int]
     selector_seconds: float
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the exchange lacks a rule."""
+        return self.outcome == REFUSALS
+
     def add_to(self, counters: ExchangeCounters) -> None:
         """Add these counts to others."""
         if self.outcome == WAITS:
             counters.waits += self.number
-        elif self.outcome != REFUSALS:
+        elif not self.is_refusal:
             entry = Counter(self.number, self.seconds, self.selector_seconds, list(self.buckets))
             counters.add(self.outcome, self.destination, entry)
 
