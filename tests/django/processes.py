@@ -52,9 +52,11 @@ def talking(*arguments: object, **given: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def start(server: TestedServer, *arguments: str, **given: Any) -> subprocess.Popen[str]:
+def start(
+    server: TestedServer, *arguments: str, stderr: Any = subprocess.PIPE, **given: Any
+) -> subprocess.Popen[str]:
     """Start a management command; `given` is for `environment`."""
     return subprocess.Popen(
         [sys.executable, "-m", "django", *arguments],
-        env=environment(server, **given), cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        env=environment(server, **given), cwd=ROOT, stderr=stderr, text=True,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.orm import dsn
-from psqlmessages.rpc_client import caller_for, close_callers
+from psqlmessages.rpc_client import close_callers
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import environment, run_python
@@ -27,10 +27,6 @@ from tests.sql.conftest import World
 SHORT = timedelta(milliseconds=300)
 LONG = timedelta(seconds=100)
 SESSIONS = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'shop.%%'"
-PID = """
-    SELECT s.pid FROM psqlmessages_client AS c JOIN psqlmessages_session AS s ON s.id = c.session_id
-    WHERE c.ident = %s
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -157,16 +153,6 @@ def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
         call("PRICES", 1)
 
 
-@pytest.mark.usefixtures("prices")
-def test_a_lost_connection_is_made_again(shop: World) -> None:
-    ident = call("PRICES", "who")
-    pid = shop.owner.query(PID, ident)
-    shop.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
-    # The first may meet the connection in the moment of its loss.
-    shop.wait_for(f"SELECT EXISTS ({PID} AND s.pid <> %s)", ident, pid)
-    assert call("PRICES", "who") == ident
-
-
 FORKING = """
 import os, sys
 import django
@@ -195,14 +181,3 @@ def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_
     done = run_python(*quiet, "-c", FORKING, env=environment(shop.server))
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
     assert shop.owner.query(SESSIONS) == 0
-
-
-@pytest.mark.usefixtures("prices")
-def test_closing_ends_the_calls_under_way_and_refuses_later_ones(shop: World) -> None:
-    caller = caller_for("shop", dsn())
-    waiting = [caller.ask("PRICES", "silence", LONG) for _ in range(3)]
-    assert caller.ask("PRICES", 1, LONG).result(60) == {"answer": 1}
-    close_callers()
-    assert [type(future.exception(60)) for future in waiting] == [exceptions.NodeClosed] * 3
-    with pytest.raises(exceptions.NodeClosed):
-        caller.ask("PRICES", 1, SHORT)

@@ -15,7 +15,6 @@ from psqlmessages.cli import doctor_checks
 from psqlmessages.cli.doctor_checks import Finding, FindingState, commit_lock, queue
 from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
-from tests.sql.conftest import World
 
 WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
 IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
@@ -148,14 +147,3 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
     assert found.state is FindingState.WRONG
     assert f"for pid {pid} (which waits for SyncRep)" in found.found
     assert examined(commit_lock).state is FindingState.OK
-
-
-def test_a_node_that_sits_in_a_transaction_is_found_before_the_queue_is_full(
-    shop: World, examined: Examine
-) -> None:
-    node = shop.program()
-    node.ok("init", "worker")
-    node.connection.execute("BEGIN")
-    found = examined(queue, shop.server.url())
-    assert found.state is FindingState.WRONG
-    assert f"% full; held back by pid {node.pid} (psqlmessages, " in found.found

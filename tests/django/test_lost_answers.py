@@ -90,11 +90,3 @@ def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     far(connections.close_all).result(SECONDS)
     far(made, "cut").result(SECONDS)
     assert shop.owner.query("SELECT count(*) FROM auth_group") == 1
-
-
-@pytest.mark.nightly  # it waits for every time-out of new connections
-def test_a_server_that_cannot_be_reached_ends_the_wait_too(far: Far, proxy: Proxy) -> None:
-    far(fetched, "SELECT 1").result(SECONDS)
-    proxy.stall(new=True)
-    assert isinstance(far(fetched, "SELECT 1").exception(2 * SECONDS), OperationalError)
-    proxy.heal()

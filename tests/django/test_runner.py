@@ -14,9 +14,8 @@ from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Group
 from django.db import connection
 
-from psqlmessages import Message, Node, Options
+from psqlmessages import Message, Options
 from psqlmessages import handler_worker as running
-from psqlmessages.client.calls import Call
 from psqlmessages.django import node
 from psqlmessages.exceptions import CallFailed, MessagesError, TopicNotExistent
 from psqlmessages.handler_registry import HandlerRegistry
@@ -201,46 +200,6 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     assert "failed 3 times: the message is lost" in caplog.text
 
 
-def test_a_handler_that_loses_its_connection_gets_another(
-    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-) -> None:
-    @registry.on_topic("ORDERS", tries=2)
-    def handle(message: Message) -> None:
-        seen.add(message.body)
-        if len(seen.bodies) == 1:
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_backend_pid()")
-                shop.superuser().query("SELECT pg_terminate_backend(%s)", *cursor.fetchone())
-        Group.objects.create(name=message.body)
-
-    with running_worker(registry) as runner:
-        send(sender, "x")
-        seen.wait_for(2)
-    assert saved() == ["x"]
-    assert (runner.counters.handled, runner.counters.failures) == (1, 1)
-
-
-def test_the_end_waits_for_the_message_at_hand_and_leaves_the_rest(
-    sender: Program, registry: HandlerRegistry, seen: Seen
-) -> None:
-    may_end = threading.Event()
-
-    @registry.on_topic("ORDERS")
-    def handle(message: Message) -> None:
-        seen.add(message.body)
-        assert may_end.wait(60)
-        Group.objects.create(name=message.body)
-
-    with running_worker(registry) as runner:
-        send(sender, "one", "two", "three")
-        seen.wait_for(1)
-        wait_until(lambda: runner.waiting == 2)
-        runner.stop()
-        may_end.set()
-    assert saved() == ["one"]
-    assert (runner.counters.handled, runner.counters.dropped) == (1, 2)
-
-
 def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
     sender: Program, registry: HandlerRegistry, shop: World
 ) -> None:
@@ -274,19 +233,6 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
             header = answer_to(sender)
             assert (header["Err"], header["Body"]) == ("56", reason)
     assert saved() == ["unsendable", "works"]
-    assert runner.counters.unanswered == 1
-
-
-def test_who_asked_is_told_of_an_answer_that_the_server_aborts(
-    sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    junk = Call("SELECT set_config('lock_timeout', %s, false)", ("junk",), str)
-    monkeypatch.setattr(Node, "reply", lambda node, *_: node._session.run(junk))
-    registry.on_rpc(lambda _: "answer")
-    with running_worker(registry) as runner:
-        sender.ok("rpc", "worker", "ticket", "x")
-        header = answer_to(sender)
-    assert (header["Err"], header["Body"]) == ("56", "the answer could not be sent")
     assert runner.counters.unanswered == 1
 
 

@@ -263,18 +263,6 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
             call("orders")
 
 
-def test_a_node_tells_when_there_is_reason_to_read(stored: World) -> None:
-    with psqlmessages.django.node("worker.1") as waiting:
-        assert waiting.wait_published("ORDERS", MINUTE)
-        with transaction.atomic():
-            assert read() == []
-        assert not waiting.wait_published("ORDERS", timedelta(seconds=0.1))
-        publish("ORDERS", "1")
-        assert waiting.wait_published("ORDERS", MINUTE)
-        with transaction.atomic():
-            assert [message.body for message in read()] == ["1"]
-
-
 def test_published_messages_are_collected_in_tests(shop: World) -> None:
     with sent_messages() as sent:
         publish("ORDERS", {"id": 1})

@@ -1,51 +1,13 @@
 """The arithmetic of `make bench` and `make audit`: what is reached, what fell, what is shown."""
 
-from pathlib import Path
-
-from benchmarks import expected, kept, tables
+from benchmarks import kept, tables
 from benchmarks.programs import PROGRAMS
-from benchmarks.results import Curve, Findings, Row
+from benchmarks.results import Findings, Row
 from project.audit import verdict
-
-
-def row(ratio: float, *, key: str = "sends: 1 KB", is_at_most: bool = False) -> Row:
-    given = ([100 * ratio], [100.0])
-    return Row.of(key, "send", "theirs", "messages/s", *given, reach=1.0, is_at_most=is_at_most)
 
 
 def measured(findings: Findings) -> str:
     return tables.measured("m", {}, [kept.Kept("sends", findings, "now", "c", 5)])
-
-
-def test_a_ratio_is_the_median_of_those_of_each_round():
-    found = Row.of("k", "send", "theirs", "ms", [10, 40, 30], [10, 20, 10])
-    assert (found.ours, found.theirs, found.ratio) == (30, 10, 2)
-
-
-def test_a_rate_has_to_reach_and_a_time_to_stay_below_and_neither_may_fall():
-    for ratio, is_at_most, is_reached in (
-        (1.0, False, True), (0.99, False, False), (1.0, True, True), (1.01, True, False),
-    ):  # fmt: skip
-        assert row(ratio, is_at_most=is_at_most).is_reached is is_reached
-    for ratio, is_at_most, has_fallen in (
-        (0.7, False, False), (0.6, False, True), (3.0, False, False),
-        (1.45, True, False), (1.6, True, True), (0.2, True, False),
-    ):  # fmt: skip
-        said = expected.fallen([row(ratio, is_at_most=is_at_most)], {"sends: 1 KB": 1.0})
-        assert bool(said) is has_fallen
-
-
-def test_a_row_of_which_nothing_is_expected_is_told():
-    assert expected.fallen([row(1, key="new")], {}) == [
-        "new: 1.00, and nothing is expected of it: --keep"
-    ]
-
-
-def test_findings_are_read_as_they_were_saved(tmp_path: Path):
-    curve = Curve("c", "By rules", "rules", "ms", {"send": [(1, 2)]})
-    found = Findings([row(1.5)], [curve], ["no peer"], {"x": "1"})
-    found.save(tmp_path / "findings.json")
-    assert measured(Findings.load(tmp_path / "findings.json")) == measured(found)
 
 
 def test_the_page_shows_the_results_that_are_kept():

@@ -1,6 +1,5 @@
 """The starter of the embedded PostgreSQL: whatever happened before, `start` ends with a server."""
 
-import ctypes
 import os
 import select
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -18,7 +17,6 @@ import pytest
 
 from project.postgres import Server, ServerError
 from project.postgres import home as home_module
-from project.postgres.home import MAX_BYTES_OF_SOCKET_PATH
 from tests.servers import SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,27 +180,6 @@ def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
 
 
 @pytest.mark.nightly  # one crash is enough for every day
-def test_a_zombie_postmaster_is_started_again(server: Server):
-    server.stop()
-    # Orphans become our children, and stay zombies until we reap them, as under a lazy init.
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        server.start()
-        zombie = pid_of(server)
-        os.kill(zombie, signal.SIGKILL)
-        os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)  # ended, yet not reaped
-        assert Path(f"/proc/{zombie}/stat").exists()
-        assert not server.is_running
-        server.start()
-        assert pid_of(server) != zombie
-    finally:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                continue
-
-
-@pytest.mark.nightly  # one crash is enough for every day
 def test_a_starter_that_was_killed_lets_others_start(server: Server):
     server.stop()
     held = (
@@ -219,18 +196,6 @@ def test_a_starter_that_was_killed_lets_others_start(server: Server):
         waiting.communicate()
 
 
-@pytest.mark.nightly  # it makes a cluster of its own
-def test_a_half_made_cluster_is_made_anew(new_server: Callable[..., Server]):
-    server = new_server("half-made")
-    server.home.prepare()
-    (server.home.folder / "data.new" / "base").mkdir(parents=True)
-    (server.home.folder / "data.password").write_text("left over")
-    server.start()
-    assert one(server, "SELECT 1") == 1
-    assert not (server.home.folder / "data.new").exists()
-    assert not (server.home.folder / "data.password").exists()
-
-
 def test_a_taken_port_is_exchanged_for_another(server: Server):
     server.stop()
     taken = server.home.port
@@ -245,19 +210,6 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
     wrong = Server(server.home.asked_folder, server.binaries, {"shared_buffers": "a lot"})
     with pytest.raises(ServerError, match=r'invalid value for parameter "shared_buffers"'):
         wrong.start()
-
-
-@pytest.mark.nightly  # it makes a cluster of its own
-def test_a_path_too_long_for_a_socket_gets_a_short_one(new_server: Callable[..., Server]):
-    server = new_server("long" * 30).start()
-    short = server.home.socket_folder()
-    assert len(str(short)) < MAX_BYTES_OF_SOCKET_PATH < len(str(server.home.folder))
-    address = {"host": str(short), "port": server.home.port}
-    with psycopg.connect(server.superuser_url(), **address) as connection:
-        assert connection.info.host == str(short)
-    server.stop()
-    server.home.remove()
-    assert not short.exists()
 
 
 @pytest.mark.nightly  # it makes a cluster of its own

@@ -5,22 +5,17 @@ import os
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import islice
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any
 
 import pytest
 
 from project.postgres import Server
-from psqlmessages import Node
-from psqlmessages.exceptions import CallTimeout
 from tests.django.processes import talking
 
 SOURCE = Path(__file__).with_name("false_time.c")
@@ -70,77 +65,54 @@ def false_clock() -> Iterator[FalseClock]:
         yield FalseClock(Path(folder))
 
 
-class Client:
-    """A node whose clock is wrong, in a process of its own: what the test asks for, by name."""
+CLIENT = """
+import json, sys
+from datetime import timedelta
+from itertools import islice
+from time import monotonic, time
+from psqlmessages import Node
+from psqlmessages.exceptions import CallTimeout
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._events: list[str] = []
-        self._came = threading.Condition()
-        threading.Thread(target=self._receive, daemon=True).start()
+def consumed(number):
+    bodies = []
+    while len(bodies) < number:
+        elements = node.reserve("Q", 20, timeout=timedelta(seconds=5))
+        node.commit(*elements)
+        bodies += [element.body for element in elements]
+    return bodies
 
-    def _receive(self) -> None:
-        for message in self._node.messages():
-            with self._came:
-                self._events.append(f"{message.event} {message.ident}")
-                self._came.notify_all()
-
-    def clock(self) -> float:
-        return time()
-
-    def event(self, event: str) -> int:
-        """Wait for an event; how often it came."""
-        with self._came:
-            assert self._came.wait_for(lambda: event in self._events, 60), self._events
-            return self._events.count(event)
-
-    def read(self, number: int) -> list[Any]:
-        """Read so many messages of the stream; their bodies in the order in which they came."""
-        return [message.body for message in islice(self._node.subscribe("NEWS"), number)]
-
-    def publish(self, number: int) -> int:
-        self._node.publish_many("NEWS", range(number))
-        return number
-
-    def consume(self, number: int) -> list[Any]:
-        """Take so many elements by leases, and commit them."""
-        bodies: list[Any] = []
-        while len(bodies) < number:
-            elements = self._node.reserve("Q", 20, timeout=timedelta(seconds=5))
-            self._node.commit(*elements)
-            bodies += [element.body for element in elements]
-        return bodies
-
-    def call(self, number: int) -> int:
-        """Ask so many questions; how many answers came."""
-        return sum(self._node.call("CALLEE", each) == [each] for each in range(number))
-
-    def call_in_vain(self) -> float:
-        """Ask a node that does not answer; for how many seconds."""
-        began = monotonic()
-        with pytest.raises(CallTimeout):
-            self._node.call("SILENT", "?", timeout=timedelta(seconds=1))
+def called_in_vain():
+    began = monotonic()
+    try:
+        node.call("SILENT", "?", timeout=timedelta(seconds=1))
+    except CallTimeout:
         return monotonic() - began
+
+with Node(*sys.argv[1:]) as node:
+    print("0", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(eval(line)), flush=True)
+"""
 
 
 class Deceived:
-    """The process of such a client, from the test's side."""
+    """A node in a process whose clock is wrong; it evaluates what the test asks for."""
 
     def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
-        module = ("-W", "error", "-m", "tests.reliability.clocks")
-        self.process = talking(*module, ident, dsn, env=os.environ | clock.environment)
-        assert self.answer() == "ready"
+        code = ("-W", "error", "-c", CLIENT)
+        self.process = talking(*code, ident, dsn, env=os.environ | clock.environment)
+        self.answer()
 
-    def tell(self, *words: object) -> None:
-        print(json.dumps(words), file=self.process.stdin)
+    def ask(self, expression: str) -> None:
+        self.process.stdin.write(f"{expression}\n")
 
     def answer(self) -> Any:
         line = self.process.stdout.readline()
         assert line, "the client has ended"
         return json.loads(line)
 
-    def does(self, *words: object) -> Any:
-        self.tell(*words)
+    def value(self, expression: str) -> Any:
+        self.ask(expression)
         return self.answer()
 
 
@@ -152,16 +124,3 @@ def deceived(clock: FalseClock, ident: str, dsn: str) -> Iterator[Deceived]:
     finally:
         client.process.kill()
         client.process.communicate()
-
-
-def main(ident: str, dsn: str) -> None:
-    with Node(ident, dsn) as node:
-        client = Client(node)
-        print(json.dumps("ready"), flush=True)
-        for line in sys.stdin:
-            name, *arguments = json.loads(line)
-            print(json.dumps(getattr(client, name)(*arguments)), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

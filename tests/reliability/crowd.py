@@ -3,30 +3,32 @@
 import asyncio
 import re
 import subprocess
+import tempfile
 import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import dj_database_url
 import psycopg
 from django.contrib.auth.models import User
 
-from psqlmessages import AsyncNode, Node, PubSub
+from psqlmessages import AsyncNode, Message, Node, PubSub
 from psqlmessages.exchanges.store import definitions, repository
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay.frames import HubMessage
-from psqlmessages.relay.hub import Hub
 from psqlmessages.rest.auth import token_for
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.exchanges.conftest import namespace
 from tests.reliability.restarts import LONG, until
+from tests.web.receivers import ok, opened
 from tests.web.site import Site
 
 SYNC, ASYNC, WEB = (
@@ -55,63 +57,127 @@ BODIES = """
     SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'shipped'
 """
-# What a process says of how far it has come is no log.
+# Lines about progress, not about problems.
 PROGRESS = ("handled ", "routed ", "running ", "worker has ")
 
 
-class Ears:
-    """How often each heard what."""
+class Listeners:
+    """Nodes in threads, in asyncio and in a hub; `heard`: listener, event or body, ident, time."""
 
-    def __init__(self) -> None:
-        self._heard: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
+    def __init__(
+        self, url: str, *, sync: Sequence[str] = (), asynchronous: Sequence[str] = (),
+        web: Sequence[str] = (), topic: str | None = None,
+    ) -> None:  # fmt: skip
+        self.idents = [*sync, *asynchronous, *web]
+        self.heard: list[tuple[str, str, str | None, float]] = []
+        self.nodes = [Node(ident, url) for ident in sync]
+        self._async_nodes = [AsyncNode(ident, url) for ident in asynchronous]
+        self._url, self._web, self._topic = url, web, topic
+        self._is_open, self._is_over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()))
 
-    def hear(self, ident: str, what: object) -> None:
-        with self._lock:
-            self._heard[ident, str(what)] += 1
+    def open(self) -> None:
+        self._thread.start()
+        assert self._is_open.wait(LONG)
 
-    def counts(self, what: str) -> dict[str, int]:
-        """Who heard something, and how often."""
-        with self._lock:
-            return {ident: times for (ident, of), times in self._heard.items() if of == what}
+    def close(self) -> None:
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join(LONG)
 
+    def counts(self, what: object) -> Counter[str]:
+        """How often each listener heard an event or a body."""
+        return Counter(listener for listener, heard, *_ in self.heard if heard == str(what))
 
-class Ear:
-    def __init__(self, ident: str, ears: Ears) -> None:
-        self._ident, self._ears = ident, ears
+    def crashes(self) -> Counter[tuple[str, str | None]]:
+        return Counter((who, ident) for who, what, ident, _ in self.heard if what == "crash")
 
-    def deliver(self, frame: HubMessage) -> None:
-        self._ears.hear(self._ident, frame.header.get("Evt") or frame.body)
+    def wait_for_crashes(self, number: int) -> float:
+        """Wait until this many crashes were heard by all together; return the time of the last."""
+        until(lambda: self.crashes().total() >= number)
+        return max(at for _, what, _, at in self.heard if what == "crash")
+
+    async def _listen(self) -> None:
+        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+            for node in self.nodes:
+                stack.enter_context(node)
+                if self._topic:
+                    node.topic_listen(self._topic)
+                stack.callback(self._reading(node).join, LONG)
+            for other in self._async_nodes:
+                await stack.enter_async_context(other)
+                if self._topic:
+                    await other.topic_listen(self._topic)
+                tasks.create_task(self._read_async(other))
+            if self._web:
+                hub = await stack.enter_async_context(opened(self._url))
+                for ident in self._web:
+                    receiver = self._receiver(ident)
+                    await ok(hub.init(ident, receiver))
+                    if self._topic:
+                        await ok(hub.run(ident, receiver, "topic_listen", self._topic))
+            self._is_open.set()
+            await asyncio.to_thread(self._is_over.wait)
+            for each in (*self.nodes, *self._async_nodes):
+                each.stop()
+
+    def _hear(self, listener: str, message: Message) -> None:
+        what = str(message.event or message.body)
+        self.heard.append((listener, what, message.ident, monotonic()))
+
+    def _reading(self, node: Node) -> threading.Thread:
+        def read() -> None:
+            for message in node.messages():
+                self._hear(node.ident, message)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        return thread
+
+    async def _read_async(self, node: AsyncNode) -> None:
+        async for message in node.messages():
+            self._hear(node.ident, message)
+
+    def _receiver(self, listener: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            deliver=lambda frame: self._hear(
+                listener,
+                SimpleNamespace(
+                    event=frame.header.get("Evt"),
+                    body=frame.body,
+                    ident=frame.header.get("Ident"),
+                ),
+            )
+        )
 
 
 class Process:
-    """A command that runs; what it says besides how far it has come."""
+    """A command that runs; `said`: the lines that are not about progress."""
 
     def __init__(self, server: TestedServer, *arguments: str) -> None:
-        self.said: list[str] = []
-        self._process = start(server, "psqlmessages", *arguments)
+        self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed with the process
+        self._process = start(server, "psqlmessages", *arguments, stderr=self._log)
         self.pid = self._process.pid
-        self._is_up = threading.Event()
-        self._reading = threading.Thread(target=self._read)
-        self._reading.start()
+        until(lambda: any(line.startswith(PROGRESS) for line in self._lines()))
 
-    def _read(self) -> None:
-        for line in self._process.stderr:
-            if line.startswith(PROGRESS):
-                self._is_up.set()
-            else:
-                self.said.append(line.rstrip())
+    def _lines(self) -> list[str]:
+        if not self._log.closed:
+            self._log.seek(0)
+            self._read = self._log.read().splitlines()
+        return self._read
 
-    def wait(self) -> None:
-        assert self._is_up.wait(LONG), self.said
+    @property
+    def said(self) -> list[str]:
+        return [line for line in self._lines() if not line.startswith(PROGRESS)]
 
     def close(self) -> None:
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
         self._process.kill()
-        self._reading.join()
-        self._process.communicate()
+        self._process.wait()
+        self._lines()
+        self._log.close()
 
 
 def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any]) -> None:
@@ -122,20 +188,16 @@ def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any
 
 
 class Crowd:
-    """The nodes of threads and of asyncio, a hub's, a bus, a runner, an exchange and a site."""
+    """Nodes of all kinds, a bus, a process of handlers, an exchange and a site."""
 
     def __init__(self, server: TestedServer, folder: Path) -> None:
-        self.server, self.ears, url = server, Ears(), server.url()
-        self.nodes = [Node(ident, url) for ident in SYNC]
-        self._async_nodes = [AsyncNode(ident, url) for ident in ASYNC]
+        self.server, url = server, server.url()
+        self.listeners = Listeners(url, sync=SYNC, asynchronous=ASYNC, web=WEB, topic="T")
         self.bus = PubSub(url)
         self.site = Site(server, folder, {})
         self._owner(RULES)
         self._token = self.write_definitions()
         self.processes: dict[str, Process] = {}
-        self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=self._read, args=(node,)) for node in self.nodes]
-        self._threads.append(threading.Thread(target=lambda: asyncio.run(self._of_asyncio())))
 
     def _owner(self, statement: str, arguments: Any = None) -> Any:
         with psycopg.connect(self.server.url(), autocommit=True) as owner:
@@ -150,54 +212,21 @@ class Crowd:
             WebIdentity.objects.using("own").get_or_create(user=user, ident="wanda")
             return token_for(user, timedelta(hours=1))
 
-    def _read(self, node: Node) -> None:
-        with node:
-            node.topic_listen("T")
-            node.topic_notify("T")
-            for message in node.messages():
-                self.ears.hear(node.ident, message.event or message.body)
-
-    async def _of_asyncio(self) -> None:
-        hub = Hub(self.server.url())
-        async with asyncio.TaskGroup() as tasks:
-            for node in self._async_nodes:
-                tasks.create_task(self._read_async(node))
-            for ident in WEB:
-                ear = Ear(ident, self.ears)
-                assert (await hub.init(ident, ear))["Err"] == "0"
-                assert (await hub.run(ident, ear, "topic_listen", "T"))["Err"] == "0"
-            await asyncio.to_thread(self._is_over.wait)
-            for node in self._async_nodes:
-                node.stop()
-        await hub.close()
-
-    async def _read_async(self, node: AsyncNode) -> None:
-        async with node:
-            await node.topic_listen("T")
-            await node.topic_notify("T")
-            async for message in node.messages():
-                self.ears.hear(node.ident, message.event or message.body)
-
     def open(self) -> None:
         """Start all, one process after the other, and wait until they are registered."""
         self.site.start()
         for arguments in (("run", "worker"), ("exchange", "run")):
-            process = self.processes[" ".join(arguments)] = Process(self.server, *arguments)
-            process.wait()
+            self.processes[" ".join(arguments)] = Process(self.server, *arguments)
         self.bus.subscribe("A")
-        self.bus.on("A", lambda event: self.ears.hear(BUS, event.payload))
-        for thread in self._threads:
-            thread.start()
+        self._of_bus = Counter[str]()
+        self.bus.on("A", lambda event: self._of_bus.update([event.payload]))
+        self.listeners.open()
         self.wait_for_registration()
-        self.nodes[0].topic_notify("ORDERS")
+        for topic in ("T", "ORDERS"):
+            self.listeners.nodes[0].topic_notify(topic)
 
     def close(self) -> None:
-        self._is_over.set()
-        for node in self.nodes:
-            node.stop()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(LONG)
+        self.listeners.close()
         self.bus.close()
         for process in self.processes.values():
             process.close()
@@ -213,13 +242,14 @@ class Crowd:
         until(all_are)
 
     def exercise(self, word: str) -> None:
-        """Let everything work once more, each once."""
-        self.nodes[0].topic_send("T", word)
-        until(lambda: self.ears.counts(word) == dict.fromkeys(LISTENERS, 1))
-        self.nodes[0].topic_send("ORDERS", word)
+        """Use everything once, and wait until each listener has heard the word once."""
+        sender = self.listeners.nodes[0]
+        sender.topic_send("T", word)
+        until(lambda: self.listeners.counts(word) == dict.fromkeys(LISTENERS, 1))
+        sender.topic_send("ORDERS", word)
         until(lambda: self.bus.is_healthy)
-        self.bus.publish("A", f"bus {word}")
-        until(lambda: self.ears.counts(f"bus {word}") == {BUS: 1})
+        self.bus.publish("A", word)
+        until(lambda: self._of_bus[word] == 1)
         assert self.post(word) == 201
         assert self.site.get("/healthz")[0] == 200
         until(lambda: word in self._owner(BODIES)[0])
@@ -228,7 +258,7 @@ class Crowd:
         self._owner("SELECT messages.drain('wanda', 'shipped')")
 
     def post(self, body: str) -> int:
-        """Push by the API; the status."""
+        """Push by the REST API; return the status."""
         request = urllib.request.Request(  # noqa: S310
             f"{self.site.url}/api/q/default/orders", body.encode(),
             {"Authorization": f"Bearer {self._token}", "Content-Type": "text/plain"},
@@ -241,7 +271,7 @@ class Crowd:
                 return error.code
 
     def lines(self) -> Counter[str]:
-        """How many lines the processes have said, and the site besides its requests."""
+        """How many lines the processes have written, and the site besides its requests."""
         said = {name: len(process.said) for name, process in self.processes.items()}
         of_site = self.site.log().splitlines()
         return Counter(said | {"site": sum(not re.search('"(GET|POST) ', li) for li in of_site)})

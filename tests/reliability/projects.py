@@ -2,11 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import dj_database_url
-import pytest
 from django.db import connections
 
 from tests.conftest import TestedServer
@@ -45,20 +42,3 @@ def exchange(world: World, *rules: str) -> Iterator[Field]:
 
 def copies(field: Field) -> list[list[str]]:
     return [sorted(field.default.bodies(queue)) for queue in "bc"]
-
-
-@contextmanager
-def sink(world: World, folder: Path) -> Iterator[Any]:
-    """The writer of a stream of Spark to the topic T, as user1."""
-    pytest.importorskip("pyarrow")
-    from psqlmessages.pipeline import staging
-    from tests.pipeline.test_sink_commits import writer
-
-    world.rules("user1 pipeline Topic T W 60")
-    path = folder / "user1"
-    path.touch(mode=0o600)
-    path.write_text(world.server.url("user1"))
-    try:
-        yield writer({"topic": "T", "dsnFile": str(path)})
-    finally:
-        staging.close()

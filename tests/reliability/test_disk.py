@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -18,7 +17,7 @@ from tests.own_server import own_server
 from tests.reliability.conftest import kept
 from tests.reliability.counts import counted, size
 from tests.reliability.disk import Disk, disk, move_log, move_log_back, move_tables
-from tests.reliability.projects import copies, exchange, sink
+from tests.reliability.projects import copies, exchange
 from tests.reliability.restarts import until
 from tests.reliability.work import Work, column, published, pushed
 from tests.servers import SERVER
@@ -152,31 +151,6 @@ def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, 
     for fault in writing.faults:
         assert "No space left on device" in str(fault)
         assert "Check free disk space" in str(fault)
-
-
-@pytest.mark.nightly  # Arrow is read in
-def test_staged_rows_are_refused_whole_and_go_in_afterwards(
-    writing: Writing, tmp_path: Path
-) -> None:
-    writing.world.program("user2").read("B", "T")
-    bodies = [f"{number} {'x' * 4000}" for number in range(400)]
-    with sink(writing.world, tmp_path) as stream:
-        from tests.pipeline.test_sink_commits import batches
-
-        writing.disk.fill()
-        with pytest.raises(MessagesError, match="No space left on device"):
-            stream.write(batches(*bodies))
-        writing.disk.clear()
-        staged = stream.write(batches(*bodies))
-        writing.disk.fill()
-        with pytest.raises(REFUSALS, match="No space left"):
-            stream.commit([staged], 0)
-        assert published(writing.world) == []
-        writing.disk.clear()
-        stream.commit([staged], 0)
-        stream.commit([staged], 0)
-    assert sorted(published(writing.world)) == sorted(bodies)
-    counted(FAULT, "rows staged by Spark", committed=len(bodies), refused=2, lost=0, doubled=0)
 
 
 def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from psqlmessages.rest.errors import ServiceUnavailable, refused
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
 from tests.reliability.locks import Opponent, deadlocks, ending, held
-from tests.reliability.projects import copies, exchange, sink
+from tests.reliability.projects import copies, exchange
 from tests.reliability.restarts import until
 from tests.reliability.work import QUICK, Work, answers, published, pushed
 from tests.sql.conftest import World
@@ -173,21 +172,6 @@ def test_readers_and_consumers_try_again_by_themselves(
     work.check()
 
 
-def test_a_crash_is_told_while_a_table_of_streams_is_locked(world: World) -> None:
-    listener, dying = world.node("user2", "B"), world.node("user1", "A")
-    listener.ok("topic_listen", "T")
-    dying.ok("topic_notify", "T")
-    with held(world, STREAMS):
-        world.owner.connection.execute(STREAMS_ARE_DUE)
-        world.kill(dying)
-        # Whose turn it is fails at the streams, and has told the crash before.
-        world.program().ok("push", "W", "Q", "it")
-        is_tended = world.owner.query(STREAMS_ARE_TENDED)
-    told = listener.events().count("crash A")
-    counted("a table is locked wholly", "a node dies meanwhile", crashes_told=told)
-    assert (is_tended, told) == (False, 1)
-
-
 READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
 WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
 
@@ -233,7 +217,6 @@ COUNTS = "LOCK TABLE psqlmessages_queuecount IN ACCESS EXCLUSIVE MODE"
 HELD = "SELECT FROM psqlmessages_element FOR UPDATE"
 # Who reads has the table, and waits for its own position.
 POSITION = "SELECT FROM psqlmessages_subscription WHERE ident = 'R.NODE' FOR UPDATE"
-STAGED = "LOCK TABLE messages.staged, psqlmessages_topic IN ACCESS EXCLUSIVE MODE"
 DEADLOCKS = {
     "a reader of a stream": ("stream of Node", POSITION, STREAMS),
     "a consumer": ("Node.consume", COUNTS, HELD),
@@ -269,25 +252,4 @@ def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
         assert copies(exchanges) == [sorted(bodies)] * 2
     ended = deadlocks(world.server) - before
     counted("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, doubled=0)
-    assert ended >= rounds
-
-
-@pytest.mark.nightly  # other deadlocks are there every day, and Arrow is read in for this one
-def test_in_a_deadlock_a_commit_of_the_sink_is_made_again(world: World, tmp_path: Path) -> None:
-    before, rounds, bodies = deadlocks(world.server), size(2, 10), list[str]()
-    with sink(world, tmp_path) as stream:
-        from tests.pipeline.test_sink_commits import batches
-
-        for number in range(rounds):
-            part = [f"{number}.{n}" for n in range(10)]
-            staged = stream.write(batches(*part))
-            bodies += part
-            with Opponent(world, holds=STREAMS, wants=STAGED) as opponent:
-                stream.commit([staged], number)
-            assert opponent.has_met
-    ended = deadlocks(world.server) - before
-    assert sorted(published(world)) == sorted(bodies)
-    counted(
-        "deadlock", "a commit of Spark's sink", rows=len(bodies), deadlocks=ended, lost=0, doubled=0
-    )
     assert ended >= rounds

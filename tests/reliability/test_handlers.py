@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import timedelta
 from threading import Barrier, Event
 
 import psycopg
@@ -16,7 +15,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages import Element, Message
 from psqlmessages import handler_worker as running
-from psqlmessages.django import pop, publish, push_many, read_stream, reserve_many
+from psqlmessages.django import pop, publish, push_many, reserve_many
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
@@ -25,7 +24,7 @@ from tests.django.waiting import answer_to
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
-from tests.reliability.locks import Opponent, deadlocks, ending, held
+from tests.reliability.locks import Opponent, deadlocks, ending
 from tests.reliability.projects import django_at
 from tests.reliability.restarts import until
 from tests.sql.conftest import Program, World
@@ -40,8 +39,6 @@ RULES = (
 )  # fmt: skip
 REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
-GATE = "LOCK TABLE messages._gate IN EXCLUSIVE MODE"
-IS_HEARD = "SELECT listeners > 0 FROM psqlmessages_topic WHERE name = %s"
 IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
 NOBODY_IDLES = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction'
@@ -100,37 +97,6 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
         asked=2 * rounds, answered=rounds, told_that_there_is_none=runner.counters.unanswered,
     )  # fmt: skip
     assert runner.counters.unanswered == rounds
-
-
-@pytest.mark.nightly  # an answer that is ended is there every day
-def test_listening_that_is_ended_is_tried_again(
-    shop: World, sender: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    registry, seen, rounds, ended = HandlerRegistry(), Seen(), size(3, 20), 0
-    registry.on_topic("ORDERS*")(lambda message: seen.add(message.body))
-    # It looks for new topics when the test says so, and then each moment.
-    monkeypatch.setattr(running, "LISTEN_AGAIN", timedelta(hours=1))
-    with running_worker(registry) as runner:
-        for topic in (f"ORDERS.{number}" for number in range(rounds)):
-            shop.rules(f"user2 ASKER Topic {topic} W 60")
-            # What changes state waits for this table, and what only looks does not.
-            with held(shop, GATE), ending(shop, like="%topic_listen%") as ender:
-                runner._listen_at = 0.0
-                # Set anew when it has tried.
-                until(lambda: runner._listen_at)
-            ended += ender.ended
-            runner._listen_at = 0.0
-            shop.wait_for(IS_HEARD, topic)
-            sender.ok("topic_notify", topic)
-            sender.ok("topic_send", topic, topic)
-        assert seen.wait_for(rounds)[-1] == topic
-        assert not runner.is_stopping
-    counted(
-        "statement cancelled", "`run` begins to listen",
-        topics=rounds, ended=ended, heard=len(seen.bodies),
-    )  # fmt: skip
-    assert "cannot listen" in caplog.text
-    assert ended >= rounds
 
 
 class Meeting:
@@ -293,20 +259,6 @@ def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, 
     )  # fmt: skip
     assert (lost, doubled) == (0, 0)
     assert set(failures) == {psycopg.errors.SerializationFailure}
-
-
-def test_a_stream_is_not_read_above_read_committed_and_says_so(shop: World) -> None:
-    def read(isolation: str = "SELECT") -> list[str]:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute(isolation)
-            return [message.body for message in read_stream("shop", "ORDERS")]
-
-    read()
-    publish("ORDERS", "it")
-    for isolation in (REPEATABLE, SERIALIZABLE):
-        with pytest.raises(DatabaseError, match="READ COMMITTED"):
-            read(isolation)
-    assert read() == ["it"]
 
 
 @contextmanager

@@ -1,28 +1,22 @@
 """Processes of nodes are killed with -9 or stop reading: who is told, and what is left of them."""
 
-import asyncio
 import os
 import signal
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from types import SimpleNamespace
 
 import pytest
 
 from project.postgres import Server
-from psqlmessages import AsyncNode, Message, Node
+from psqlmessages import Node
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
-from tests.reliability.restarts import until
+from tests.reliability.crowd import Listeners
 from tests.reliability.victims import HUB_NODES, REPORT, Nursery
 from tests.sql.conftest import World
-from tests.web.receivers import ok, opened
 
 FAULT = "a node's process is killed"
 # The bound that the documents promise is 2 s; a busy machine may take five times as long.
@@ -34,8 +28,11 @@ RULES = (
     "user3 STRANGER Topic OTHER RW 60", "user1 SENDER Topic T RW 60",
 )  # fmt: skip
 VICTIMS = [("node", "v0"), ("async", "v1"), ("node", "v2"), ("async", "v3"), ("hub", "v4")]
-LISTENERS = {"node": ["HEAR.NODE"], "async": ["HEAR.ASYNC"], "hub": ["HEAR.HUB1", "HEAR.HUB2"]}
-LISTENERS["all"] = [name for names in LISTENERS.values() for name in names]
+ALL = {"sync": ["HEAR.NODE"], "asynchronous": ["HEAR.ASYNC"], "web": ["HEAR.HUB1", "HEAR.HUB2"]}
+LISTENERS = {"all": ALL} | {
+    who: {kind: idents}
+    for who, (kind, idents) in zip(("node", "async", "hub"), ALL.items(), strict=True)
+}
 NOBODY = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'psqlmessages v')
 """
@@ -45,63 +42,15 @@ TABLES = """
 """
 
 
-class Ears:
-    """What listeners of all kinds heard of crashes, and when."""
-
-    def __init__(self, who: str) -> None:
-        self.names = LISTENERS[who]
-        self.heard: list[tuple[str, str, float]] = []
-
-    def note(self, ear: str, message: Message) -> None:
-        if message.event == "crash":
-            self.heard.append((ear, message.ident or "", monotonic()))
-
-    def hub_ear(self, ear: str) -> SimpleNamespace:
-        """A receiver of a hub."""
-        return SimpleNamespace(deliver=lambda frame: self.note(
-            ear, SimpleNamespace(event=frame.header.get("Evt"), ident=frame.header.get("Ident"))
-        ))  # fmt: skip
-
-    def wait_for(self, number: int) -> float:
-        """Wait until so many were heard by all together; when the last was."""
-        until(lambda: len(self.heard) >= number)
-        return max(at for *_, at in self.heard)
-
-
-async def listen(url: str, ears: Ears, is_open: threading.Event, is_over: threading.Event) -> None:
-    """Listen as a Node, an AsyncNode, a hub of two nodes, or all of them."""
-    async with AsyncExitStack() as stack:
-        if "HEAR.HUB1" in ears.names:
-            hub = await stack.enter_async_context(opened(url))
-            for ident in LISTENERS["hub"]:
-                await ok(hub.init(ident, ears.hub_ear(ident)))
-        if "HEAR.ASYNC" in ears.names:
-            other = await stack.enter_async_context(AsyncNode("HEAR.ASYNC", url))
-            other.on_event(partial(ears.note, "HEAR.ASYNC"))
-            stack.callback(asyncio.create_task(other.run()).cancel)
-        if "HEAR.NODE" in ears.names:
-            node = stack.enter_context(Node("HEAR.NODE", url))
-            node.on_event(partial(ears.note, "HEAR.NODE"))
-            running = asyncio.create_task(asyncio.to_thread(node.run))
-            stack.push_async_callback(asyncio.wait, [running])
-            stack.callback(node.stop)
-        is_open.set()
-        await asyncio.to_thread(is_over.wait)
-
-
 @contextmanager
-def ears_of(own: TestedServer, who: str) -> Iterator[Ears]:
-    """The listeners of a test; only these evaluate."""
-    ears, is_open, is_over = Ears(who), threading.Event(), threading.Event()
-    listening = listen(own.url("user2"), ears, is_open, is_over)
-    thread = threading.Thread(target=asyncio.run, args=(listening,))
-    thread.start()
+def ears_of(own: TestedServer, who: str) -> Iterator[Listeners]:
+    """The listeners of a test; only these do housekeeping."""
+    ears = Listeners(own.url("user2"), **LISTENERS[who])
     try:
-        assert is_open.wait(90)
+        ears.open()
         yield ears
     finally:
-        is_over.set()
-        thread.join(90)
+        ears.close()
 
 
 @pytest.fixture
@@ -142,17 +91,17 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
     with Nursery(own.url("user1")) as nursery, ears_of(own, who) as ears:
         for number in range(1, rounds + 1):
             killed = nursery.kill_all(nursery.make(*VICTIMS))
-            heard = ears.wait_for(number * len(idents) * len(ears.names))
+            heard = ears.wait_for_crashes(number * len(idents) * len(ears.idents))
             slowest = max(slowest, heard - killed)
             left += ghosts(ruled)
-        told = Counter((ear, ident) for ear, ident, _ in ears.heard)
+        told = ears.crashes()
     counted(
         FAULT, f"5 processes at once, {who} alive" if who == "all" else f"only a {who} alive",
         processes=rounds * len(VICTIMS), nodes=rounds * len(idents),
-        crashes_told=sum(told.values()), told_twice_or_to_strangers=len(stranger.events()),
+        crashes_told=told.total(), told_twice_or_to_strangers=len(stranger.events()),
         ghosts=left, slowest_seconds=slowest,
     )  # fmt: skip
-    assert told == {(ear, ident): rounds for ear in ears.names for ident in idents}
+    assert told == {(ear, ident): rounds for ear in ears.idents for ident in idents}
     assert left == 0
     assert slowest < BOUND_SECONDS
 
@@ -166,13 +115,13 @@ def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
             # Before anybody can have found them dead.
             living = nursery.make(*victims)
             slowest = max(slowest, monotonic() - killed)
-        ears.wait_for(rounds * len(idents_of(victims)))
-        told = Counter(ident for _, ident, _ in ears.heard)
+        ears.wait_for_crashes(rounds * len(idents_of(victims)))
+        told = ears.crashes()
     counted(
         FAULT, "the same names again, by processes that start at once",
         returned=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
     )  # fmt: skip
-    assert told == dict.fromkeys(idents_of(victims), rounds)
+    assert told == {("HEAR.NODE", ident): rounds for ident in idents_of(victims)}
     assert slowest < BOUND_SECONDS
 
 
@@ -190,16 +139,16 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
         with ears_of(own, "all") as ears:
             killed = monotonic()
             process.kill()
-            seconds = ears.wait_for(len(ears.names)) - killed
+            seconds = ears.wait_for_crashes(len(ears.idents)) - killed
     finally:
         process.kill()
         process.communicate()
     counted(FAULT, "only a process of handlers alive", processes=1, slowest_seconds=found)
     counted(
-        FAULT, "manage.py psqlmessages run", crashes_told=len(ears.heard), slowest_seconds=seconds
-    )
-    told = sorted((ear, ident) for ear, ident, _ in ears.heard)
-    assert told == [(name, "worker") for name in sorted(ears.names)]
+        FAULT, "manage.py psqlmessages run",
+        crashes_told=ears.crashes().total(), slowest_seconds=seconds,
+    )  # fmt: skip
+    assert ears.crashes() == {(ident, "worker"): 1 for ident in ears.idents}
     assert max(found, seconds) < BOUND_SECONDS
 
 
@@ -214,13 +163,13 @@ def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled
         ruled.wait_for(NOBODY)
     began = monotonic()
     with ears_of(own, "node") as ears:
-        seconds = ears.wait_for(number) - began
+        seconds = ears.wait_for_crashes(number) - began
         left = ghosts(ruled)
     counted(
         FAULT, "all nodes of a machine at once: the next that comes hears of it",
-        nodes=number, crashes_told=len(ears.heard), ghosts=left, slowest_seconds=seconds,
+        nodes=number, crashes_told=ears.crashes().total(), ghosts=left, slowest_seconds=seconds,
     )  # fmt: skip
-    assert sorted(ident for _, ident, _ in ears.heard) == sorted(idents_of(victims))
+    assert ears.crashes() == {("HEAR.NODE", ident): 1 for ident in idents_of(victims)}
     assert left == 0
     assert seconds < BOUND_SECONDS
 

@@ -16,11 +16,9 @@ from psycopg import errors
 
 from project.postgres import Server
 from project.postgres.binaries import major_version
-from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
+from psqlmessages import Node, Options, PubSub
 from psqlmessages.django import publish, send, send_many
 from psqlmessages.exceptions import MessagesError, NotificationQueueFull
-from psqlmessages.rest.errors import refused
-from psqlmessages.rest.pool import Pool
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.exchanges.field import working
@@ -235,55 +233,6 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
     counted(FAULT, "Node", refused=number, lost_connections=lost, room_again_seconds=seconds)
     counted(FAULT, "PubSub", refused=1, lost_connections=lost_by_bus, room_again_seconds=of_bus)
     assert (number, lost, lost_by_bus) == (sends, 0, 0)
-
-
-def test_a_bus_alone_frees_the_queue(own: TestedServer, world: World) -> None:
-    with PubSub(own.url("user1")) as bus:
-        bus.subscribe("anything")
-        with full_queue(own), pytest.raises(NotificationQueueFull):
-            bus.publish("anything", "x")
-        seconds_until(lambda: bus.publish("anything", "x"))
-
-
-@in_loop
-async def test_asynchronous_ones_say_so_to_each_that_shares_a_round_trip(
-    own: TestedServer, world: World
-) -> None:
-    sends, url = size(50, 500), own.url("user1")
-    async with AsyncNode("SENDER", url, options=QUICK) as node, AsyncPubSub(url) as bus:
-        await node.topic_notify("T")
-
-        async def is_refused(number: int) -> bool:
-            try:
-                await node.topic_send("T", str(number))
-            except NotificationQueueFull:
-                return True
-            return False
-
-        with full_queue(own):
-            number = sum(await asyncio.gather(*map(is_refused, range(sends))))
-            with pytest.raises(NotificationQueueFull):
-                await bus.publish("anything", "x")
-            while node.counters.evaluation_failures <= 3:
-                await node.topic_status("T")
-            assert node.is_healthy
-            # As the REST API asks and answers.
-            pool = Pool(url, "rest", 1)
-            with pytest.raises((NotificationQueueFull, errors.ProgramLimitExceeded)) as full:
-                await pool.fetch("SELECT messages.publish('SENDER', 'T', 'x')")
-            pool._close_idle()
-        began = monotonic()
-        while await is_refused(0):
-            assert monotonic() - began < SOON_SECONDS
-        seconds, lost = monotonic() - began, node.counters.lost_connections
-    counted(
-        FAULT, "AsyncNode, all at once",
-        refused=number, lost_connections=lost, room_again_seconds=seconds,
-    )  # fmt: skip
-    assert (number, lost) == (sends, 0)
-    answer = refused(full.value)
-    assert answer.status == 503
-    assert "notification queue" in answer.detail
 
 
 @in_loop

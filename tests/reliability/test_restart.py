@@ -42,7 +42,7 @@ def test_all_come_back_by_themselves_once_each(
 
 def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture) -> None:
     """Let the server go away and come back; what must hold then."""
-    before, lines = crowd.ears.counts("reconnected"), crowd.lines()
+    before, lines = crowd.listeners.counts("reconnected"), crowd.lines()
     server = crowd.server.server
     go_away(server, way)
     if seconds:
@@ -54,7 +54,7 @@ def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture)
     crowd.wait_for_registration()
     took = monotonic() - came
     crowd.exercise(f"{way} {seconds}")
-    returns = Counter(crowd.ears.counts("reconnected")) - Counter(before)
+    returns = crowd.listeners.counts("reconnected") - before
     loggers = Counter(record.name for record in caplog.records)
     said = crowd.lines() - lines
     what = f"30 nodes and 5 processes, {way}" + (f", {seconds} s away" if seconds else "")
@@ -86,7 +86,6 @@ def test_of_what_is_published_and_pushed_amid_restarts_nothing_is_lost_or_double
     )
     worker = Process(own_world.server, "exchange", "run")
     try:
-        worker.wait()
         with Work(own_world, *EXACT, more=copies) as work:
             for way in restarts:
                 work.go_on(part)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.django.processes import run_python
 from tests.reliability.counts import counted, size
-from tests.reliability.soak.gauges import Gauges, changes
 
 
 def soaked(*arguments: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
@@ -40,28 +39,3 @@ def test_what_leaks_and_loses_is_found() -> None:
         "advisory locks", "table public.soak_leak",
     ):  # fmt: skip
         assert any(line.startswith(f"grew: {what}: ") for line in found), (what, found)
-
-
-def steady(**gauges: float) -> list[tuple[float, Gauges]]:
-    """A minute in which nothing changes but one gauge, at its end."""
-    calm = {"memory of site": 100.0, "connections": 30.0, "table messages.staged": 5.0}
-    return [(float(at), calm | (gauges if at > 50 else {})) for at in range(60)]
-
-
-GROWN = (
-    {"memory of site": 119.0}, {"connections": 41.0}, {"table messages.staged": 10.0},
-    {"memory of the backend of N": 400.0}, {"threads of site": 7.0}, {"table messages.new": 3.0},
-)  # fmt: skip
-MOVED = ({"memory of site": 117.0}, {"connections": 39.0}, {"table messages.staged": 9.0})
-
-
-def test_what_has_grown_at_the_end_is_found_and_what_moves_a_little_is_not() -> None:
-    for grown in (*GROWN, *MOVED):
-        samples = steady(**grown)
-        if "memory of the backend of N" in grown:
-            # Of a backend that was there before.
-            samples = [
-                (at, {"memory of the backend of N": 10.0} | gauges) for at, gauges in samples
-            ]
-        found = [change.name for change in changes(samples, 10) if change.has_grown]
-        assert found == (list(grown) if grown in GROWN else []), grown

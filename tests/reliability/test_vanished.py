@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,8 +17,7 @@ from psqlmessages import AsyncNode, Message, Node, Options
 from psqlmessages.exceptions import ConnectionLost, IdentTaken
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
-from tests.exchanges.conftest import field, namespace
-from tests.exchanges.field import Field, working
+from tests.exchanges.conftest import field
 from tests.reliability.counts import counted, size
 from tests.reliability.restarts import until
 from tests.reliability.victims import told
@@ -236,32 +234,3 @@ def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
     with Node("NODE1", short) as node:
         row = node._session.connection.execute("SHOW tcp_keepalives_idle").fetchone()
         assert row == ("4000",)
-
-
-@pytest.mark.nightly  # 15 seconds for the lease of what an answer held that never came
-@pytest.mark.django_db(transaction=True)
-def test_an_exchange_amid_its_batches_loses_and_doubles_nothing(
-    field: Field, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Elements go from a namespace that stalls into itself and into another database."""
-    messages, stalls = size(200, 4_000), size(1, 5)
-    # As its defaults are, a stall holds up a loop for a minute, and what it had reserved for two.
-    monkeypatch.setattr("psqlmessages.exchanges.engine.runner._ANSWER_SECONDS", 5)
-    monkeypatch.setattr("psqlmessages.exchanges.engine.sql.LEASE_SECONDS", 15)
-    numbers = [str(number) for number in range(messages)]
-    with namespace("far", HOST="127.0.0.1", PORT=str(proxy.port)):
-        field.define(x1={"consumer": {"wsize": 10}, "src": "far/a", "dst": ["far/b", "c"]})
-        with working():
-            field.default.push_many("a", numbers)
-            for stall in range(1, stalls + 1):
-                part = messages * stall // (stalls + 1)
-                field.until(lambda: len(field.default.bodies("b")) >= part, SECONDS)  # noqa: B023
-                proxy.stall()
-            field.until(lambda: not field.default.bodies("a"), SECONDS)
-    arrived = {queue: Counter(field.default.bodies(queue)) for queue in ("b", "c")}
-    counted(
-        FAULT, "an exchange between databases, amid its batches", stalls=stalls, messages=messages,
-        lost=sum(messages - len(bodies) for bodies in arrived.values()),
-        doubled=sum(bodies.total() - len(bodies) for bodies in arrived.values()),
-    )  # fmt: skip
-    assert arrived["b"] == arrived["c"] == Counter(numbers)

@@ -183,6 +183,7 @@ def treasure_of(world: World, *rules: str, mark: str = MARK, body: str = "") -> 
     """Every store filled by others, beside a role with rules of its own."""
     world.rules(*rules)
     treasure = Treasure(world, mark, body=body)
+    assert all(treasure.before.values()), "a store is empty"
     yield treasure
     treasure.empty()
 

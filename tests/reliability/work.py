@@ -3,11 +3,12 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from inspect import isawaitable
 from time import monotonic
 from typing import Any, Self
 
@@ -55,10 +56,10 @@ PUSHED = """
 
 @dataclass
 class Reader:
-    """One who reads the stream or takes from a queue of its own; `got` are the numbers it had.
+    """A reader of the stream or of a queue of its own; `got` are the numbers it received.
 
-    `may_repeat`: what a lease has held comes again. `may_miss`: an answer or a live message may
-    be lost with its connection. `found` reads the numbers where `run` does not note them.
+    `may_repeat`: elements come again after a lease. `may_miss`: an answer or a live message may be
+    lost with its connection. `found` reads the numbers if `run` does not note them.
     """
 
     name: str
@@ -68,7 +69,6 @@ class Reader:
     may_repeat: bool = False
     may_miss: bool = False
     found: Callable[[], list[int]] | None = None
-    stop: Callable[[], object] = bool
     numbers: list[int] = field(default_factory=list)
     is_ready: threading.Event = field(default_factory=threading.Event)
 
@@ -78,10 +78,10 @@ class Reader:
 
 
 class Work:
-    """A writer and readers in threads, at work within ``with``; at its end all that is there comes.
+    """A writer and readers in threads; at the end of ``with`` they receive what is still stored.
 
     Each number is published to NEWS, and pushed with a key to the queue of each reader that has
-    one. `forgives`: the errors at which a reader begins again; by default none may reach it.
+    one. `forgives`: the errors after which a reader starts again; by default none may reach it.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Work:
                 self._wait_for_the_rest()
         finally:
             self.is_over.set()
-            for each in (*self.nodes.values(), *self.readers):
-                each.stop()
+            for node in self.nodes.values():
+                node.stop()
             for thread in self._threads:
                 thread.join(60)
         if error is None:
@@ -318,80 +318,65 @@ def answers(node: Node) -> bool:
     return False
 
 
-# Readers: each prepares, and then yields the numbers that come
+# Readers
 
 
-def of_node(ident: str, numbers: Callable[[Work, Reader, Any], Iterator[int]]) -> Run:
+def opening(how: str, work: Work, reader: Reader, node: Any) -> Iterator[Any]:
+    """Yield the results of what a reader calls first; the last one is what it iterates over."""
+    if how == "stream":
+        yield node.subscription("NEWS")
+        yield node.subscribe("NEWS", LIFE)
+    elif how == "consume":
+        yield node.consume(reader.queue, batch=5, duration=work.lease)
+    else:
+        yield node.topic_listen("LIVE")
+        yield node.messages()
+
+
+def note(work: Work, reader: Reader, opened: list[Any]) -> Any:
+    work.is_told |= any(getattr(each, "is_recovered", True) is False for each in opened)
+    reader.is_ready.set()
+    return opened[-1]
+
+
+def take(reader: Reader, message: Any) -> None:
+    if getattr(message, "type", "Topic") == "Topic":
+        reader.numbers.append(int(message.body))
+
+
+def of_node(ident: str, how: str) -> Run:
     def run(work: Work, reader: Reader) -> None:
         with Node(ident, work.url, options=work.options) as node:
             work.nodes[reader.name] = node
-            for number in numbers(work, reader, node):
-                reader.numbers.append(number)
+            for message in note(work, reader, [*opening(how, work, reader, node)]):
+                take(reader, message)
 
     return run
 
 
-def of_async_node(ident: str, numbers: Callable[[Work, Reader, Any], AsyncIterator[int]]) -> Run:
+def of_async_node(ident: str, how: str) -> Run:
     async def read(work: Work, reader: Reader) -> None:
         async with AsyncNode(ident, work.url, options=work.options) as node:
             work.nodes[reader.name] = node
-            async for number in numbers(work, reader, node):
-                reader.numbers.append(number)
+            opened = [
+                await each if isawaitable(each) else each
+                for each in opening(how, work, reader, node)
+            ]
+            async for message in note(work, reader, opened):
+                take(reader, message)
 
     return lambda work, reader: asyncio.run(read(work, reader))
 
 
-def stream(work: Work, reader: Reader, node: Node) -> Iterator[int]:
-    work.is_told |= not node.subscription("NEWS").is_recovered
-    messages = node.subscribe("NEWS", LIFE)
-    reader.is_ready.set()
-    for message in messages:
-        yield message.body
-
-
-async def stream_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
-    work.is_told |= not (await node.subscription("NEWS")).is_recovered
-    messages = await node.subscribe("NEWS", LIFE)
-    reader.is_ready.set()
-    async for message in messages:
-        yield message.body
-
-
-def consume(work: Work, reader: Reader, node: Node) -> Iterator[int]:
-    reader.is_ready.set()
-    for element in node.consume(reader.queue, batch=5, duration=work.lease):
-        yield element.body
-
-
-async def consume_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
-    reader.is_ready.set()
-    async for element in node.consume(reader.queue, batch=5, duration=work.lease):
-        yield element.body
-
-
-def pop(work: Work, reader: Reader, node: Node) -> Iterator[int]:
+def pop(work: Work, reader: Reader) -> None:
     """Pop without a transaction: an answer that never came takes its elements along."""
-    reader.is_ready.set()
-    while not work.is_over.is_set():
-        with suppress(ConnectionLost):
-            for element in node.pop(reader.queue, 5, timeout=timedelta(seconds=0.5)):
-                yield element.body
-
-
-def listen(work: Work, reader: Reader, node: Node) -> Iterator[int]:
-    node.topic_listen("LIVE")
-    reader.is_ready.set()
-    for message in node:
-        if message.type == "Topic":
-            yield int(message.body)
-
-
-async def listen_async(work: Work, reader: Reader, node: AsyncNode) -> AsyncIterator[int]:
-    await node.topic_listen("LIVE")
-    reader.is_ready.set()
-    async for message in node:
-        if message.type == "Topic":
-            yield int(message.body)
+    with Node("R.POPPER", work.url, options=work.options) as node:
+        work.nodes[reader.name] = node
+        reader.is_ready.set()
+        while not work.is_over.is_set():
+            with suppress(ConnectionLost):
+                for element in node.pop(reader.queue, 5, timeout=timedelta(seconds=0.5)):
+                    reader.numbers.append(element.body)
 
 
 def by_sql(statement: str) -> Run:
@@ -418,13 +403,13 @@ POP_BY_SQL = INSERT.format(
     name="pop by SQL", column="body", function="pop('R.SQL', 'pop by SQL', 100)"
 )
 RUNS: dict[str, Run] = {
-    "stream of Node": of_node("R.NODE", stream),
-    "stream of AsyncNode": of_async_node("R.ASYNC", stream_async),
+    "stream of Node": of_node("R.NODE", "stream"),
+    "stream of AsyncNode": of_async_node("R.ASYNC", "stream"),
     "stream by SQL": by_sql(STREAM_BY_SQL), "pop by SQL": by_sql(POP_BY_SQL),
-    "Node.consume": of_node("R.CONSUMER", consume),
-    "AsyncNode.consume": of_async_node("R.ACONSUMER", consume_async),
-    "Node.pop": of_node("R.POPPER", pop), "live messages of Node": of_node("R.LIVE", listen),
-    "live messages of AsyncNode": of_async_node("R.ALIVE", listen_async),
+    "Node.consume": of_node("R.CONSUMER", "consume"),
+    "AsyncNode.consume": of_async_node("R.ACONSUMER", "consume"), "Node.pop": pop,
+    "live messages of Node": of_node("R.LIVE", "listen"),
+    "live messages of AsyncNode": of_async_node("R.ALIVE", "listen"),
 }  # fmt: skip
 # Those that lose nothing, whatever happens.
 EXACT = tuple(RUNS)[:6]

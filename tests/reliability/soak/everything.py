@@ -16,7 +16,7 @@ import psycopg
 from psqlmessages import Node
 from psqlmessages.exceptions import TopicNotExistent
 from tests.conftest import TestedServer
-from tests.reliability.crowd import ASYNC, SYNC, WEB, Crowd, crowd
+from tests.reliability.crowd import LISTENERS, Crowd, crowd
 from tests.reliability.soak.gauges import Gauges, changes, of_database, of_process
 from tests.reliability.victims import Nursery
 from tests.reliability.work import LIVE, Work
@@ -115,8 +115,8 @@ class Scene:
                 node.unsubscribe(topic)
 
     def told(self) -> dict[str, int]:
-        counts = self.people.ears.counts("crash")
-        return {ident: counts.get(ident, 0) for ident in (*SYNC, *ASYNC, *WEB)}
+        counts = self.people.listeners.counts("crash")
+        return {ident: counts[ident] for ident in LISTENERS}
 
     def read(self, connection: psycopg.Connection, more: dict[str, int]) -> Gauges:
         pids = {name: process.pid for name, process in self.people.processes.items()}
