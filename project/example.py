@@ -59,7 +59,7 @@ def _prepare_rules() -> None:
 def _prepare_exchanges() -> None:
     """Define the exchanges that are not there yet, with the rules that they need."""
     there = set(Exchange.objects.values_list("name", flat=True))
-    for exchange in definitions.read(EXCHANGES.read_text()):
+    for exchange in definitions.parse_text(EXCHANGES.read_text()):
         if exchange.name not in there:
-            repository.put(exchange)
+            repository.store(exchange)
             permissions.add_missing_rules(exchange)

@@ -52,7 +52,7 @@ class _DefinitionForm(forms.ModelForm):
     def add_errors(self, errors: Iterable[ExchangeError]) -> None:
         """Add each error to its field, unless Django has already found one there."""
         for problem in errors:
-            field = _FIELDS.get(problem.where)
+            field = _FIELDS.get(problem.path)
             if field not in self.errors:
                 self.add_error(field if field in self.fields else None, problem.sentence)
 
@@ -95,7 +95,7 @@ class ExchangeForm(_DefinitionForm):
                 cleaned.get("parallel") or 0,
                 cleaned.get("wsize") or 0,
             ).errors()
-            if problem.where[0] != "dst"
+            if problem.path[0] != "dst"
         )
         return cleaned
 
@@ -150,7 +150,7 @@ class Destinations(forms.BaseInlineFormSet):
             return
         exchange = DefinedExchange("x", _ANYWHERE.place, tuple(form.defined for form in kept))
         for problem in exchange.errors():
-            if problem.where == ("dst",):
+            if problem.path == ("dst",):
                 raise ValidationError(problem.sentence)
         ordered = sorted(enumerate(kept), key=_order)
         for position, (_, form) in enumerate(ordered):

@@ -26,14 +26,14 @@ from psqlmessages.admin.exchange_forms import (
     DryRunForm,
     ExchangeForm,
 )
-from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, tried
+from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
-from psqlmessages.exchanges.store.permissions import add_missing_rules, ident_of, lacking
+from psqlmessages.exchanges.store.permissions import add_missing_rules, find_missing_rules, ident_of
 from psqlmessages.exchanges.store.stats import (
-    ALIVE_SECONDS,
     BUCKET_SECONDS,
     ELEMENT_OUTCOMES,
+    WORKER_TIMEOUT_SECONDS,
     AggregatedCounters,
     CounterRow,
     Histogram,
@@ -47,7 +47,7 @@ _ROW = ("outcome", "destination", "count", "seconds", "buckets", "selector_secon
 
 def alive(prefix: str = "") -> Q:
     """Match the counts of workers that run the exchange now."""
-    seen = Now() - timedelta(seconds=ALIVE_SECONDS)
+    seen = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
     return Q(**{f"{prefix}outcome": ExchangeCount.Outcome.OK, f"{prefix}seen_at__gt": seen})
 
 
@@ -106,8 +106,8 @@ def _shown(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
     sentence = _OUTCOMES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(dry_run.stray.place) if dry_run.stray else "",
-        "stray": dry_run.stray and _copy(dry_run.stray),
+        "sentence": sentence.format(dry_run.fallback.place) if dry_run.fallback else "",
+        "fallback": dry_run.fallback and _copy(dry_run.fallback),
         "rows": [
             {
                 "place": str(asked.place),
@@ -116,7 +116,7 @@ def _shown(dry_run: DryRun) -> dict[str, Any]:
                 "took": duration(asked.verdict.seconds),
                 "copy": asked.copy and _copy(asked.copy),
             }
-            for asked in dry_run.asked
+            for asked in dry_run.destinations
         ],
     }
 
@@ -245,7 +245,7 @@ class ExchangeAdmin(BaseAdmin):
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
     ) -> str:
         """Record the new definition in the history."""
-        document = repository.definition(Exchange.objects.get(pk=form.instance.pk)).as_document()
+        document = repository.to_definition(Exchange.objects.get(pk=form.instance.pk)).to_document()
         return f"{'Added' if add else 'Changed'}: {document}"
 
     def get_deleted_objects(
@@ -269,7 +269,7 @@ class ExchangeAdmin(BaseAdmin):
         base.log(
             request,
             (
-                (exchange, DELETION, f"Deleted: {repository.definition(exchange).as_document()}")
+                (exchange, DELETION, f"Deleted: {repository.to_definition(exchange).to_document()}")
                 for exchange in queryset
             ),
         )
@@ -278,14 +278,14 @@ class ExchangeAdmin(BaseAdmin):
 
     def context_of(self, request: HttpRequest, found: Exchange) -> dict[str, Any]:
         """Return the statistics of an exchange, and its missing rules."""
-        missing = lacking(repository.definition(found), base.database())
+        missing = find_missing_rules([repository.to_definition(found)], base.database())
         is_here = any(rule.namespace == base.database() for rule in missing.rules)
         return {
             "figures": figures(found),
             "may_change": self.has_change_permission(request, found),
             "ident": ident_of(found.name),
-            "lacking": missing.rules,
-            "unasked": missing.unasked,
+            "missing_rules": missing.rules,
+            "rule_errors": missing.errors,
             "may_add_rules": is_here and self._may_add_rules(request, found),
         }
 
@@ -298,11 +298,13 @@ class ExchangeAdmin(BaseAdmin):
         context = {"exchange": exchange, "form": form}
         if form.is_valid():
             try:
-                compiled = repository.compiled(exchange)
+                compiled = repository.compile_exchange(exchange)
             except MalformedExchanges as error:
                 context["errors"] = error.errors
             else:
-                context["dry_run"] = _shown(tried(compiled, form.message(compiled.source)))
+                context["dry_run"] = _shown(
+                    dry_run_exchange(compiled, form.message(compiled.source))
+                )
         return self.page(request, "exchange/dry_run", f"Dry run of {exchange}", **context)
 
     def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
@@ -311,7 +313,7 @@ class ExchangeAdmin(BaseAdmin):
         if request.method != "POST" or not self._may_add_rules(request, exchange):
             raise PermissionDenied
         try:
-            added = add_missing_rules(repository.definition(exchange), base.database())
+            added = add_missing_rules(repository.to_definition(exchange), base.database())
         except OperationalError as error:
             self.report(request, error)
         else:

@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.utils.timesince import timesince
 
 from psqlmessages.admin.base import BaseAdmin, FrequentValuesFilter, column
-from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
+from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 
 _BUSY_WITHIN = timedelta(days=7)
@@ -112,7 +112,7 @@ class PipelineJobAdmin(BaseAdmin):
         """Read jobs, and whether each is alive by the clock of the database."""
         state = PipelineJob.State
         ended = Q(state__in=(state.STOPPED, state.FAILED))
-        alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS))
+        alive = ~ended & Q(seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS))
         return super().get_queryset(request).annotate(is_alive=alive, now=Now())
 
     def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:

@@ -28,11 +28,11 @@ from psqlmessages.admin.queue_elements import ElementsMixin
 from psqlmessages.exchanges.store.definitions import name_error
 from psqlmessages.exchanges.store.stats import (
     COUNTS,
-    MOST_LISTED,
+    MAX_LISTED,
     SIZES,
+    ElementCounts,
     QueueCounters,
-    Sizes,
-    limits,
+    size_limits,
 )
 from psqlmessages.models import Auth, Element, Queue
 
@@ -128,10 +128,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     refused = ("delete",)
 
     state = column("state", lambda queue: "paused" if queue.is_paused else "open", "is_paused")
-    total = column("elements", lambda queue: sizes_of(queue).shown("total"))
-    available = column("available", lambda queue: sizes_of(queue).shown("available"))
-    scheduled = column("scheduled", lambda queue: sizes_of(queue).shown("scheduled"))
-    reserved = column("reserved", lambda queue: sizes_of(queue).shown("reserved"))
+    total = column("elements", lambda queue: sizes_of(queue).format_count("total"))
+    available = column("available", lambda queue: sizes_of(queue).format_count("available"))
+    scheduled = column("scheduled", lambda queue: sizes_of(queue).format_count("scheduled"))
+    reserved = column("reserved", lambda queue: sizes_of(queue).format_count("reserved"))
     puts = column("pushed", lambda queue: f"{counts_of(queue).puts:,}")
     gets = column("popped", lambda queue: f"{counts_of(queue).gets:,}")
     reserves = column("reserves", lambda queue: f"{counts_of(queue).reserves:,}")
@@ -145,7 +145,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
         """Read queues with their sizes and counters, in one statement."""
-        sizes = RawSQL(SIZES, limits(MOST_LISTED), _NUMBERS)  # noqa: S611 - contains no input
+        sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
         counts = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
         queues = super().get_queryset(request).defer("channel", "awaited_until")
         return queues.annotate(sizes=sizes, counted=counts)
@@ -174,7 +174,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Return the sizes, counters, rules and actions of a queue."""
         kinds = ("total", "available", "scheduled", "reserved")
         return {
-            "sizes": {kind: sizes_of(found).shown(kind) for kind in kinds},
+            "sizes": {kind: sizes_of(found).format_count(kind) for kind in kinds},
             "counts": counts_of(found)._asdict(),
             "acts": self._actions_on(request, found),
             "may_look_inside": self.has_view_elements_permission(request),
@@ -267,15 +267,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     ) -> HttpResponse:
         context = {
             "question": question,
-            "queues": [(queue, sizes_of(queue).shown("total")) for queue in queues],
+            "queues": [(queue, sizes_of(queue).format_count("total")) for queue in queues],
             "from_page": "from_page" in request.POST,
         }
         return self.page(request, "queue/confirm", question.title, **context)
 
 
-def sizes_of(queue: Queue) -> Sizes:
+def sizes_of(queue: Queue) -> ElementCounts:
     """Return the sizes that the list's query read."""
-    return Sizes.of(queue.sizes, MOST_LISTED)
+    return ElementCounts.of(queue.sizes, MAX_LISTED)
 
 
 def counts_of(queue: Queue) -> QueueCounters:

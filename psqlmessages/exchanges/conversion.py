@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.exchanges.cost import VALUE_UNITS
-from psqlmessages.exchanges.expression import Look
+from psqlmessages.exchanges.expression import FieldTree
 from psqlmessages.exchanges.model import SelectorFailed
 
 if TYPE_CHECKING:
     from cel_expr_python.cel import Value as CelValue
 
 MAX_NESTING: Final = 100
-MAX_REASON: Final = 300
+MAX_ERROR_CHARACTERS: Final = 300
 _MAX_INT: Final = 2**64 - 1
 _MIN_INT: Final = -(2**63)
 _STATUS: Final = re.compile(r"[A-Z_]+: ")
@@ -27,43 +27,48 @@ _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
 class CelEncoder:
-    """Converts the fields that a look includes, and counts their units."""
+    """Converts the fields that an expression reads; SelectorFailed if they exceed a limit."""
 
-    def __init__(self, allowed: int) -> None:
-        self._allowed = allowed
-        self.units = 0
+    def __init__(self, max_units: int) -> None:
+        self._max_units = max_units
+        self._units = 0
 
-    def part(self, value: Any, look: Mapping[str, Look]) -> Any:
-        """Return only the fields that a look includes; for a value without fields, an empty one."""
+    def convert_fields(self, value: Any, tree: Mapping[str, FieldTree]) -> Any:
+        """Copy only the fields in ``tree``."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
-            return self.whole(_emptied(value), 0)
-        seen = {}
-        for key, below in look.items():
-            if key in value:
-                inner = value[key]
-                seen[key] = self.whole(inner, 0) if below is None else self.part(inner, below)
-        return seen
+            # The expression can see only its type.
+            empty = (kind() for kind in _ENCODERS if isinstance(value, kind))
+            return self.convert(next(empty, value))
+        fields = {}
+        for key, below in tree.items():
+            if key not in value:
+                continue
+            if below is None:
+                fields[key] = self.convert(value[key])
+            else:
+                fields[key] = self.convert_fields(value[key], below)
+        return fields
 
-    def whole(self, value: Any, level: int) -> Any:
+    def convert(self, value: Any, level: int = 0) -> Any:
         """Copy a value; raise SelectorFailed if CEL cannot represent it."""
-        convert = _INTO.get(type(value))
-        if convert is not None:
-            return convert(self, value, level)
-        for kind, convert in _INTO.items():
+        encode = _ENCODERS.get(type(value))
+        if encode is not None:
+            return encode(self, value, level)
+        for kind, encode in _ENCODERS.items():
             if isinstance(value, kind):
-                return convert(self, kind(value), level)
+                return encode(self, kind(value), level)
         raise SelectorFailed(f"a value of type {type(value).__name__} is not JSON")
 
     def _charge(self, units: int) -> None:
-        self.units += units
-        if self.units > self._allowed:
+        self._units += units
+        if self._units > self._max_units:
             raise SelectorFailed(
-                f"limit: the expression may read {self._allowed:,} units of a message,"
+                f"limit: the expression may read {self._max_units:,} units of a message,"
                 " and this message has more"
             )
 
-    def _small(self, value: Any, _: int) -> Any:
+    def _scalar(self, value: Any, _: int) -> Any:
         self._charge(VALUE_UNITS)
         return value
 
@@ -93,7 +98,7 @@ class CelEncoder:
     def _list(self, value: list[Any], level: int) -> list[Any]:
         self._charge(VALUE_UNITS)
         _check_level(level)
-        return [self.whole(item, level + 1) for item in value]
+        return [self.convert(item, level + 1) for item in value]
 
     def _dict(self, value: dict[Any, Any], level: int) -> dict[str, Any]:
         self._charge(VALUE_UNITS)
@@ -102,12 +107,8 @@ class CelEncoder:
         for key, item in value.items():
             if type(key) is not str:
                 raise SelectorFailed("a key that is not text")
-            copy[self._text(key, level)] = self.whole(item, level + 1)
+            copy[self._text(key, level)] = self.convert(item, level + 1)
         return copy
-
-
-def _emptied(value: Any) -> Any:
-    return next((kind() for kind in _INTO if isinstance(value, kind)), value)
 
 
 def _check_level(level: int) -> None:
@@ -115,12 +116,12 @@ def _check_level(level: int) -> None:
         raise SelectorFailed(f"limit: nested deeper than {MAX_NESTING} levels")
 
 
-_INTO: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
+_ENCODERS: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
     str: CelEncoder._text,
-    bool: CelEncoder._small,
+    bool: CelEncoder._scalar,
     int: CelEncoder._int,
-    float: CelEncoder._small,
-    type(None): CelEncoder._small,
+    float: CelEncoder._scalar,
+    type(None): CelEncoder._scalar,
     dict: CelEncoder._dict,
     list: CelEncoder._list,
     tuple: CelEncoder._list,
@@ -129,35 +130,35 @@ _INTO: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
 }
 
 
-def answered(value: CelValue) -> Any:
+def to_python(value: CelValue) -> Any:
     """Convert the result of an expression to a Python value.
 
     Timestamps become datetime, durations timedelta. Raise SelectorFailed for a CEL error.
     """
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
-        return None  # without calling value(): see the module docstring
+        return None  # value() would release None once too often
     if kind == "ERROR":
-        raise SelectorFailed(reason(value.value()))
-    if kind not in _ANSWERS:
+        raise SelectorFailed(shorten_error(value.value()))
+    if kind not in _DECODERS:
         raise SelectorFailed(f"a result of type {kind} is not supported")
-    return _ANSWERS[kind](value.value())
+    return _DECODERS[kind](value.value())
 
 
-_ANSWERS: Final[dict[str, Callable[[Any], Any]]] = {
+_DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(
         ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "TIMESTAMP", "DURATION"), lambda value: value
     ),
     "TYPE": str,
     "BYTES": bytes,
-    "LIST": lambda items: [answered(item) for item in items],
-    "MAP": lambda items: {key: answered(item) for key, item in items.items()},
+    "LIST": lambda items: [to_python(item) for item in items],
+    "MAP": lambda items: {key: to_python(item) for key, item in items.items()},
 }
 
 
-def reason(text: str) -> str:
+def shorten_error(text: str) -> str:
     """Shorten an error message of the CEL package to its useful part."""
     text = _STATUS.sub("", text, count=1)
     if missing := _MISSING_KEY.fullmatch(text):
         text = f"no such key: {missing[1]}"
-    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"
+    return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"

@@ -1,8 +1,8 @@
-"""Cost bounds of an expression, so that no message makes it slow.
+"""Cost bounds of an expression, so that no message makes its evaluation slow.
 
-A running evaluation cannot be stopped, but expressions have no loops. The maximum cost is therefore
-a polynomial in the size of the fields that it reads, known at compile time. Sizes are in units:
-each character is one unit (four in a text that is not ASCII), and each JSON value adds VALUE_UNITS.
+An evaluation cannot be interrupted, but expressions have no loops. So the maximum cost is known at
+compile time: it is a polynomial in the size of the fields that the expression reads. Sizes are in
+units: a character is one unit (four in a text that is not ASCII), a JSON value adds VALUE_UNITS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE: Final = re.compile(
     |   (?P<quote>\\Q)
     |   (?P<escape>\\(?:x\{[^}]*\}|.))
     |   (?P<class>\[\^?\]?(?:\[:\^?[a-z]*:\]|\\.|[^\]\\])*\])
-    |   (?P<times>\{(?P<least>\d+)(?:,(?P<most>\d*))?\})
+    |   (?P<times>\{(?P<min>\d+)(?:,(?P<max>\d*))?\})
     |   (?P<flags>\(\?[a-zA-Z-]*\))
     |   (?P<open>\((?:\?(?:P?<\w*>|[a-zA-Z-]*:))?)
     |   (?P<close>\))
@@ -48,34 +48,35 @@ def program_size(pattern: str) -> int:
     The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM.
     """
     is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
-    finished, lasts = [8], [0]  # per open group: finished size, size of the last atom
+    # Per open group: the size of its last atom, which may still be repeated, and of those before.
+    last_sizes, sizes = [0], [8]
     for piece in _PIECE.finditer(pattern):
         match piece.lastgroup:
             case "quote":
                 raise SelectorError(r"a pattern must not quote with \Q: escape each character")
             case "flags":
-                finished[-1] += 2  # the atom before them may still be repeated
+                sizes[-1] += 2
             case "open":
-                finished.append(2)
-                lasts.append(0)
-            case "close" if len(lasts) > 1:
-                group = finished.pop() + lasts.pop()
-                finished[-1] += lasts[-1]
-                lasts[-1] = group
+                sizes.append(2)
+                last_sizes.append(0)
+            case "close" if len(last_sizes) > 1:
+                group_size = sizes.pop() + last_sizes.pop()
+                sizes[-1] += last_sizes[-1]
+                last_sizes[-1] = group_size
             case "repeat":
-                lasts[-1] += 2
+                last_sizes[-1] += 2
             case "times":
-                times = max(int(piece["least"]) + 1, int(piece["most"] or 0), 1)
-                lasts[-1] = (lasts[-1] + 2) * times
+                times = max(int(piece["min"]) + 1, int(piece["max"] or 0), 1)
+                last_sizes[-1] = (last_sizes[-1] + 2) * times
             case _:
-                finished[-1] += lasts[-1]
-                lasts[-1] = _atom(piece, is_folded=is_folded)
-        if sum(finished) + sum(lasts) > MAX_PROGRAM:
+                sizes[-1] += last_sizes[-1]
+                last_sizes[-1] = _atom_size(piece, is_folded=is_folded)
+        if sum(sizes) + sum(last_sizes) > MAX_PROGRAM:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
-    return sum(finished) + sum(lasts)
+    return sum(sizes) + sum(last_sizes)
 
 
-def _atom(piece: re.Match[str], *, is_folded: bool) -> int:
+def _atom_size(piece: re.Match[str], *, is_folded: bool) -> int:
     text = piece[0]
     folded = _FOLDED if is_folded else 1
     if piece.lastgroup == "property":
@@ -83,13 +84,13 @@ def _atom(piece: re.Match[str], *, is_folded: bool) -> int:
     if piece.lastgroup == "any":
         return _ANY
     if piece.lastgroup == "class":
-        return _class(text, folded)
+        return _class_size(text, folded)
     if piece.lastgroup == "escape":
         return _CLASS * folded
     return len(text.encode()) * folded
 
 
-def _class(text: str, folded: int) -> int:
+def _class_size(text: str, folded: int) -> int:
     inner = text[1:-1]
     if inner.isascii() and not inner.startswith("^") and not set("\\:") & set(inner):
         return (2 + 2 * len(inner)) * folded
@@ -100,16 +101,16 @@ def _class(text: str, folded: int) -> int:
 
 VALUE_UNITS: Final = 128
 MAX_UNITS: Final = 4 * 1024 * 1024
-LEAST_UNITS: Final = 1024
+MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
 # Nanoseconds, measured on one slow core and rounded up.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0
-_SEARCH_BY_CHARACTER: Final = 0.03
-_MATCH_BY_INSTRUCTION: Final = 6.0
-_COMPILE_INSTRUCTION: Final = 800.0
+_SEARCH_PER_CHARACTER: Final = 0.03
+_MATCH_PER_INSTRUCTION: Final = 6.0
+_COMPILE_PER_INSTRUCTION: Final = 800.0
 _RETURN: Final = 20.0
 _CALL: Final = 1000.0
 
@@ -118,7 +119,7 @@ TYPES: Final = frozenset(
     | {"google.protobuf.Timestamp", "google.protobuf.Duration"}
 )
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}|[+-]?\d\d:\d\d")
-_CLOCKS: Final = (
+_DATE_FUNCTIONS: Final = (
     *("getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear", "getMonth"),
     *("getHours", "getMilliseconds", "getMinutes", "getSeconds"),
 )
@@ -141,48 +142,45 @@ class LinearBound:
 SMALL: Final = LinearBound(fixed=VALUE_UNITS)
 
 
-def units_allowed(tree: ExpressionTree) -> int:
+def find_max_units(tree: ExpressionTree) -> int:
     """Return how many units an expression may read.
 
-    Raise SelectorError if this is less than LEAST_UNITS, or if the expression uses a name or
+    Raise SelectorError if this is less than MIN_UNITS, or if the expression uses a name or
     function that is not allowed.
     """
-    bill = _CostEstimator()
-    returned = bill.size_of(tree)
-    bill.time += returned * _RETURN + LinearBound(_CONVERT)
-    allowed = min(bill.units(), MAX_UNITS)
-    if allowed < LEAST_UNITS:
+    estimator = _CostEstimator()
+    result_size = estimator.add_cost(tree)
+    estimator.time += result_size * _RETURN + LinearBound(_CONVERT)
+    max_units = min(estimator.max_units(), MAX_UNITS)
+    if max_units < MIN_UNITS:
         raise SelectorError(
             "the expression is too expensive: use fewer searches, matches and concatenations"
         )
-    return int(allowed)
+    return int(max_units)
 
 
 class _CostEstimator:
-    """Sums the maximum cost of an expression, in nanoseconds.
-
-    Filling memory takes time, so a bound on time also bounds memory.
-    """
+    """Sums the maximum time of an expression, in nanoseconds. This also bounds its memory."""
 
     def __init__(self) -> None:
         self.time = LinearBound()
-        self.time_by_square = 0.0
+        self.time_per_unit_squared = 0.0
 
-    def units(self) -> float:
+    def max_units(self) -> float:
         """Return how many units can be read within MAX_NANOSECONDS."""
-        left = MAX_NANOSECONDS - self.time.fixed
-        if left <= 0:
+        remaining = MAX_NANOSECONDS - self.time.fixed
+        if remaining <= 0:
             return 0
-        units = left / self.time.per_unit
-        if self.time_by_square:
+        units = remaining / self.time.per_unit
+        if self.time_per_unit_squared:
             # Half of the time each for the linear and the quadratic part: no equation to solve.
-            units = min(units / 2, (left / 2 / self.time_by_square) ** 0.5)
+            units = min(units / 2, (remaining / 2 / self.time_per_unit_squared) ** 0.5)
         return units
 
-    def size_of(self, tree: ExpressionTree) -> LinearBound:
+    def add_cost(self, tree: ExpressionTree) -> LinearBound:
         """Add the cost of a part and all parts below it; return the maximum size of its value."""
         self.time += LinearBound(fixed=_CALL)
-        sizes = [self.size_of(part) for part in tree.parts]
+        sizes = [self.add_cost(part) for part in tree.parts]
         match tree.kind:
             case "constant":
                 size = len(tree.value) if isinstance(tree.value, str | bytes) else 0
@@ -195,23 +193,24 @@ class _CostEstimator:
                 return sizes[0]
             case "list" | "map":
                 return sum(sizes, SMALL)
-        charge = _FUNCTIONS.get(tree.value)
-        if charge is None:
+        if tree.value not in _FUNCTIONS:
             raise SelectorError(f"the function {tree.value} is not supported")
-        return charge(self, tree, sizes)
+        return _FUNCTIONS[tree.value](self, tree, sizes)
+
+    # Costs of functions: each adds the time of one call, and returns the size of its result.
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        """Charge for one scan of the operands; the result is small."""
+        """Read the operands once; the result is small."""
         self.time += sum(sizes, LinearBound()) * _SCAN
         return SMALL
 
-    def decide(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+    def combine(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         return SMALL
 
-    def choose(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+    def branch(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         return sizes[1] + sizes[2]
 
-    def pick(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+    def index(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         self.time += sizes[1] * _SCAN
         return sizes[0]
 
@@ -224,8 +223,8 @@ class _CostEstimator:
         self.time += sizes[0] * _READ_DURATION
         return SMALL
 
-    def read_clock(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        # The evaluation opens a file of this name: allow only names of time zones.
+    def read_date(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        # CEL opens a file with this name, so accept only literals with the syntax of a time zone.
         if len(tree.parts) > 1 and not _ZONE.fullmatch(tree.parts[1].literal or ""):
             raise SelectorError(
                 f'{tree.value} needs a literal time zone, for example "Europe/Rome" or "+02:00"'
@@ -233,10 +232,10 @@ class _CostEstimator:
         return SMALL
 
     def search(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        text, wanted = sizes
-        self.time += (text + wanted) * _SCAN
-        self.time += text * (wanted.fixed * _SEARCH_BY_CHARACTER)
-        self.time_by_square += text.per_unit * wanted.per_unit * _SEARCH_BY_CHARACTER
+        text, part = sizes
+        self.time += (text + part) * _SCAN
+        self.time += text * (part.fixed * _SEARCH_PER_CHARACTER)
+        self.time_per_unit_squared += text.per_unit * part.per_unit * _SEARCH_PER_CHARACTER
         return SMALL
 
     def match(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
@@ -244,8 +243,8 @@ class _CostEstimator:
         if pattern is None:
             raise SelectorError("matches needs a literal pattern")
         size = program_size(pattern)
-        self.time += sizes[0] * (size * _MATCH_BY_INSTRUCTION)
-        self.time += LinearBound(fixed=size * _COMPILE_INSTRUCTION)
+        self.time += sizes[0] * (size * _MATCH_PER_INSTRUCTION)
+        self.time += LinearBound(fixed=size * _COMPILE_PER_INSTRUCTION)
         return SMALL
 
 
@@ -257,19 +256,19 @@ def _size_of_name(name: str) -> LinearBound:
     raise SelectorError(f"unknown name {name}: an expression can use msg, state and now")
 
 
-_Charge = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], LinearBound]
+_FunctionCost = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], LinearBound]
 
-_FUNCTIONS: Final[dict[str, _Charge]] = {
+_FUNCTIONS: Final[dict[str, _FunctionCost]] = {
     **dict.fromkeys(
-        ("_&&_", "_||_", "!_", "-_", "_-_", "_*_", "_/_", "_%_"), _CostEstimator.decide
+        ("_&&_", "_||_", "!_", "-_", "_-_", "_*_", "_/_", "_%_"), _CostEstimator.combine
     ),
     **dict.fromkeys(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_"), _CostEstimator.scan),
     **dict.fromkeys(("@in", "_in_", "startsWith", "endsWith", "size", "type"), _CostEstimator.scan),
     **dict.fromkeys(("bool", "double", "int", "timestamp", "uint"), _CostEstimator.scan),
     **dict.fromkeys(("_+_", "bytes", "dyn", "string"), _CostEstimator.copy),
-    **dict.fromkeys(_CLOCKS, _CostEstimator.read_clock),
-    "_?_:_": _CostEstimator.choose,
-    "_[_]": _CostEstimator.pick,
+    **dict.fromkeys(_DATE_FUNCTIONS, _CostEstimator.read_date),
+    "_?_:_": _CostEstimator.branch,
+    "_[_]": _CostEstimator.index,
     "contains": _CostEstimator.search,
     "duration": _CostEstimator.read_duration,
     "matches": _CostEstimator.match,

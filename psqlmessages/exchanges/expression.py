@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -39,21 +39,21 @@ class ExpressionTree:
         return self.value if self.kind == "constant" and isinstance(self.value, str) else None
 
 
-def read(serialized: bytes) -> ExpressionTree:
+def parse_expression(serialized: bytes) -> ExpressionTree:
     """Parse the output of ``Expression.serialize``, a google.protobuf.Any with a CheckedExpr.
 
     Raise SelectorError if it contains a loop or a protobuf object, or is nested too deeply.
     """
-    packed = _last(_fields(serialized), 2)
-    return _expression(_last(_fields(packed), 4), MAX_DEPTH)
+    checked_expression = _last(_fields(serialized), 2)
+    return _expression(_last(_fields(checked_expression), 4), MAX_DEPTH)
 
 
 def _expression(data: bytes, depth: int) -> ExpressionTree:
     if depth == 0:
         raise SelectorError(f"the expression is nested deeper than {MAX_DEPTH} levels")
     for number, value in _fields(data):
-        if number in _READERS:
-            return _READERS[number](value, depth - 1)
+        if number in _PARSERS:
+            return _PARSERS[number](value, depth - 1)
     raise SelectorError("the expression has an unsupported part")
 
 
@@ -70,19 +70,17 @@ def _name(data: bytes, _: int) -> ExpressionTree:
 
 def _select(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
-    is_tested = any(number == 3 and value for number, value in fields)
+    is_test = any(number == 3 and value for number, value in fields)
     operand = _expression(_last(fields, 1), depth)
-    return ExpressionTree("has" if is_tested else "select", _last(fields, 2).decode(), (operand,))
+    return ExpressionTree("has" if is_test else "select", _last(fields, 2).decode(), (operand,))
 
 
 def _call(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
     operands = [value for number, value in fields if number == 1]
     operands += [value for number, value in fields if number == 3]
-    function = _last(fields, 2).decode()
-    return ExpressionTree(
-        "call", function, tuple(_expression(operand, depth) for operand in operands)
-    )
+    parts = tuple(_expression(operand, depth) for operand in operands)
+    return ExpressionTree("call", _last(fields, 2).decode(), parts)
 
 
 def _list(data: bytes, depth: int) -> ExpressionTree:
@@ -122,116 +120,118 @@ _CONSTANTS: Final[dict[int, Callable[[Any], Any]]] = {
     7: bytes,
 }
 
-_READERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _map, 9: _loop}
+_PARSERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _map, 9: _loop}
 
 
-def _last(fields: list[tuple[int, Any]], wanted: int) -> Any:
+def _last(fields: list[tuple[int, Any]], field: int) -> Any:
     """Return the last value of a field; empty if the field is missing."""
-    return next((value for number, value in reversed(fields) if number == wanted), b"")
+    return next((value for number, value in reversed(fields) if number == field), b"")
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
     """Split a protobuf message into pairs of field number and value (int or bytes)."""
-    found: list[tuple[int, Any]] = []
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    fields: list[tuple[int, Any]] = []
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
         match key & 7:
             case 0:
-                value, at = _varint(data, at)
-                found.append((key >> 3, value))
+                value, position = _varint(data, position)
+                fields.append((key >> 3, value))
                 continue
             case 1:
                 size = 8
             case 2:
-                size, at = _varint(data, at)
+                size, position = _varint(data, position)
             case 5:
                 size = 4
             case _:
                 raise SelectorError("the CEL package uses an unknown serialization format")
-        found.append((key >> 3, data[at : at + size]))
-        at += size
-    return found
+        fields.append((key >> 3, data[position : position + size]))
+        position += size
+    return fields
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Read an integer of variable length; return it, and the position after it."""
     value = shift = 0
     while True:
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
 
 
-# Looks: the parts of a message that an expression reads. Only these are converted.
+# The fields of a message that an expression reads. Only these are converted.
 
 FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
 
-# For each key, the keys read below it. None: everything; {}: only whether it exists.
-Look: TypeAlias = "dict[str, Look] | None"
+# For each key, the keys read below it. None: the whole value; {}: only whether the key exists.
+FieldTree: TypeAlias = "dict[str, FieldTree] | None"
 _Path = tuple[str, ...]
 
 
-def look_of(tree: ExpressionTree) -> dict[str, Look]:
+def find_fields(expression: ExpressionTree) -> dict[str, FieldTree]:
     """Return the parts of msg, state and now that an expression reads.
 
     Raise SelectorError if messages have no such field.
     """
-    look: dict[str, Look] = {}
-    for path, is_tested in _paths(tree):
+    tree: dict[str, FieldTree] = {}
+    for path, is_test in _paths(expression):
         if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:
             raise SelectorError(f"msg has no field {path[1]}; its fields are {', '.join(FIELDS)}")
-        _add(look, path, is_tested=is_tested)
-    return look
+        _add_path(tree, path, is_test=is_test)
+    return tree
 
 
-def union(looks: Iterable[Mapping[str, Look]]) -> dict[str, Look]:
-    """Merge looks: the result includes everything that any of them includes."""
-    together: dict[str, Look] = {}
-    for look in looks:
-        for key, below in look.items():
-            known = together.get(key, {})
-            together[key] = None if known is None or below is None else union((known, below))
-    return together
+def merge_fields(
+    tree: Mapping[str, FieldTree], other: Mapping[str, FieldTree]
+) -> dict[str, FieldTree]:
+    """Return a tree that includes everything that either of them includes."""
+    merged = dict(tree)
+    for key, below in other.items():
+        known = merged.get(key, {})
+        merged[key] = None if known is None or below is None else merge_fields(known, below)
+    return merged
 
 
-def needs_body(look: Mapping[str, Look]) -> bool:
-    """Tell whether a look includes the body or a part of it."""
-    msg = look.get("msg", {})
+def includes_body(tree: Mapping[str, FieldTree]) -> bool:
+    """Return whether the fields include the body or a part of it."""
+    msg = tree.get("msg", {})
     return msg is None or "body" in msg
 
 
-def _add(look: dict[str, Look], path: _Path, *, is_tested: bool) -> None:
-    at = look
+def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_test: bool) -> None:
     for key in path[:-1]:
-        below = at.setdefault(key, {})
+        below = tree.setdefault(key, {})
         if below is None:
             return
-        at = below
-    if is_tested:
-        at.setdefault(path[-1], {})
+        tree = below
+    if is_test:
+        tree.setdefault(path[-1], {})
     else:
-        at[path[-1]] = None
+        tree[path[-1]] = None
 
 
-def _paths(tree: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
-    path = _path(tree)
+def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
+    """Yield the paths that an expression reads, and whether it only tests if they exist."""
+    path = _path(expression)
     if path is not None:
-        yield path, tree.kind == "has"
+        yield path, expression.kind == "has"
         return
-    for part in tree.parts:
+    for part in expression.parts:
         yield from _paths(part)
 
 
-def _path(tree: ExpressionTree) -> _Path | None:
+def _path(expression: ExpressionTree) -> _Path | None:
     """Return the keys that lead from msg, state or now to a part; None if it is computed."""
-    if tree.kind == "name":
-        return (tree.value,) if tree.value in NAMES else None
-    is_index = tree.kind == "call" and tree.value == "_[_]"
-    key = tree.parts[1].literal if is_index else tree.value
-    if key is None or not (is_index or tree.kind in {"select", "has"}):
+    if expression.kind == "name":
+        return (expression.value,) if expression.value in NAMES else None
+    is_index = expression.kind == "call" and expression.value == "_[_]"
+    key = expression.parts[1].literal if is_index else expression.value
+    if key is None or not (is_index or expression.kind in {"select", "has"}):
         return None
-    above = _path(tree.parts[0])
+    above = _path(expression.parts[0])
     return None if above is None else (*above, key)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 HOP_HEADER: Final = "x-hop-count"
 DEFAULT_MAX_HOPS: Final = 17
+# By outcome: the queue, in the database of the source, for elements that no destination gets.
+FALLBACK_QUEUES: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 Outcome = Literal["ok", "no_route", "too_many_hops"]
 
 
 class Unchanged(Enum):
-    """The type of UNCHANGED, which JSON cannot hold."""
+    """Type of UNCHANGED, which differs from every JSON value."""
 
     UNCHANGED = "unchanged"
 
@@ -43,7 +45,7 @@ class QueueRef:
 
 @dataclass(frozen=True)
 class RouteTarget:
-    """A destination queue and its selector. Without a selector (None) it takes every message."""
+    """A destination queue and its selector; None: the queue gets a copy of every message."""
 
     place: QueueRef
     selector: Selector | None = None
@@ -64,22 +66,22 @@ class CompiledExchange:
     @cached_property
     def selectors(self) -> tuple[Selector, ...]:
         """The different selectors of the targets, in order."""
-        asked = (target.selector for target in self.targets)
-        return tuple(dict.fromkeys(selector for selector in asked if selector is not None))
+        selectors = dict.fromkeys(target.selector for target in self.targets)
+        return tuple(selector for selector in selectors if selector is not None)
 
     @cached_property
-    def shared_window(self) -> VisibleFields | None:
-        """The fields that all expressions see together; None if there are fewer than two."""
-        windows = [selector.window for selector in self.selectors if selector.window is not None]
-        return reduce(or_, windows) if len(windows) > 1 else None
+    def shared_fields(self) -> VisibleFields | None:
+        """The fields that any of the expressions reads; None for fewer than two expressions."""
+        fields = [selector.fields for selector in self.selectors if selector.fields is not None]
+        return reduce(or_, fields) if len(fields) > 1 else None
 
 
 @dataclass
 class SelectorInput:
-    """Input of selectors: one element.
+    """Input of selectors: one element. ``ns`` is the namespace of ``queue``.
 
-    ``body`` is str, bytes or a JSON value. ``tries`` and ``hops`` are the counts so far. ``ns`` is
-    the namespace of ``queue``. Selectors in code change ``headers`` and ``body`` in place.
+    ``body`` is str, bytes or a JSON value. Selectors in code change ``headers`` and ``body`` in
+    place.
     """
 
     body: Any = None
@@ -93,11 +95,11 @@ class SelectorInput:
 
 @dataclass(frozen=True)
 class CopyToPush:
-    """A copy for one target (its index), as differences from the element.
+    """A copy to push, as differences from the element. ``target`` is an index.
 
-    ``headers`` is None if no selector changed them: the copy then has the headers of the element,
-    with the hop count incremented. Otherwise it holds all headers. ``delay`` is in seconds.
-    ``mature`` is in seconds since 1970 and overrides ``delay``.
+    ``headers`` holds all headers if a selector changed any. If it is None, the copy has the headers
+    of the element, with the hop count incremented. ``delay`` is in seconds. ``mature`` is in
+    seconds since 1970 and overrides ``delay``.
     """
 
     target: int
@@ -109,7 +111,7 @@ class CopyToPush:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the copy has no differences from the element."""
+        """Whether the copy equals the element, except for the hop count."""
         return (
             self.headers is None
             and self.body is UNCHANGED
@@ -121,7 +123,7 @@ class CopyToPush:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision of one target: the result and time of its selector, or its ``error``."""
+    """Decision for one target: the selector's answer, or its ``error``, and its running time."""
 
     target: int
     is_taken: bool
@@ -132,18 +134,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RoutingResult:
-    """Result of routing: an outcome, the copies in order, and a verdict per target."""
+    """Result of routing: the copies in the order of their targets, and a verdict per target."""
 
     outcome: Outcome
     deliveries: tuple[CopyToPush, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
 
-# Errors of selectors, at compile time and at run time.
-
-
 class SelectorError(InvalidArgument):
-    """The expression cannot be compiled, or could exceed its cost bounds. Nothing is stored."""
+    """The expression cannot be compiled, or could exceed its cost bounds."""
 
 
 class SelectorsUnavailable(MessagesError):
@@ -153,4 +152,4 @@ class SelectorsUnavailable(MessagesError):
 
 
 class SelectorFailed(MessagesError):
-    """The evaluation failed. It counts as no, and the other destinations are still evaluated."""
+    """The evaluation of a selector failed: the destination gets no copy, others still may."""

@@ -16,15 +16,15 @@ MAX_MATURE_SECONDS: Final = 221_845_392_000  # the year 9000
 MAX_TRIES: Final = 2**31 - 1
 MAX_NESTING: Final = 200
 MAX_INT_BITS: Final = 10_000  # about 3,000 digits; Python prints at most 4,300
-_BRIEF: Final = 60
+_MAX_DESCRIPTION: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorResult:
-    """Result of one selector.
+    """Result of one selector: whether the target gets a copy, and changes to the message.
 
-    ``headers`` and ``state`` are merged into the existing ones, or replace them if ``is_whole``.
-    ``body`` replaces the body.
+    ``headers`` and ``state`` are merged into the existing ones, or replace them if
+    ``is_replacement``. ``body`` replaces the body.
     """
 
     is_taken: bool
@@ -35,14 +35,14 @@ class SelectorResult:
     headers: dict[str, Any] | None = None
     body: Any = UNCHANGED
     state: dict[str, Any] | None = None
-    is_whole: bool = False
+    is_replacement: bool = False
 
 
 YES: Final = SelectorResult(is_taken=True, why="true")
 NO: Final = SelectorResult(is_taken=False, why="false")
 
 
-def answer_of(value: Any) -> SelectorResult:
+def to_result(value: Any) -> SelectorResult:
     """Convert the value of a selector to a result.
 
     Raise SelectorFailed if a map has an invalid value in a known key.
@@ -52,32 +52,34 @@ def answer_of(value: Any) -> SelectorResult:
     if value is False:
         return NO
     if isinstance(value, Mapping):
-        return _answer_of_map(value)
-    return SelectorResult(is_yes(value), brief(value))
+        return _map_to_result(value)
+    return SelectorResult(is_truthy(value), describe(value))
 
 
-def is_yes(value: Any) -> bool:
-    """Tell whether a value means yes: everything except false, null, zero, NaN and empty text."""
+def is_truthy(value: Any) -> bool:
+    """Return whether a value counts as yes: all but false, null, zero, NaN and empty text do."""
     if isinstance(value, int | float | str):
         return bool(value) and value == value  # noqa: PLR0124 - NaN is not equal to itself
     return value is not None
 
 
-def brief(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a value in a few characters."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return (value if len(value) <= _BRIEF else f"{value[: _BRIEF - 1]}…") or "empty text"
+        if len(value) > _MAX_DESCRIPTION:
+            return f"{value[: _MAX_DESCRIPTION - 1]}…"
+        return value or "empty text"
     if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**64):
         return str(value)
     return f"a value of type {type(value).__name__}"
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same JSON; 1, 1.0 and true differ."""
+    """Return whether two values are the same JSON; 1, 1.0 and true differ."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -87,57 +89,59 @@ def is_same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def plain_json(value: Any, where: str, level: int = 0) -> Any:
+def copy_json(value: Any, field: str, level: int = 0) -> Any:
     """Copy a value as plain JSON types; raise SelectorFailed if it is not JSON."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
         if value.bit_length() > MAX_INT_BITS:
-            raise SelectorFailed(f"{where}: an integer of more than {MAX_INT_BITS:,} bits")
+            raise SelectorFailed(f"{field}: an integer of more than {MAX_INT_BITS:,} bits")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise SelectorFailed(f"{where}: {value} is not JSON")
+            raise SelectorFailed(f"{field}: {value} is not JSON")
         return float(value)
     if level >= MAX_NESTING:
-        raise SelectorFailed(f"{where}: nested deeper than {MAX_NESTING} levels")
+        raise SelectorFailed(f"{field}: nested deeper than {MAX_NESTING} levels")
     if isinstance(value, list | tuple):
-        return [plain_json(item, where, level + 1) for item in value]
+        return [copy_json(item, field, level + 1) for item in value]
     if isinstance(value, Mapping):
-        return {_key(key, where): plain_json(item, where, level + 1) for key, item in value.items()}
+        return {_key(key, field): copy_json(item, field, level + 1) for key, item in value.items()}
     hint = " (convert it with string(...))" if isinstance(value, datetime | timedelta) else ""
-    raise SelectorFailed(f"{where}: a value of type {type(value).__name__} is not JSON{hint}")
+    raise SelectorFailed(f"{field}: a value of type {type(value).__name__} is not JSON{hint}")
 
 
-def plain_headers(value: Any) -> dict[str, Any]:
+def copy_headers(value: Any) -> dict[str, Any]:
     """Copy headers; raise SelectorFailed if they are not a map that PostgreSQL's jsonb can hold."""
     if not isinstance(value, Mapping):
-        raise SelectorFailed(f"headers: must be a map, not {brief(value)}")
-    headers = {_key(key, "headers"): plain_json(item, "headers") for key, item in value.items()}
+        raise SelectorFailed(f"headers: must be a map, not {describe(value)}")
+    headers = {_key(key, "headers"): copy_json(item, "headers") for key, item in value.items()}
     _check_texts(headers, "headers")
     return headers
 
 
-def plain_body(value: Any) -> Any:
+def copy_body(value: Any) -> Any:
     """Copy a body (text, bytes or JSON); raise SelectorFailed for anything else."""
     if isinstance(value, bytes | bytearray):
         return bytes(value)
     if isinstance(value, str):
         _check_texts(value, "body")
-    return plain_json(value, "body")
+    return copy_json(value, "body")
 
 
-def _answer_of_map(value: Mapping[Any, Any]) -> SelectorResult:
+def _map_to_result(value: Mapping[Any, Any]) -> SelectorResult:
     is_taken, why = True, "a map"
     if "select" in value:
-        is_taken = is_yes(value["select"])
-        why = f"select: {brief(value['select'])}"
-    return SelectorResult(
-        is_taken,
-        why,
-        **{key: read(value[key]) for key, read in _KEYS.items() if value.get(key) is not None},
-        **({"body": plain_body(value["body"])} if "body" in value else {}),
-    )
+        is_taken = is_truthy(value["select"])
+        why = f"select: {describe(value['select'])}"
+    changes = {
+        key: convert(value[key])
+        for key, convert in _CONVERTERS.items()
+        if value.get(key) is not None
+    }
+    if "body" in value:
+        changes["body"] = copy_body(value["body"])
+    return SelectorResult(is_taken, why, **changes)
 
 
 def _delay(value: Any) -> float:
@@ -152,57 +156,58 @@ def _mature(value: Any) -> float:
     return _seconds(value, "mature", MAX_MATURE_SECONDS)
 
 
-def _seconds(value: Any, key: str, most: int) -> float:
+def _seconds(value: Any, key: str, maximum: int) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SelectorFailed(f"{key}: must be a number of seconds, not {brief(value)}")
-    if not 0 <= value <= most:  # false for NaN
-        raise SelectorFailed(f"{key}: must be between 0 and {most} seconds, not {brief(value)}")
+        raise SelectorFailed(f"{key}: must be a number of seconds, not {describe(value)}")
+    if not 0 <= value <= maximum:  # NaN fails this comparison
+        text = f"must be between 0 and {maximum} seconds, not {describe(value)}"
+        raise SelectorFailed(f"{key}: {text}")
     return float(value)
 
 
 def _tries(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise SelectorFailed(f"tries: must be an integer, not {brief(value)}")
+        raise SelectorFailed(f"tries: must be an integer, not {describe(value)}")
     if not 0 <= value <= MAX_TRIES:
-        raise SelectorFailed(f"tries: must be between 0 and {MAX_TRIES}, not {brief(value)}")
+        raise SelectorFailed(f"tries: must be between 0 and {MAX_TRIES}, not {describe(value)}")
     return value
 
 
 def _state(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise SelectorFailed(f"state: must be a map, not {brief(value)}")
-    return {_key(key, "state"): plain_json(item, "state") for key, item in value.items()}
+        raise SelectorFailed(f"state: must be a map, not {describe(value)}")
+    return {_key(key, "state"): copy_json(item, "state") for key, item in value.items()}
 
 
-# Null counts as a missing key, except in ``body``, where it is a value.
-_KEYS: Final[dict[str, Callable[[Any], Any]]] = {
+# Null counts as a missing key, except in ``body``, which may be null.
+_CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _delay,
     "mature": _mature,
     "tries": _tries,
-    "headers": plain_headers,
+    "headers": copy_headers,
     "state": _state,
 }
 
 
-def _key(key: Any, where: str) -> str:
+def _key(key: Any, field: str) -> str:
     if not isinstance(key, str):
-        raise SelectorFailed(f"{where}: a key must be text, not {brief(key)}")
+        raise SelectorFailed(f"{field}: a key must be text, not {describe(key)}")
     return str(key)
 
 
-def _check_texts(value: Any, where: str) -> None:
+def _check_texts(value: Any, field: str) -> None:
     """Raise SelectorFailed for texts that PostgreSQL cannot hold."""
     if isinstance(value, str):
         if "\0" in value:
-            raise SelectorFailed(f"{where}: a text with a NUL character")
+            raise SelectorFailed(f"{field}: a text with a NUL character")
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise SelectorFailed(f"{where}: a text with a lone surrogate") from None
+            raise SelectorFailed(f"{field}: a text with a lone surrogate") from None
     elif isinstance(value, list):
         for item in value:
-            _check_texts(item, where)
+            _check_texts(item, field)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_texts(key, where)
-            _check_texts(item, where)
+            _check_texts(key, field)
+            _check_texts(item, field)

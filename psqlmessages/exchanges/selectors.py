@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.exchanges.compiler import VisibleFields, compiled, environment
-from psqlmessages.exchanges.conversion import CelEncoder, answered, reason
-from psqlmessages.exchanges.expression import needs_body
+from psqlmessages.exchanges.compiler import VisibleFields, compile_expression, get_environment
+from psqlmessages.exchanges.conversion import CelEncoder, shorten_error, to_python
+from psqlmessages.exchanges.expression import includes_body
 from psqlmessages.exchanges.model import UNCHANGED, SelectorError, SelectorFailed
 from psqlmessages.exchanges.result import (
     NO,
     YES,
     SelectorResult,
-    answer_of,
+    copy_body,
+    copy_headers,
     is_same,
-    plain_body,
-    plain_headers,
+    to_result,
 )
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ def selector(name: str) -> Callable[[Function], Function]:
     """Register a function as a selector, which definitions reference as ``@name``.
 
     The function takes a SelectorContext and returns true, false or a map, as an expression does. It
-    may change ``msg`` and ``state`` of the context in place. If it raises an exception, the answer
-    is no. Raise ValueError if the name is malformed or taken.
+    may change ``msg`` and ``state`` of the context in place. An exception counts as false. Raise
+    ValueError if the name is malformed or taken.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r:.120} is not a valid selector name: use letters, digits, _ . -")
 
     def register(function: Function) -> Function:
         known = _functions.get(name)
-        if known is not None and not _is_again(known, function):
+        if known is not None and not _is_same_function(known, function):
             raise ValueError(f"a selector named {name} is registered already: {known!r}")
         _functions[name] = function
         return function
@@ -57,7 +57,7 @@ def selector(name: str) -> Callable[[Function], Function]:
     return register
 
 
-def function_of(name: str) -> Function:
+def find_function(name: str) -> Function:
     """Return the function with a name; raise SelectorError if none is registered."""
     try:
         return _functions[name]
@@ -67,23 +67,18 @@ def function_of(name: str) -> Function:
         ) from None
 
 
-def names() -> tuple[str, ...]:
-    """Return the names of all selectors in code, sorted."""
-    return tuple(sorted(_functions))
-
-
-def _is_again(known: Function, function: Function) -> bool:
+def _is_same_function(known: Function, function: Function) -> bool:
     """Tell whether a reloaded module registers the same function again."""
     keys = ("__module__", "__qualname__")
     return all(getattr(known, key, None) == getattr(function, key, "") for key in keys)
 
 
-# Context of one traversal: the fields that selectors see, converted again only after a change.
+# Evaluation context of one message: its fields are converted again only after a change.
 
 
 @dataclass
 class SelectorContext:
-    """Input of a selector: ``msg``, ``now``, and ``state``, a map that lasts for one traversal.
+    """Input of a selector. ``state`` is a map that the selectors of an exchange share per message.
 
     A selector in code gets copies. Its changes to them take effect when it returns.
     """
@@ -101,51 +96,44 @@ class ActivationCache:
     expressions that read this value fail.
     """
 
-    def __init__(self, env: SelectorContext, shared: VisibleFields | None = None) -> None:
-        self.env = env
+    def __init__(self, context: SelectorContext, shared: VisibleFields | None = None) -> None:
+        self.context = context
         self._shared = shared
         self._activations: dict[VisibleFields, Activation | SelectorFailed] = {}
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop the conversions, because the message or the state has changed."""
         self._activations.clear()
 
-    def activation(self, window: VisibleFields) -> Activation:
-        """Return the fields of a window for CEL; raise SelectorFailed if it cannot hold them."""
-        if self._shared is not None:
-            together = self._converted(self._shared)
-            if not isinstance(together, SelectorFailed):
-                return together
-        alone = self._converted(window)
-        if isinstance(alone, SelectorFailed):
-            raise alone
-        return alone
+    def get(self, fields: VisibleFields) -> Activation:
+        """Return the fields as CEL values; raise SelectorFailed if CEL cannot represent them."""
+        activation = self._convert_once(self._shared or fields)
+        if isinstance(activation, SelectorFailed):
+            activation = self._convert_once(fields)
+        if isinstance(activation, SelectorFailed):
+            raise activation
+        return activation
 
-    def _converted(self, window: VisibleFields) -> Activation | SelectorFailed:
-        known = self._activations.get(window)
-        if known is None:
-            try:
-                known = self._convert(window)
-            except SelectorFailed as failure:
-                known = failure
-            self._activations[window] = known
-        return known
+    def _convert_once(self, fields: VisibleFields) -> Activation | SelectorFailed:
+        if fields not in self._activations:
+            self._activations[fields] = self._convert(fields)
+        return self._activations[fields]
 
-    def _convert(self, window: VisibleFields) -> Activation:
-        env = self.env
-        values = CelEncoder(window.units).part(
-            {"msg": vars(env.msg), "state": env.state}, window.look
-        )
-        if "now" in window.look:
-            if env.now is None:
-                raise SelectorFailed("now is not given")
-            values["now"] = env.now
-        return environment().Activation(values)
+    def _convert(self, fields: VisibleFields) -> Activation | SelectorFailed:
+        context = self.context
+        message = {"msg": vars(context.msg), "state": context.state}
+        try:
+            values = CelEncoder(fields.max_units).convert_fields(message, fields.tree)
+        except SelectorFailed as error:
+            return error
+        if "now" in fields.tree:
+            if context.now is None:
+                return SelectorFailed("now is not given")
+            values["now"] = context.now
+        return get_environment().Activation(values)
 
 
-__all__ = ["IN_CODE", "Selector", "SelectorError", "SelectorFailed", "selector"]
-
-IN_CODE: Final = "@"
+_IN_CODE: Final = "@"
 
 
 class Selector:
@@ -158,12 +146,12 @@ class Selector:
     def __init__(self, text: str) -> None:
         self.text = text
         self._function: Function | None = None
-        if text.startswith(IN_CODE):
-            self._function = function_of(text.removeprefix(IN_CODE))
-            self.window: VisibleFields | None = None
+        if text.startswith(_IN_CODE):
+            self._function = find_function(text.removeprefix(_IN_CODE))
+            self.fields: VisibleFields | None = None
             return
-        self._compiled = compiled(text)
-        self.window = self._compiled.window
+        self._compiled = compile_expression(text)
+        self.fields = self._compiled.fields
 
     @classmethod
     def of(cls, text: str) -> Selector | None:
@@ -173,13 +161,13 @@ class Selector:
     @property
     def needs_body(self) -> bool:
         """Whether it reads the body. For a function in code this is unknown, so True."""
-        return self.window is None or needs_body(self.window.look)
+        return self.fields is None or includes_body(self.fields.tree)
 
     @property
-    def headers_seen(self) -> tuple[str, ...] | None:
-        """The headers that decide its yes or no; None if it reads or returns anything else."""
-        memory = self._compiled.memory if self._function is None else None
-        return None if memory is None else memory.names
+    def cacheable_headers(self) -> tuple[str, ...] | None:
+        """The headers that alone determine its yes or no; None if other fields matter."""
+        cache = self._compiled.cache if self._function is None else None
+        return None if cache is None else cache.headers
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Selector) and self.text == other.text
@@ -193,50 +181,51 @@ class Selector:
     def __reduce__(self) -> tuple[type[Selector], tuple[str]]:
         return Selector, (self.text,)
 
-    def answer(self, view: ActivationCache) -> SelectorResult:
+    def evaluate(self, activations: ActivationCache) -> SelectorResult:
         """Evaluate the selector; raise SelectorFailed if it fails or returns an invalid value."""
         if self._function is not None:
-            return _called(self._function, view.env)
-        memory = self._compiled.memory
-        key = memory.key(view.env.msg.headers) if memory is not None else None
-        if memory is None or key is None:
-            return self._evaluated(view)
-        answer = memory.answer(key)
-        if answer is None:
-            answer = self._evaluated(view)
-            memory.keep(key, answer)
-        return answer
+            return _call(self._function, activations.context)
+        cache = self._compiled.cache
+        key = None if cache is None else cache.key_of(activations.context.msg.headers)
+        if cache is None or key is None:
+            return self._evaluate(activations)
+        result = cache.get(key)
+        if result is None:
+            result = self._evaluate(activations)
+            cache.put(key, result)
+        return result
 
-    def _evaluated(self, view: ActivationCache) -> SelectorResult:
-        activation = view.activation(self._compiled.window)
+    def _evaluate(self, activations: ActivationCache) -> SelectorResult:
+        activation = activations.get(self._compiled.fields)
         try:
             value = self._compiled.expression.eval(activation)
         except RuntimeError as error:  # the only exception of the package
-            raise SelectorFailed(reason(str(error))) from None
+            raise SelectorFailed(shorten_error(str(error))) from None
         if self._compiled.is_bool:
-            decided = value.value()
-            if isinstance(decided, bool):
-                return YES if decided else NO
-        return answer_of(answered(value))
+            decision = value.value()
+            if isinstance(decision, bool):
+                return YES if decision else NO
+        return to_result(to_python(value))
 
 
-def _called(function: Function, env: SelectorContext) -> SelectorResult:
+def _call(function: Function, context: SelectorContext) -> SelectorResult:
     """Call a function with copies; the result includes the changes that it made to them."""
+    msg = context.msg
     try:
-        copy = replace(env.msg, body=deepcopy(env.msg.body), headers=deepcopy(env.msg.headers))
-        asked = SelectorContext(copy, dict(env.state), env.now)
-        said = answer_of(function(asked))
-        headers = {**plain_headers(asked.msg.headers), **(said.headers or {})}
-        body = plain_body(asked.msg.body) if said.body is UNCHANGED else said.body
-        state = {**asked.state, **(said.state or {})}
+        copy = replace(msg, body=deepcopy(msg.body), headers=deepcopy(msg.headers))
+        changed = SelectorContext(copy, dict(context.state), context.now)
+        result = to_result(function(changed))
+        headers = {**copy_headers(copy.headers), **(result.headers or {})}
+        body = copy_body(copy.body) if result.body is UNCHANGED else result.body
+        state = {**changed.state, **(result.state or {})}
     except SelectorFailed:
         raise
     except Exception as error:  # any exception counts as no
-        raise SelectorFailed(reason(f"{type(error).__name__}: {error}")) from error
+        raise SelectorFailed(shorten_error(f"{type(error).__name__}: {error}")) from error
     return replace(
-        said,
-        headers=None if is_same(headers, env.msg.headers) else headers,
-        body=UNCHANGED if is_same(body, env.msg.body) else body,
+        result,
+        headers=None if is_same(headers, msg.headers) else headers,
+        body=UNCHANGED if is_same(body, msg.body) else body,
         state=state,
-        is_whole=True,
+        is_replacement=True,
     )

@@ -24,13 +24,13 @@ from psqlmessages.cli.output import (
     subcommands,
     table,
 )
-from psqlmessages.exchanges.engine.dry_run import DryRunCopy, tried
+from psqlmessages.exchanges.engine.dry_run import DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.model import SelectorInput
 from psqlmessages.exchanges.store import definitions, files, repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
-from psqlmessages.exchanges.store.permissions import lacking_together
-from psqlmessages.exchanges.store.route_graph import graph
-from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, ELEMENT_OUTCOMES
+from psqlmessages.exchanges.store.permissions import find_missing_rules
+from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.wire import MalformedText, strict_json
 
@@ -48,7 +48,7 @@ def list_exchanges(arguments: Namespace) -> int:
     counts, workers = _counts(arguments.database), _workers(arguments.database)
     lines = []
     for row in rows:
-        known = repository.definition(row)
+        known = repository.to_definition(row)
         cells = (
             known.name,
             "running" if row.is_running else "stopped",
@@ -71,7 +71,8 @@ def _counts(using: str) -> Counter[tuple[int, str]]:
 def _workers(using: str) -> Counter[int]:
     """Count the processes that run each exchange, by their recent heartbeats."""
     alive = ExchangeCount.objects.using(using).filter(
-        outcome=ExchangeCount.Outcome.OK, seen_at__gt=Now() - timedelta(seconds=ALIVE_SECONDS)
+        outcome=ExchangeCount.Outcome.OK,
+        seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS),
     )
     return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
@@ -82,12 +83,12 @@ def _workers(using: str) -> Counter[int]:
 def load(arguments: Namespace) -> int:
     """Load a file; on errors print a line for each, change nothing, and fail."""
     try:
-        wanted = definitions.read(read_input(arguments.file))
+        wanted = definitions.parse_text(read_input(arguments.file))
     except MalformedExchanges as error:
         return _fail(error)
-    now = repository.present(arguments.database)
-    todo = repository.difference(now, wanted, replace_all=arguments.replace_all)
-    for line in todo.lines():
+    now = repository.read_all(arguments.database)
+    todo = repository.compare(now, wanted, replace_all=arguments.replace_all)
+    for line in todo.describe():
         print(one_line(line))
     if not arguments.dry_run and not _applied(todo, repository.fingerprint(now), arguments):
         return 1
@@ -125,12 +126,12 @@ def _remarks(
     wanted: tuple[DefinedExchange, ...], together: list[DefinedExchange], using: str
 ) -> Iterator[str]:
     """Yield a line for each missing rule and each cycle."""
-    found = lacking_together(wanted, using)
+    found = find_missing_rules(wanted, using)
     for rule in found.rules:
         yield f"missing rule in {rule.namespace}: {rule.statement}"
-    for namespace, why in found.unasked.items():
+    for namespace, why in found.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
-    for cycle in graph(together).cycles:
+    for cycle in build_graph(together).cycles:
         yield f"a cycle: {', '.join(map(str, cycle))}"
 
 
@@ -147,7 +148,7 @@ def dry_run(arguments: Namespace) -> int:
     """Route an element that is in no queue; print a line per destination and per copy."""
     row = repository.rows(arguments.database).get(name=arguments.name)
     try:
-        exchange = repository.compiled(row)
+        exchange = repository.compile_exchange(row)
     except MalformedExchanges as error:
         return _fail(error)
     source = exchange.source
@@ -155,7 +156,7 @@ def dry_run(arguments: Namespace) -> int:
         body = strict_json(arguments.body) if arguments.json_body else arguments.body
     except MalformedText as error:
         return fail(f"--json-body: {error}")
-    result = tried(
+    result = dry_run_exchange(
         exchange,
         SelectorInput(
             body,
@@ -165,14 +166,14 @@ def dry_run(arguments: Namespace) -> int:
             ns=source.namespace,
         ),
     )
-    for asked in result.asked:
+    for asked in result.destinations:
         answer = "yes" if asked.verdict.is_taken else "no"
         print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
         if asked.copy is not None:
             _print(asked.copy)
-    if result.stray is not None:
-        print(one_line(f"{result.outcome}: to {result.stray.place}"))
-        _print(result.stray)
+    if result.fallback is not None:
+        print(one_line(f"{result.outcome}: to {result.fallback.place}"))
+        _print(result.fallback)
     return 0
 
 
@@ -254,11 +255,11 @@ def run(arguments: Namespace) -> int:
 def _show(arguments: Namespace) -> int:
     name, using = arguments.name, arguments.database
     if name is None:
-        found = repository.present(using)
+        found = repository.read_all(using)
     else:
-        found = (repository.definition(repository.rows(using).get(name=name)),)
-    write = files.as_json if arguments.format == "json" else files.as_yaml
-    sys.stdout.write(write(definitions.as_document(found)))
+        found = (repository.to_definition(repository.rows(using).get(name=name)),)
+    write = files.write_json if arguments.format == "json" else files.write_yaml
+    sys.stdout.write(write(definitions.to_document(found)))
     return 0
 
 

@@ -75,7 +75,7 @@ class SparkExchangeState:
         """
         row = repository.rows(self._using).get(name=self._name)
         self._key = row.pk
-        known = (repository.definition(row), row.changed_at)
+        known = (repository.to_definition(row), row.changed_at)
         if known != self._known:
             self._known = known
             self._compiled = self._compile(known[0])
@@ -88,7 +88,7 @@ class SparkExchangeState:
         errors = [problem for place in places if (problem := namespace_error(place.namespace))]
         try:
             if not errors:
-                return repository.compiled(definition)
+                return repository.compile_exchange(definition)
         except (MalformedExchanges, MessagesError) as error:
             errors.append(error_line(error))
         logger.warning("exchange %s cannot run: %s", self._name, errors[0])
@@ -123,8 +123,8 @@ class SparkExchangeState:
         for counts in self._new():
             counts.add_to(counters)
             self._is_refused |= counts.is_refusal
-        self.counter_store.wrote(
-            self.counter_store.write(self.counter_store.unwritten(self._running))
+        self.counter_store.mark_written(
+            self.counter_store.write(self.counter_store.list_rows(self._running))
         )
         if self._is_refused and self._known is not None and self._rules.is_due:
             self._is_refused = False

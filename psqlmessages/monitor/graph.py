@@ -15,8 +15,13 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
-from psqlmessages.exchanges.store.route_graph import graph
-from psqlmessages.exchanges.store.stats import ALIVE_SECONDS, MOST_LISTED, SIZES, limits
+from psqlmessages.exchanges.store.route_graph import build_graph
+from psqlmessages.exchanges.store.stats import (
+    MAX_LISTED,
+    SIZES,
+    WORKER_TIMEOUT_SECONDS,
+    size_limits,
+)
 from psqlmessages.models import Exchange
 from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.queries import Query, Rows, read_once
@@ -56,7 +61,7 @@ _away_until: dict[str, float] = defaultdict(float)
 
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
-    query = (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES + 1))
+    query = (_EXCHANGES, (WORKER_TIMEOUT_SECONDS, EXCHANGES + 1))
     rows = await rows_of(router.db_for_read(Exchange), query, _TIMEOUT_SECONDS)
     if rows is None:
         return None
@@ -72,7 +77,7 @@ async def read_graph() -> str | None:
             "home": DEFAULT_DB_ALIAS,
             "exchanges": exchanges,
             "queues": [queue for found in queues for queue in found],
-            "most": MOST_LISTED,
+            "most": MAX_LISTED,
             "limit": EXCHANGES,
             "has_more": len(rows) > EXCHANGES,
         }
@@ -83,7 +88,7 @@ async def _queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
     """Describe the queues of a namespace; without sizes if the namespace does not answer."""
     rows = None
     if time.monotonic() >= _away_until[alias]:
-        query = (_QUEUES, (*limits(MOST_LISTED), sorted(names)))
+        query = (_QUEUES, (*size_limits(MAX_LISTED), sorted(names)))
         rows = await rows_of(alias, query, _TIMEOUT_SECONDS)
         if rows is None:
             _away_until[alias] = time.monotonic() + _AWAY_SECONDS
@@ -121,7 +126,7 @@ def _queue(alias: str, name: str, row: list[Any] | None, is_known: bool) -> dict
         "id": key,
         "is_paused": is_paused,
         # available, scheduled, reserved
-        "sizes": [min(size, MOST_LISTED + 1) for size in sizes] if is_known else None,
+        "sizes": [min(size, MAX_LISTED + 1) for size in sizes] if is_known else None,
     }
 
 
@@ -144,7 +149,7 @@ def _places(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
 
 def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
     """Mark each destination that is part of a cycle."""
-    drawn = graph(
+    drawn = build_graph(
         DefinedExchange(
             exchange["name"],
             QueueRef(*exchange["source"]),

@@ -14,17 +14,17 @@ from django.views.decorators.http import require_safe
 from psqlmessages import silent_connections
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.store.stats import (
-    ALIVE_SECONDS,
     BUCKET_SECONDS,
     COUNTS,
     ELEMENT_OUTCOMES,
-    MOST_MEASURED,
+    MAX_MEASURED,
     SIZES,
+    WORKER_TIMEOUT_SECONDS,
     AggregatedCounters,
     CounterRow,
     Histogram,
     QueueCounters,
-    limits,
+    size_limits,
 )
 from psqlmessages.monitor.observer import running_observer
 from psqlmessages.monitor.queries import Rows, read_once
@@ -56,8 +56,8 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-_QUEUES_QUERY: Final = (_QUEUES, (*limits(MOST_MEASURED), QUEUES))
-_EXCHANGES_QUERY: Final = (_EXCHANGES, (ALIVE_SECONDS, EXCHANGES))
+_QUEUES_QUERY: Final = (_QUEUES, (*size_limits(MAX_MEASURED), QUEUES))
+_EXCHANGES_QUERY: Final = (_EXCHANGES, (WORKER_TIMEOUT_SECONDS, EXCHANGES))
 _KINDS: Final = ("available", "scheduled", "reserved")
 _COUNTED: Final = {
     "puts": "Elements pushed into the queue",
@@ -94,7 +94,7 @@ def _family(kind: str, name: str, text: str, *labels: str) -> Any:
 
 def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
-    text = f"Elements in the queue, counted up to {MOST_MEASURED} of each state"
+    text = f"Elements in the queue, counted up to {MAX_MEASURED} of each state"
     sizes = _family("Gauge", "queue_elements", text, "queue", "state")
     paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
     counters = {
@@ -102,7 +102,7 @@ def queue_families(rows: Rows) -> Iterator[Any]:
     }
     for queue, is_paused, numbers, counted in rows:
         for kind, number in zip(_KINDS, numbers, strict=True):
-            sizes.add_metric((queue, kind), min(number, MOST_MEASURED))
+            sizes.add_metric((queue, kind), min(number, MAX_MEASURED))
         paused.add_metric((queue,), float(is_paused))
         for name, number in QueueCounters(*counted)._asdict().items():
             counters[name].add_metric((queue,), number)
@@ -159,7 +159,7 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-_JOBS_QUERY: Final = (_JOBS, (ALIVE_SECONDS, JOBS))
+_JOBS_QUERY: Final = (_JOBS, (WORKER_TIMEOUT_SECONDS, JOBS))
 _FIGURES: Final = {
     "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
     "failed": "Whether the job ended with an error",

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from psqlmessages import traffic_retention
-from psqlmessages.exchanges.store.stats import ALIVE_SECONDS
+from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor import views
@@ -126,7 +126,7 @@ def _common(
 ) -> dict[str, Any]:
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
-        job["is_alive"] = job["state"] not in ENDED and age < ALIVE_SECONDS
+        job["is_alive"] = job["state"] not in ENDED and age < WORKER_TIMEOUT_SECONDS
     counting = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
     return {
         "now": now.timestamp(),

@@ -146,14 +146,14 @@ def _as_json(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
     return {
         "name": row.name,
         "running": row.is_running,
-        "definition": repository.definition(row).as_document(),
+        "definition": repository.to_definition(row).to_document(),
         "counts": {str(outcome): counted.get(outcome, 0) for outcome in _OUTCOMES},
     }
 
 
 def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
-        definition = definitions.validated_exchange(name, files.parsed(text))
+        definition = definitions.parse_exchange(name, files.parse(text))
     except MalformedText as error:
         raise Malformed([error.sentence()]) from None
     except files.YAMLMissing as error:
@@ -164,15 +164,15 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     if not was_there:
         _see_permission(request, "add_exchange")
     try:
-        row = repository.put(definition, replace=replace)
+        row = repository.store(definition, replace=replace)
     except repository.ExchangeExists:
         raise ApiError(409, f"an exchange {name} already exists: ?replace=1 replaces it") from None
-    lacking = permissions.lacking(definition)
+    missing = permissions.find_missing_rules([definition])
     answer = {
         "name": name,
         "running": row.is_running,
-        "missing_rules": [f"{rule.namespace}: {rule.statement}" for rule in lacking.rules],
-        "unasked": [f"{alias}: {reason}" for alias, reason in lacking.unasked.items()],
+        "missing_rules": [f"{rule.namespace}: {rule.statement}" for rule in missing.rules],
+        "unasked": [f"{alias}: {reason}" for alias, reason in missing.errors.items()],
     }
     return Status(200 if was_there else 201, answer)
 

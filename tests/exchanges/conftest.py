@@ -40,7 +40,7 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
 def eu(eu_database: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestedServer]:
     """The namespace "eu": a second database, without rules, which may be slow to tell them."""
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 60)
-    monkeypatch.setattr(permissions, "_ANSWER", "SET statement_timeout = '60s'")
+    monkeypatch.setattr(permissions, "_LIMIT_QUERY_TIME", "SET statement_timeout = '60s'")
     with namespace("eu", NAME=EU):
         yield eu_database
     with psycopg.connect(eu_database.url(), autocommit=True) as owner:

@@ -97,15 +97,15 @@ class Field:
     def define(self, **exchanges: dict[str, Any]) -> None:
         """Store definitions, written as in a file; queues may be given by name alone."""
         document = {name: _written(exchange) for name, exchange in exchanges.items()}
-        for exchange in definitions.validated({"exchanges": document}):
-            repository.put(exchange, replace=True)
+        for exchange in definitions.parse_document({"exchanges": document}):
+            repository.store(exchange, replace=True)
 
     def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
         until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
-        places = [exchange.source for exchange in repository.present()]
+        places = [exchange.source for exchange in repository.read_all()]
         sources = {at.namespace: [] for at in places}
         for at in places:
             sources[at.namespace].append(at.queue)

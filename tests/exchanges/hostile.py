@@ -41,13 +41,13 @@ def judged(expression: str, body: str) -> dict[str, Any]:
         said |= {"outcome": "refused", "text": refused.text}
         return said | {"seconds": time.process_time() - started, "bytes": peak() - before}
     compiled = time.process_time() - started
-    value = eval(body, {"n": selector.window.units})  # noqa: S307
+    value = eval(body, {"n": selector.fields.max_units})  # noqa: S307
     message = SelectorInput(value, {"name": "x", "country": "it"})
     before, started = peak(), time.process_time()
     try:
         said |= {
             "outcome": "answered",
-            "text": selector.answer(ActivationCache(SelectorContext(message))).why,
+            "text": selector.evaluate(ActivationCache(SelectorContext(message))).why,
         }
     except SelectorFailed as failed:
         said |= {"outcome": "failed", "text": failed.text}

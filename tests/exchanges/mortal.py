@@ -50,7 +50,7 @@ def die(how: str, number: str, tell: Callable[[], object]) -> None:
         if next(steps) == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    owner, name = (sql, "_execute") if how == "execute" else (sql.ReconnectingConnection, "ask")
+    owner, name = (sql, "_execute") if how == "execute" else (sql.ReconnectingConnection, "execute")
     act = getattr(owner, name)
 
     async def acting(*arguments: Any) -> Any:

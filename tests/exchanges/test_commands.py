@@ -94,8 +94,8 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
 def test_load_tells_where_somebody_was_faster(
     type_in: TypeIn, graph_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faster = definitions.validated_exchange("y", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]})
-    monkeypatch.setattr(repository, "lock", lambda using: repository.write(faster, using))
+    faster = definitions.parse_exchange("y", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]})
+    monkeypatch.setattr(repository, "lock", lambda using: repository.write_rows(faster, using))
     done = type_in("load", graph_file)
     told = "psqlmessages: the exchanges were changed at the same time: try again\n"
     assert (done.returncode, done.stderr) == (1, told)
@@ -130,7 +130,7 @@ def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange) -> None:
         assert type_in("show", *arguments).stdout == GRAPH
     printed = type_in("show", "--format", "json").stdout
     assert printed.startswith("{\n")
-    assert definitions.read(printed) == repository.present()
+    assert definitions.parse_text(printed) == repository.read_all()
 
 
 def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:

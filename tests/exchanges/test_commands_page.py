@@ -12,7 +12,7 @@ import pytest
 
 from project.postgres import Server
 from psqlmessages.exchanges import SelectorInput, selectors
-from psqlmessages.exchanges.engine.dry_run import tried
+from psqlmessages.exchanges.engine.dry_run import dry_run_exchange
 from psqlmessages.exchanges.store import definitions, repository
 from tests.conftest import TestedServer
 from tests.contract.test_docs import answers, examples
@@ -100,11 +100,11 @@ def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedSer
     assert "# faulty.yaml" in files
     for name, text in files.items():
         if name != "# faulty.yaml":
-            assert definitions.read(text), name
+            assert definitions.parse_text(text), name
     documented = re.findall(r"`([a-z]+(?:\[…\])?\.[a-z]+|dst)`", PAGE.split("## Trying")[0])
-    known = {f"consumer.{field}" for field in definitions.CONSUMER}
-    known |= {f"src.{field}" for field in definitions.SOURCE}
-    known |= {f"dst[…].{field}" for field in definitions.DESTINATION} | {"dst"}
+    known = {f"consumer.{field}" for field in definitions.CONSUMER_FIELDS}
+    known |= {f"src.{field}" for field in definitions.SOURCE_FIELDS}
+    known |= {f"dst[…].{field}" for field in definitions.DESTINATION_FIELDS} | {"dst"}
     assert set(documented) == known
 
 
@@ -117,6 +117,6 @@ def test_the_pages_selector_in_code_decides(
     monkeypatch.syspath_prepend(tmp_path)
     import_module("message_handlers_of_the_page")
     document = {"src": {"queue": "a"}, "dst": [{"queue": "b", "selector": "@big"}]}
-    compiled = repository.compiled(definitions.validated_exchange("x", document))
+    compiled = repository.compile_exchange(definitions.parse_exchange("x", document))
     for total, outcome in ((1001, "ok"), (1000, "no_route")):
-        assert tried(compiled, SelectorInput({"total": total})).outcome == outcome
+        assert dry_run_exchange(compiled, SelectorInput({"total": total})).outcome == outcome

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +39,7 @@ def faults(read: Callable[..., object], *given: Any) -> list[str]:
 
 
 def told(document: Any) -> list[str]:
-    return faults(definitions.validated, document)
+    return faults(definitions.parse_document, document)
 
 
 def told_of(**changes: Any) -> list[str]:
@@ -55,13 +54,13 @@ def told_of_target(**changes: Any) -> list[str]:
 def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
     a, audit, b = (QueueRef("default", name) for name in ("a", "audit", "b"))
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
-    read = definitions.validated({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
+    read = definitions.parse_document({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
     places = (QueueRef("default", "eu"), COUNTRY), (audit,), (b,)
     targets = tuple(DefinedDestination(*each) for each in places)
     assert read == (DefinedExchange("x", a, targets, parallel=1, wsize=100, reserve=True),)
     written = {"exchanges": {"x1": {**X1, "dst": [EU, {"ns": "default", "queue": "audit"}]}}}
-    assert definitions.as_document(definitions.validated({"exchanges": {"x1": X1}})) == written
-    assert definitions.read("exchanges: {}") == ()
+    assert definitions.to_document(definitions.parse_document({"exchanges": {"x1": X1}})) == written
+    assert definitions.parse_text("exchanges: {}") == ()
 
 
 def test_the_ends_of_the_bounds_are_within() -> None:
@@ -72,7 +71,7 @@ def test_the_ends_of_the_bounds_are_within() -> None:
         {"src": {"queue": "a*b"}},
         {"dst": [{"queue": "a"}] * MAX_DESTINATIONS},
     ):
-        assert definitions.validated({"exchanges": {"x" * 90: {**X1, **changes}}})
+        assert definitions.parse_document({"exchanges": {"x" * 90: {**X1, **changes}}})
 
 
 def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
@@ -162,16 +161,14 @@ def test_a_selector_that_does_not_compile_is_told_with_its_place() -> None:
 
 def test_one_exchange_is_read_with_places_of_its_own() -> None:
     wrong = {"src": {"queue": ""}, "dst": [{}]}
-    assert faults(definitions.validated_exchange, "x*", wrong) == [
+    assert faults(definitions.parse_exchange, "x*", wrong) == [
         "dst[0].queue: It is missing.",
         "name: 'x*' ends in *: this is a pattern, not a name.",
         "src.queue: It is empty.",
     ]
-    exchange = definitions.validated_exchange("x", X1)
-    assert definitions.checked(exchange) is exchange
+    assert list(definitions.parse_exchange("x", X1).errors()) == []
     empty = DefinedExchange("x", QueueRef("default", "a"), (), parallel=0)
-    told = faults(definitions.checked, empty)
-    assert [fault.split(":")[0] for fault in told] == ["consumer.parallel", "dst"]
+    assert [error.path for error in empty.errors()] == [("consumer", "parallel"), ("dst",)]
 
 
 words = st.sampled_from([*X1, *X1["src"], *X1["consumer"], "selector", "exchanges"])
@@ -184,9 +181,9 @@ anything = st.recursive(
 @given(st.dictionaries(words, anything) | anything, st.binary(max_size=200) | st.text(max_size=200))
 def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes | str) -> None:
     with contextlib.suppress(MalformedExchanges):
-        definitions.validated({"exchanges": {"x": document}})
+        definitions.parse_document({"exchanges": {"x": document}})
     with contextlib.suppress(MalformedExchanges):
-        definitions.read(text)
+        definitions.parse_text(text)
 
 
 characters = st.characters(codec="utf-8", exclude_characters="\0")
@@ -202,10 +199,10 @@ exchanges = st.builds(DefinedExchange, names, places, destinations.map(tuple), *
 
 @given(st.lists(exchanges, max_size=3, unique_by=lambda exchange: exchange.name))
 def test_what_is_written_is_read_again(some: list[DefinedExchange]) -> None:
-    document = definitions.as_document(some)
+    document = definitions.to_document(some)
     ordered = tuple(sorted(some, key=lambda exchange: exchange.name))
-    assert definitions.read(files.as_yaml(document).encode()) == ordered
-    assert definitions.read(files.as_json(document)) == ordered
+    assert definitions.parse_text(files.write_yaml(document).encode()) == ordered
+    assert definitions.parse_text(files.write_json(document)) == ordered
 
 
 class NoMessages:
@@ -222,7 +219,9 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) 
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
         ]
         assert namespaces() == ["default", "away"]
-    assert definitions.validated({"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}})
+    assert definitions.parse_document(
+        {"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}}
+    )
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
     assert told_of_target(ns="away") == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
@@ -231,7 +230,7 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) 
 
 def fault(text: bytes | str) -> str:
     with pytest.raises(MalformedText) as raised:
-        files.parsed(text)
+        files.parse(text)
     return raised.value.sentence()
 
 
@@ -240,14 +239,14 @@ def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null() -> None:
         "no", "yes", "on", "off", "y", "012", "0x10", "1_000", "1:30", "1.5", ".inf", "=", "<<",
         "2026-11-21", "1e3", "99999999999999999999999999",
     ]  # fmt: skip
-    assert [files.parsed(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
+    assert [files.parse(f"queue: {word}") for word in words] == [{"queue": w} for w in words]
     values = {"true": True, "FALSE": False, "~": None, "": None, "-12": -12, "'12'": "12"}
-    assert {word: files.parsed(f"key: {word}")["key"] for word in values} == values
+    assert {word: files.parse(f"key: {word}")["key"] for word in values} == values
     # What begins with a brace is JSON, even behind a byte order mark; what is there twice, twice.
-    assert files.parsed(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+    assert files.parse(b'\xef\xbb\xbf \n{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
     same = {"src": {"queue": "a"}}
     document = {"exchanges": {"x": same, "y": same}}
-    assert files.parsed(files.as_yaml(document)) == document
+    assert files.parse(files.write_yaml(document)) == document
 
 
 NO_YAML: list[tuple[str, str]] = [
@@ -283,17 +282,15 @@ def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
         assert fault(text) == f"It is not YAML: {told}."
     for document, told in NO_JSON:
         assert fault(document) == told
-    assert len(faults(definitions.read, "exchanges: [")) == 1
+    assert len(faults(definitions.parse_text, "exchanges: [")) == 1
     x = json.dumps(X1)
     for twice in (f'{{"exchanges": {{"x": {x}, "x": {x}}}}}', f"exchanges:\n  x: {x}\n  x: {x}"):
         with pytest.raises(MalformedExchanges, match="twice"):
-            definitions.read(twice)
+            definitions.parse_text(twice)
 
 
 def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "psqlmessages.exchanges.store.yaml_text", raising=False)
-    monkeypatch.delattr("psqlmessages.exchanges.store.yaml_text", raising=False)
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert files.parsed('{"a": 1}') == {"a": 1}
+    monkeypatch.setattr(files, "yaml", None)
+    assert files.parse('{"a": 1}') == {"a": 1}
     with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):
-        files.parsed("a: 1")
+        files.parse("a: 1")

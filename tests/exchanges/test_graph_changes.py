@@ -35,8 +35,8 @@ def exchange(name: str = "x", *targets: str, **fields: Any) -> DefinedExchange:
 
 def load(*wanted: DefinedExchange, **options: Any) -> repository.ExchangeDifference:
     """Make the exchanges what is wanted."""
-    now = repository.present()
-    todo = repository.difference(now, wanted, **options)
+    now = repository.read_all()
+    todo = repository.compare(now, wanted, **options)
     repository.apply(todo, repository.fingerprint(now))
     return todo
 
@@ -51,14 +51,14 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
     new = exchange("new", "b", "c", "b", parallel=3, wsize=9, reserve=False)
     wanted = (new, same, exchange("other", "c"))
     todo = load(*wanted, replace_all=True)
-    assert todo.lines() == [
+    assert todo.describe() == [
         "+ new: default/a -> default/b, default/c, default/b",
         "~ other: default/a -> default/c",
         '    dst[0].queue: "b" -> "c"',
         "- old: default/a -> default/b",
     ]
     assert todo.summary() == "1 added, 1 changed, 1 unchanged, 1 removed"
-    assert set(repository.present()) == set(wanted)
+    assert set(repository.read_all()) == set(wanted)
     assert not ExchangeCount.objects.exists()
     after = {row.name: row for row in Exchange.objects.all()}
     # What changes keeps its row and its state; what does not is not touched.
@@ -74,7 +74,7 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
     old = exchange("x", "b", "c", "d", parallel=1)
     selected = DefinedDestination(QueueRef("eu", "b"), 'msg.body == "é"')
     new = replace(old, parallel=2, destinations=(selected, old.destinations[1]))
-    assert repository.difference([old], [new]).lines() == [
+    assert repository.compare([old], [new]).describe() == [
         "~ x: default/a -> eu/b, default/c",
         "    consumer.parallel: 1 -> 2",
         '    dst[0].ns: "default" -> "eu"',
@@ -86,26 +86,26 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
 @pytest.mark.django_db
 def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused() -> None:
     load(exchange("x"))
-    now = repository.present()
+    now = repository.read_all()
     # No definition that was read is like this: the database has the last word.
-    todo = repository.difference(now, [exchange("y"), exchange("z", parallel=99)])
+    todo = repository.compare(now, [exchange("y"), exchange("z", parallel=99)])
     with pytest.raises(DatabaseError):
         repository.apply(todo, repository.fingerprint(now), with_rules=True)
     Destination.objects.update(selector="false")
     with pytest.raises(repository.ExchangesChanged):
-        repository.apply(repository.difference(now, [exchange("y")]), repository.fingerprint(now))
+        repository.apply(repository.compare(now, [exchange("y")]), repository.fingerprint(now))
     assert [row.name for row in Exchange.objects.all()] == ["x"]
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
 @pytest.mark.django_db
 def test_one_exchange_is_put_started_stopped_and_deleted() -> None:
-    repository.put(exchange("x"))
+    repository.store(exchange("x"))
     with pytest.raises(repository.ExchangeExists):
-        repository.put(exchange("x", "c"))
-    assert repository.present() == (exchange("x"),)
-    repository.put(exchange("x", "c"), replace=True)
-    assert repository.present() == (exchange("x", "c"),)
+        repository.store(exchange("x", "c"))
+    assert repository.read_all() == (exchange("x"),)
+    repository.store(exchange("x", "c"), replace=True)
+    assert repository.read_all() == (exchange("x", "c"),)
     before = Exchange.objects.get().changed_at
     assert not repository.set_running("x", is_running=True)
     assert Exchange.objects.get().changed_at == before
@@ -128,7 +128,7 @@ def with_own_connection(doing: Callable[[], object]) -> None:
 def committed(committing: None, server: TestedServer) -> Iterator[World]:
     """A world in which x is stored, for connections besides Django's to see."""
     world = World(server)
-    repository.put(exchange("x"))
+    repository.store(exchange("x"))
     yield world
     world.close()
 
@@ -160,7 +160,7 @@ def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> No
     other.execute("BEGIN")
     other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(with_own_connection, lambda: repository.put(exchange("y")))
+        late = thread.submit(with_own_connection, lambda: repository.store(exchange("y")))
         committed.wait_for(WAITING, 1)
         other.execute("UPDATE psqlmessages_exchange SET name = 'y'")
         other.execute("COMMIT")
@@ -174,14 +174,14 @@ def test_two_queries_read_all_definitions(settings: Any, django_assert_num_queri
     wanted = exchange("x", "c", parallel=2, wsize=9, reserve=False)
     selected = DefinedDestination(QueueRef("default", "b"), "msg.tries > 1")
     wanted = replace(wanted, destinations=(selected, *wanted.destinations))
-    graphed = repository.compiled(repository.put(wanted))
+    graphed = repository.compile_exchange(repository.store(wanted))
     assert (graphed.name, graphed.source) == ("x", QueueRef("default", "a"))
     assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
     assert [target.selector is None for target in graphed.targets] == [False, True]
     assert graphed.max_hops == 3
     load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
     with django_assert_num_queries(2):
-        assert len(repository.present()) == 10
+        assert len(repository.read_all()) == 10
     gone = replace(selected, selector="@no_more")
     with pytest.raises(MalformedExchanges, match=r"exchanges\.x\.dst\[0\]\.selector: "):
-        repository.compiled(replace(wanted, destinations=(gone,)))
+        repository.compile_exchange(replace(wanted, destinations=(gone,)))

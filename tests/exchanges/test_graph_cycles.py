@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges.store.route_graph import RouteGraph, graph
+from psqlmessages.exchanges.store.route_graph import RouteGraph, build_graph
 from tests.exchanges.asking import defined, place
 
 
 def drawn(*arrows: str) -> RouteGraph:
     """The graph of exchanges written as "source > target target"."""
     pairs = (arrow.split(" > ") for arrow in arrows)
-    return graph(defined(source, *targets.split()) for source, targets in pairs)
+    return build_graph(defined(source, *targets.split()) for source, targets in pairs)
 
 
 def cycles(*arrows: str) -> list[str]:

@@ -7,13 +7,12 @@ import pytest
 from django.db import connection
 
 from project.postgres import Server
+from psqlmessages.exchanges.store.definitions import DefinedExchange
 from psqlmessages.exchanges.store.permissions import (
     MissingRule,
     add_missing_rules,
-    lacking,
-    missing_rules,
+    find_missing_rules,
 )
-from psqlmessages.exchanges.store.permissions import lacking_together as together
 from psqlmessages.models import Auth
 from tests.conftest import TestedServer
 from tests.exchanges.asking import defined as exchange
@@ -25,6 +24,10 @@ ROLE = Server.owner
 def rule(dest: str, mode: str, ident: str = "exchange.x", role: str = ROLE) -> Auth:
     fields = {"type": "Queue", "dest": dest, "mode": mode, "timeout": 5}
     return Auth.objects.create(role=role, ident=ident, **fields)
+
+
+def missing_rules(of: DefinedExchange) -> list[MissingRule]:
+    return find_missing_rules([of]).rules
 
 
 def test_an_exchange_reads_its_source_and_writes_its_destinations() -> None:
@@ -81,7 +84,7 @@ def test_missing_rules_are_added_and_told() -> None:
 def test_a_transaction_goes_on_where_the_rules_cannot_be_asked() -> None:
     with connection.cursor() as cursor:
         cursor.execute("ALTER SCHEMA messages RENAME TO elsewhere")
-        assert "messages" in lacking(exchange("a", "b")).unasked["default"]
+        assert "messages" in find_missing_rules([exchange("a", "b")]).errors["default"]
         cursor.execute("ALTER SCHEMA elsewhere RENAME TO messages")
     assert len(missing_rules(exchange("a", "b"))) == 2
 
@@ -109,10 +112,10 @@ def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.
     eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
     try:
         queues = ("away/b", "eu/b", "gone/b", "b")
-        found = together([exchange("a", queue, name=queue) for queue in queues])
+        found = find_missing_rules([exchange("a", queue, name=queue) for queue in queues])
     finally:
         eu_owner.execute("ALTER SCHEMA elsewhere RENAME TO messages")
     assert {missing.namespace for missing in found.rules} == {"default"}
     unasked = {"away": "connection", "eu": "messages", "gone": "Unknown namespace 'gone'"}
-    assert sorted(found.unasked) == sorted(unasked)
-    assert all(why in found.unasked[each] for each, why in unasked.items())
+    assert sorted(found.errors) == sorted(unasked)
+    assert all(why in found.errors[each] for each, why in unasked.items())

@@ -15,9 +15,9 @@ def plan(*targets: str, **options: object) -> ExchangePlan:
 
 
 def test_within_one_database_nothing_is_reserved() -> None:
-    assert plan("here/b", "here/c", reserve=False).flow is DeliveryMode.WITHIN
-    assert plan("here/b", "there/c").flow is DeliveryMode.RESERVED
-    assert plan("here/b", "there/c", reserve=False).flow is DeliveryMode.POPPED
+    assert plan("here/b", "here/c", reserve=False).mode is DeliveryMode.WITHIN
+    assert plan("here/b", "there/c").mode is DeliveryMode.RESERVED
+    assert plan("here/b", "there/c", reserve=False).mode is DeliveryMode.POPPED
 
 
 def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
@@ -30,7 +30,7 @@ def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
     for (parallel, wsize, targets), loops_and_batch in expected.items():
         queues = [f"here/b{number}" for number in range(targets)]
         found = plan(*queues, parallel=parallel, wsize=wsize)
-        assert (found.loops, found.batch) == loops_and_batch
+        assert (found.consumers, found.batch_size) == loops_and_batch
 
 
 def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_database() -> None:
@@ -39,19 +39,19 @@ def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_data
         found = ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), (target,)))
         assert found.fetches_body == fetches
     assert plan("there/b").fetches_body
-    assert not plan("there/b").wants_body
+    assert not plan("there/b").needs_body
 
 
 @in_a_loop
 async def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None:
     now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
     line = ReconnectingConnection(server.url(), 60)
-    done, answers = await line.ask_on(now, (Query("BEGIN"), Query("SELECT 2")))
+    done, answers = await line.execute_and_prefetch(now, (Query("BEGIN"), Query("SELECT 2")))
     assert (done[1], answers) == ([(1,)], [[], [(2,)]])
-    await line.ask(Query("COMMIT"))
+    await line.execute(Query("COMMIT"))
     for error in ("SELECT 1/0", "SELECT nothing FROM nowhere"):
         ahead = (Query("BEGIN"), Query("SELECT 2"), Query(error), Query("SELECT 3"))
-        done, answers = await line.ask_on(now, ahead)
+        done, answers = await line.execute_and_prefetch(now, ahead)
         assert (done[1], answers) == ([(1,)], None)
-        assert (await line.ask(Query("SELECT 4")))[0] == [(4,)]
+        assert (await line.execute(Query("SELECT 4")))[0] == [(4,)]
     await line.close()

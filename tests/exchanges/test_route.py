@@ -157,8 +157,8 @@ def test_neither_django_nor_psycopg_is_needed() -> None:
 
 def test_without_the_package_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
-    compiler.environment.cache_clear()
-    compiler.compiled.cache_clear()
+    compiler.get_environment.cache_clear()
+    compiler.compile_expression.cache_clear()
     assert routed("").outcome == "ok"
     with pytest.raises(SelectorsUnavailable, match=r"pip install 'psqlmessages\[exchanges\]'"):
         exchange("true")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psqlmessages.exchanges import Selector, SelectorError
-from psqlmessages.exchanges.cost import MAX_PROGRAM, MAX_UNITS, program_size, units_allowed
+from psqlmessages.exchanges.cost import MAX_PROGRAM, MAX_UNITS, find_max_units, program_size
 from psqlmessages.exchanges.expression import ExpressionTree
 from tests.exchanges.asking import asked, routed
 
@@ -137,7 +137,7 @@ def test_objects_functions_and_loops_are_refused_as_such() -> None:
         Selector("google.protobuf.Duration{seconds: 1}")
     # A function that a later version of the package may bring.
     with pytest.raises(SelectorError, match="the function repeat is not supported"):
-        units_allowed(
+        find_max_units(
             ExpressionTree(
                 "call", "repeat", (ExpressionTree("name", "msg"), ExpressionTree("constant", 10**9))
             )
@@ -163,7 +163,7 @@ def test_what_is_usual_may_look_at_much() -> None:
         r"msg.headers.a.matches('^[a-z0-9._%+-]{1,64}@[a-z0-9.-]{1,99}$')": 1_100,
     }
     for expression, units in least.items():
-        assert Selector(expression).window.units >= units, expression
+        assert Selector(expression).fields.max_units >= units, expression
 
 
 def test_the_limit_is_that_of_the_parts_looked_at() -> None:
@@ -188,7 +188,7 @@ def test_header_values_seen_before_are_forgotten_in_time() -> None:
     selector = Selector("msg.headers.n == '3'")
     taken = [n for n in range(3000) if asked(selector.text, n=str(n)).is_taken]
     assert taken == [3]
-    assert len(selector._compiled.memory._kept) <= 256
+    assert len(selector._compiled.cache._entries) <= 256
 
 
 def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes() -> None:

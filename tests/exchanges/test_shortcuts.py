@@ -26,27 +26,27 @@ given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count
 )
 def test_shortcuts_decide_as_selectors_do(texts: list[str], messages: list[dict[str, Any]]) -> None:
     graphed = exchange(*texts)
-    shortcut = RouteCache.of(graphed)
-    assert shortcut is not None
+    cache = RouteCache.of(graphed)
+    assert cache is not None
     for headers in messages * 2:
-        known = shortcut.deliveries(headers)
+        known = cache.get(headers)
         routed = route(graphed, SelectorInput(headers=dict(headers)))
         if known is not None:
             assert (known, routed.outcome) == (routed.deliveries, "ok" if known else "no_route")
-        shortcut.keep(headers, routed)
+        cache.put(headers, routed)
 
 
 def test_texts_are_remembered_but_not_what_only_looks_equal_or_failed() -> None:
     graphed = exchange(BY_HEADERS[1], 'int(msg.headers.lane) > 0 || msg.headers.x == "1"')
-    shortcut = RouteCache.of(graphed)
-    assert shortcut is not None
+    cache = RouteCache.of(graphed)
+    assert cache is not None
     for lane, known in (("1", [0, 1]), ("nought", None)):
         headers = {"lane": lane, "x": "2"}
-        shortcut.keep(headers, route(graphed, SelectorInput(headers=dict(headers))))
-        copies = shortcut.deliveries({**headers, "y": 5})
+        cache.put(headers, route(graphed, SelectorInput(headers=dict(headers))))
+        copies = cache.get({**headers, "y": 5})
         assert (copies and [copy.target for copy in copies]) == known, lane
     for others in ({"lane": "2"}, {"lane": 1}, {"lane": "1", "x-hop-count": 17}):
-        assert shortcut.deliveries({"x": "2", **others}) is None, others
+        assert cache.get({"x": "2", **others}) is None, others
 
 
 def test_a_selector_that_depends_on_more_has_no_shortcut() -> None:

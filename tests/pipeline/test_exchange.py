@@ -66,7 +66,7 @@ class Runner:
         self.counts.clear()
 
     def define(self) -> None:
-        self.exchanges.define([repository.compiled(row) for row in repository.rows()])
+        self.exchanges.define([repository.compile_exchange(row) for row in repository.rows()])
 
     def count(self, outcome: str, destination: int = -1) -> int:
         """How many of an outcome were told so far."""

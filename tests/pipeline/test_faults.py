@@ -189,7 +189,7 @@ def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
-        definitions = written([repository.compiled(row) for row in repository.rows()])
+        definitions = written([repository.compile_exchange(row) for row in repository.rows()])
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         started.append(spawn("exchange", definitions, env=environment, stdout=subprocess.DEVNULL))
         return started[-1]

@@ -182,9 +182,9 @@ class Process:
 
 def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any]) -> None:
     """Store an exchange in the database of a server of a test's own."""
-    (exchange,) = definitions.validated({"exchanges": {name: definition}})
+    (exchange,) = definitions.parse_document({"exchanges": {name: definition}})
     with namespace("own", **dj_database_url.parse(server.url())):
-        repository.put(exchange, replace=True, using="own")
+        repository.store(exchange, replace=True, using="own")
 
 
 class Crowd:

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE
-from psqlmessages.exchanges.store.stats import SIZES, limits
+from psqlmessages.exchanges.store.stats import SIZES, size_limits
 from psqlmessages.models import Element, Queue
 from tests.sql.conftest import Program
 from tests.web.desks import QUEUES, TOO_LONG, Desk, history, page_of
@@ -83,7 +83,7 @@ def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", limits(10))
+        cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", size_limits(10))
         plan = "\n".join(line for (line,) in cursor.fetchall())
     # Which of the indexes begins with the queue and is the cheapest, the statistics of the day say.
     assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from psqlmessages.exchanges.model import (
+    FALLBACK_QUEUES,
     HOP_HEADER,
     UNCHANGED,
     CompiledExchange,
@@ -23,7 +24,7 @@ from psqlmessages.exchanges.routing import RouteCache, needs_body, route
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 
 # Limit of one call of `deliver`.
-_MOST_COPIES: Final = 65_536
+_MAX_COPIES: Final = 65_536
 
 
 class DeliveryMode(Enum):
@@ -43,41 +44,44 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    ``names`` identify the targets by their place and, among targets with the same place, by a
-    number. They stay the same when targets are added, removed or reordered. ``marks`` are stored
-    in an element when the copies for the targets have been made.
+    ``names`` identify the targets by their queue and, if it occurs several times, by a number. They
+    stay the same when targets are added, removed or reordered. A ``mark`` is stored in an element
+    when the copy for this target has been made, so that a retry does not make it again.
     """
 
     exchange: CompiledExchange
-    flow: DeliveryMode
+    mode: DeliveryMode
     names: tuple[str, ...]
     marks: tuple[str, ...]
-    wants_body: bool
-    loops: int
-    batch: int
-    shortcut: RouteCache | None = field(default=None, compare=False, repr=False)
+    needs_body: bool
+    consumers: int
+    batch_size: int
+    route_cache: RouteCache | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, exchange: CompiledExchange) -> ExchangePlan:
         """Plan the consumers of an exchange."""
         queues = [target.place for target in exchange.targets]
-        is_within = all(exchange.source.namespace == queue.namespace for queue in queues)
-        taking = DeliveryMode.RESERVED if exchange.reserve else DeliveryMode.POPPED
-        loops = min(exchange.parallel, exchange.wsize)
-        seen: Counter[QueueRef] = Counter()
+        if all(queue.namespace == exchange.source.namespace for queue in queues):
+            mode = DeliveryMode.WITHIN
+        else:
+            mode = DeliveryMode.RESERVED if exchange.reserve else DeliveryMode.POPPED
+        consumers = min(exchange.parallel, exchange.wsize)
+        max_batch_size = _MAX_COPIES // max(len(queues), 1)
+        occurrences: Counter[QueueRef] = Counter()
         names = []
         for queue in queues:
-            names.append(f"{queue}/{seen[queue]}")
-            seen[queue] += 1
+            names.append(f"{queue}/{occurrences[queue]}")
+            occurrences[queue] += 1
         return cls(
             exchange=exchange,
-            flow=DeliveryMode.WITHIN if is_within else taking,
+            mode=mode,
             names=tuple(names),
             marks=tuple(f"{exchange.name}/{name}" for name in names),
-            wants_body=needs_body(exchange),
-            loops=loops,
-            batch=min(exchange.wsize // loops, _MOST_COPIES // max(len(exchange.targets), 1)),
-            shortcut=RouteCache.of(exchange),
+            needs_body=needs_body(exchange),
+            consumers=consumers,
+            batch_size=min(exchange.wsize // consumers, max_batch_size),
+            route_cache=RouteCache.of(exchange),
         )
 
     @property
@@ -88,7 +92,7 @@ class ExchangePlan:
     @property
     def fetches_body(self) -> bool:
         """Whether this process reads bodies: for selectors, or to copy them to other databases."""
-        return self.wants_body or self.flow is not DeliveryMode.WITHIN
+        return self.needs_body or self.mode is not DeliveryMode.WITHIN
 
     @property
     def namespaces(self) -> set[str]:
@@ -96,21 +100,19 @@ class ExchangePlan:
         queues = (self.exchange.source, *(target.place for target in self.exchange.targets))
         return {queue.namespace for queue in queues}
 
-    def key(self, target: int, element: int, pushed_at: int) -> str:
+    def push_key(self, target: int, element: int, pushed_at: int) -> str:
         """Return the key of a copy in another database: a second push with this key adds nothing.
 
         ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
-        nth = self.names[target].rpartition("/")[2]
-        return f"{self.exchange.name}.{element}.{pushed_at}.{nth}"
+        number = self.names[target].rpartition("/")[2]
+        return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
 
 
 # Batches: elements that were taken together, and their copies. Pure.
 
-_MICROSECOND = timedelta(microseconds=1)
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Queues for elements that no destination takes.
-_ASIDE = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
+_MICROSECOND: Final = timedelta(microseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TakenElement(NamedTuple):
@@ -171,12 +173,16 @@ class CopyError(NamedTuple):
 
     ref: str
     target: int
-    why: str
+    reason: str
 
 
 @dataclass(slots=True)
 class RoutedBatch:
-    """Elements that were taken together: their outcomes, copies and errors."""
+    """Elements that were taken together: their outcomes, copies and errors.
+
+    ``failed`` holds elements with a copy that could not be made, ``lost`` those whose leases had
+    expired.
+    """
 
     plan: ExchangePlan
     outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
@@ -187,103 +193,82 @@ class RoutedBatch:
     failed: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
 
-    def add(self, taken: TakenElement) -> None:
+    def add(self, element: TakenElement) -> None:
         """Route an element, and add its copies."""
-        shortcut = self.plan.shortcut
-        deliveries = shortcut.deliveries(taken.headers) if shortcut is not None else None
+        cache = self.plan.route_cache
+        deliveries = cache.get(element.headers) if cache is not None else None
         if deliveries is None:
-            routed = self._routed(taken)
-            if shortcut is not None:
-                shortcut.keep(taken.headers, routed)
-            deliveries = routed.deliveries
-            outcome = RoutingOutcome(routed.outcome, self._seconds(routed))
+            routed = self._route(element)
+            if cache is not None:
+                cache.put(element.headers, routed)
+            deliveries, outcome = routed.deliveries, routed.outcome
+            selector_seconds = sum(verdict.seconds for verdict in routed.verdicts)
+            self.selector_errors += [
+                (verdict.target, verdict.error)
+                for verdict in routed.verdicts
+                if verdict.error is not None
+            ]
         else:
-            outcome = RoutingOutcome("ok" if deliveries else "no_route", 0.0)
-        self.outcome_of[taken.ref] = outcome
-        if (aside := _ASIDE.get(outcome.outcome)) is not None:
-            mark = f"{self.plan.exchange.name}/{aside}"
-            self.copies.append(LocalCopy(taken.ref, -1, mark, aside))
+            outcome, selector_seconds = "ok" if deliveries else "no_route", 0.0
+        self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
+        if outcome in FALLBACK_QUEUES:
+            queue = FALLBACK_QUEUES[outcome]
+            mark = f"{self.plan.exchange.name}/{queue}"
+            self.copies.append(LocalCopy(element.ref, -1, mark, queue))
         for delivery in deliveries:
-            self._deliver(taken, delivery)
+            self._add_copy(element, delivery)
 
-    def _routed(self, taken: TakenElement) -> RoutingResult:
+    def _route(self, element: TakenElement) -> RoutingResult:
+        body: Any = None
+        if self.plan.needs_body and element.body is not None:
+            try:
+                body = decode(element.body, element.enc)
+            except MalformedPayload:
+                # The stored body does not match its encoding: selectors see the text.
+                body = element.body
         message = SelectorInput(
-            body=self._body(taken),
-            headers=dict(taken.headers),
-            id=taken.id,
-            tries=taken.tries,
-            hops=taken.hops,
+            body=body,
+            headers=dict(element.headers),
+            id=element.id,
+            tries=element.tries,
+            hops=element.hops,
             queue=self.plan.exchange.source.queue,
             ns=self.plan.exchange.source.namespace,
         )
-        return route(self.plan.exchange, message, now=taken.now)
+        return route(self.plan.exchange, message, now=element.now)
 
-    def fail_unrouted(self, taken: TakenElement) -> None:
+    def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
-        self.outcome_of[taken.ref] = RoutingOutcome("ok", 0.0)
-        self.failed.add(taken.ref)
+        self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
+        self.failed.add(element.ref)
 
-    def _body(self, taken: TakenElement) -> Any:
-        if not self.plan.wants_body or taken.body is None:
-            return None
-        try:
-            return decode(taken.body, taken.enc)
-        except MalformedPayload:
-            # The stored body does not match its encoding: selectors see the text.
-            return taken.body
-
-    def _seconds(self, routed: RoutingResult) -> float:
-        seconds = 0.0
-        for verdict in routed.verdicts:
-            seconds += verdict.seconds
-            if verdict.error is not None:
-                self.selector_errors.append((verdict.target, verdict.error))
-        return seconds
-
-    def _deliver(self, taken: TakenElement, delivery: CopyToPush) -> None:
+    def _add_copy(self, element: TakenElement, delivery: CopyToPush) -> None:
         mark = self.plan.marks[delivery.target]
-        if taken.delivered and mark in taken.delivered:
+        if element.delivered and mark in element.delivered:
             return
         place = self.plan.exchange.targets[delivery.target].place
         try:
             if place.namespace == self.plan.exchange.source.namespace:
-                self.copies.append(self._copy(taken, delivery, mark, place.queue))
+                self.copies.append(_local_copy(element, delivery, mark, place.queue))
             else:
-                copy = self._remote_copy(taken, delivery, mark, place.queue)
+                copy = self._remote_copy(element, delivery, mark, place.queue)
                 self.remote.setdefault(place.namespace, []).append(copy)
         except (TypeError, ValueError, OverflowError) as error:
-            self.refuse(taken.ref, delivery.target, str(error))
-            self.failed.add(taken.ref)
-
-    def _copy(self, taken: TakenElement, delivery: CopyToPush, mark: str, queue: str) -> LocalCopy:
-        if delivery.is_plain:
-            return LocalCopy(taken.ref, delivery.target, mark, queue)
-        body = None if delivery.body is UNCHANGED else EncodedBody.of(delivery.body)
-        return LocalCopy(
-            ref=taken.ref,
-            target=delivery.target,
-            mark=mark,
-            queue=queue,
-            headers=None if delivery.headers is None else _json(delivery.headers),
-            body=None if body is None else body.text,
-            enc=None if body is None else body.enc,
-            mature=_mature(delivery, taken.now),
-            tries=delivery.tries,
-        )
+            self._fail(element.ref, delivery.target, str(error))
 
     def _remote_copy(
-        self, taken: TakenElement, delivery: CopyToPush, mark: str, queue: str
+        self, element: TakenElement, delivery: CopyToPush, mark: str, queue: str
     ) -> RemoteCopy:
         if delivery.body is UNCHANGED:
-            body = EncodedBody(taken.body or "", taken.enc)
+            body = EncodedBody(element.body or "", element.enc)
         else:
             body = EncodedBody.of(delivery.body)
         headers = delivery.headers
         if headers is None:
-            headers = {**taken.headers, HOP_HEADER: taken.hops + 1}
-        pushed_at = (taken.pushed_at - _EPOCH) // _MICROSECOND
+            headers = {**element.headers, HOP_HEADER: element.hops + 1}
+        pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
         return RemoteCopy(
-            ref=taken.ref,
+            ref=element.ref,
             target=delivery.target,
             mark=mark,
             queue=queue,
@@ -291,46 +276,44 @@ class RoutedBatch:
             body=body.text,
             enc=body.enc,
             delay=delivery.delay if delivery.mature is None else None,
-            mature=_mature(delivery, taken.now) if delivery.mature is not None else None,
+            mature=_mature(delivery, element.now) if delivery.mature is not None else None,
             tries=delivery.tries,
-            key=self.plan.key(delivery.target, taken.id, pushed_at),
+            key=self.plan.push_key(delivery.target, element.id, pushed_at),
         )
 
     # Results
 
-    def refuse(self, ref: str, target: int, why: str) -> None:
-        """Record a copy that was not made."""
-        self.copy_errors.append(CopyError(ref, target, why))
+    def _fail(self, ref: str, target: int, reason: str) -> None:
+        self.copy_errors.append(CopyError(ref, target, reason))
+        self.failed.add(ref)
 
-    def pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
+    def add_pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
         """Record which copies another database has accepted, and the errors of the others."""
-        for copy, problem in zip(copies, errors, strict=True):
-            if problem is None:
+        for copy, error in zip(copies, errors, strict=True):
+            if error is None:
                 # If the element fails because of another copy, its mark prevents a second push.
                 self.copies.append(LocalCopy(copy.ref, copy.target, copy.mark, None))
             else:
-                self.refuse(copy.ref, copy.target, problem)
-                self.failed.add(copy.ref)
+                self._fail(copy.ref, copy.target, error)
 
-    def acknowledge(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
-        """Record the answer of the source's database."""
+    def add_delivered(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
+        """Record the answer of `deliver`: elements that were lost, and copies that were refused."""
         self.lost.update(lost)
         targets = {(copy.mark, copy.ref): copy.target for copy in self.copies} if refused else {}
-        for mark, ref, why, *_ in refused:
-            self.refuse(ref, targets[mark, ref], why)
-            self.failed.add(ref)
+        for mark, ref, reason, *_ in refused:
+            self._fail(ref, targets[mark, ref], reason)
 
-    def outcomes(self) -> dict[str, tuple[int, float]]:
+    def count_outcomes(self) -> dict[str, tuple[int, float]]:
         """Return the number of elements and the time of their selectors, by outcome."""
-        found: dict[str, tuple[int, float]] = {}
+        counts: dict[str, tuple[int, float]] = {}
         for ref, outcome in self.outcome_of.items():
             if ref not in self.lost:
                 name = "failed" if ref in self.failed else outcome.outcome
-                number, seconds = found.get(name, (0, 0.0))
-                found[name] = (number + 1, seconds + outcome.selector_seconds)
-        return found
+                number, seconds = counts.get(name, (0, 0.0))
+                counts[name] = (number + 1, seconds + outcome.selector_seconds)
+        return counts
 
-    def copied(self) -> Counter[int]:
+    def count_copies(self) -> Counter[int]:
         """Return how many copies each target received."""
         refused = {(error.ref, error.target) for error in self.copy_errors}
         return Counter(
@@ -339,6 +322,23 @@ class RoutedBatch:
             if copy.target >= 0 and copy.ref not in self.lost
             and (copy.ref, copy.target) not in refused
         )  # fmt: skip
+
+
+def _local_copy(element: TakenElement, delivery: CopyToPush, mark: str, queue: str) -> LocalCopy:
+    if delivery.is_plain:
+        return LocalCopy(element.ref, delivery.target, mark, queue)
+    body = None if delivery.body is UNCHANGED else EncodedBody.of(delivery.body)
+    return LocalCopy(
+        ref=element.ref,
+        target=delivery.target,
+        mark=mark,
+        queue=queue,
+        headers=None if delivery.headers is None else _json(delivery.headers),
+        body=None if body is None else body.text,
+        enc=None if body is None else body.enc,
+        mature=_mature(delivery, element.now),
+        tries=delivery.tries,
+    )
 
 
 def _json(headers: dict[str, Any]) -> str:

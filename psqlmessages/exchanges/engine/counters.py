@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-# Same values as ExchangeCount.Outcome: a process may count without Django.
+# Same values as ExchangeCount.Outcome, which this module cannot import: it must not use Django.
 OK: Final = "ok"
 TO: Final = "to"
 BAD_SELECTOR: Final = "bad_selector"
@@ -28,61 +28,68 @@ class Counter:
 
 
 class ExchangeCounters:
-    """Counters of one exchange by outcome and destination, and how often consumers waited."""
+    """Counters of one exchange, and how often its consumers waited after an error.
+
+    The key of a counter is an outcome, and the index of a destination or -1 for all of them.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, int], Counter] = {(OK, -1): Counter()}
         self._written: dict[tuple[str, int], int] = {}
         self.waits = 0
 
-    def finished(self, outcome: str, number: int, seconds: float, selector_seconds: float) -> None:
+    def add_elements(
+        self, outcome: str, number: int, seconds: float, selector_seconds: float
+    ) -> None:
         """Count elements that took ``seconds`` each; ``selector_seconds`` is their sum."""
-        entry = self.entries.setdefault((outcome, -1), Counter())
-        entry.count += number
-        entry.seconds += number * seconds
-        entry.selector_seconds += selector_seconds
-        entry.buckets[bisect_left(BUCKET_SECONDS, seconds)] += number
+        counter = self._counter(outcome)
+        counter.count += number
+        counter.seconds += number * seconds
+        counter.selector_seconds += selector_seconds
+        counter.buckets[bisect_left(BUCKET_SECONDS, seconds)] += number
 
-    def copied(self, destination: int, number: int) -> None:
+    def add_copies(self, destination: int, number: int) -> None:
         """Count copies to a destination."""
-        self.entries.setdefault((TO, destination), Counter()).count += number
+        self._counter(TO, destination).count += number
 
-    def failed_to_select(self, destination: int) -> None:
+    def add_selector_failure(self, destination: int) -> None:
         """Count a failure of a destination's selector."""
-        self.entries.setdefault((BAD_SELECTOR, destination), Counter()).count += 1
+        self._counter(BAD_SELECTOR, destination).count += 1
 
-    def add(self, outcome: str, destination: int, more: Counter) -> None:
-        """Add the counters of another process."""
-        entry = self.entries.setdefault((outcome, destination), Counter())
-        entry.count += more.count
-        entry.seconds += more.seconds
-        entry.selector_seconds += more.selector_seconds
-        entry.buckets = [
-            one + other for one, other in zip(entry.buckets, more.buckets, strict=True)
-        ]
+    def add(self, outcome: str, destination: int, other: Counter) -> None:
+        """Add a counter of another process."""
+        counter = self._counter(outcome, destination)
+        counter.count += other.count
+        counter.seconds += other.seconds
+        counter.selector_seconds += other.selector_seconds
+        counter.buckets = [sum(pair) for pair in zip(counter.buckets, other.buckets, strict=True)]
+
+    def _counter(self, outcome: str, destination: int = -1) -> Counter:
+        return self.entries.setdefault((outcome, destination), Counter())
 
     @property
     def selector_failures(self) -> int:
         """Number of failed selector evaluations."""
         entries = self.entries.items()
-        return sum(entry.count for (what, _), entry in entries if what == BAD_SELECTOR)
+        return sum(counter.count for (outcome, _), counter in entries if outcome == BAD_SELECTOR)
 
     @property
     def elements(self) -> int:
         """Number of elements that were finished, with any outcome."""
-        return sum(entry.count for (_, place), entry in self.entries.items() if place < 0)
+        entries = self.entries.items()
+        return sum(counter.count for (_, destination), counter in entries if destination < 0)
 
     def count(self, outcome: str) -> int:
         """Return the number of elements with this outcome."""
         return self.entries.get((outcome, -1), Counter()).count
 
-    def unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
-        """Yield the changed entries, and always the ok entry of a running exchange as heartbeat."""
-        for (outcome, destination), entry in self.entries.items():
-            is_sign = is_running and outcome == OK
-            if is_sign or self._written.get((outcome, destination), 0) != entry.count:
-                yield outcome, destination, entry
+    def list_unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
+        """Yield the changed counters, and that of ok as the heartbeat of a running exchange."""
+        for (outcome, destination), counter in self.entries.items():
+            is_heartbeat = is_running and outcome == OK
+            if is_heartbeat or self._written.get((outcome, destination), 0) != counter.count:
+                yield outcome, destination, counter
 
-    def wrote(self, outcome: str, destination: int, count: int) -> None:
-        """Record that this count of an entry has been written."""
+    def mark_written(self, outcome: str, destination: int, count: int) -> None:
+        """Record that a counter with this count has been written."""
         self._written[outcome, destination] = count

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from psqlmessages.exchanges.model import (
+    FALLBACK_QUEUES,
     HOP_HEADER,
     UNCHANGED,
     CompiledExchange,
@@ -18,7 +19,6 @@ from psqlmessages.exchanges.model import (
 from psqlmessages.exchanges.routing import hop_count, route
 
 NAME_HEADER: Final = "x-exchange-name"
-STRAYS: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class DryRunCopy:
 
 
 @dataclass(frozen=True)
-class DryRunRequest:
+class DryRunDestination:
     """A destination: the verdict of its selector, and the copy that it would get."""
 
     place: QueueRef
@@ -44,14 +44,14 @@ class DryRunRequest:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Result of a dry run. ``stray`` is the copy of a message that no destination takes."""
+    """Result of a dry run. ``fallback`` is the copy of a message that no destination gets."""
 
     outcome: Outcome
-    asked: tuple[DryRunRequest, ...]
-    stray: DryRunCopy | None
+    destinations: tuple[DryRunDestination, ...]
+    fallback: DryRunCopy | None
 
 
-def tried(
+def dry_run_exchange(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> DryRun:
     """Route a message without changing it. Selectors in code run with all their side effects.
@@ -59,11 +59,11 @@ def tried(
     ``now`` is the time that selectors see (default: the present).
     """
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
-    raised = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
+    headers = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
     copies = {
         delivery.target: DryRunCopy(
             exchange.targets[delivery.target].place,
-            raised if delivery.headers is None else delivery.headers,
+            headers if delivery.headers is None else delivery.headers,
             message.body if delivery.body is UNCHANGED else delivery.body,
             delivery.delay,
             delivery.mature,
@@ -71,13 +71,16 @@ def tried(
         )
         for delivery in routed.deliveries
     }
-    asked = tuple(
-        DryRunRequest(exchange.targets[verdict.target].place, verdict, copies.get(verdict.target))
+    destinations = tuple(
+        DryRunDestination(
+            exchange.targets[verdict.target].place, verdict, copies.get(verdict.target)
+        )
         for verdict in routed.verdicts
     )
-    if routed.outcome not in STRAYS:
-        return DryRun(routed.outcome, asked, None)
-    headers = raised if routed.outcome == "no_route" else message.headers
-    place = QueueRef(exchange.source.namespace, STRAYS[routed.outcome])
-    stray = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
-    return DryRun(routed.outcome, asked, stray)
+    fallback = None
+    if routed.outcome in FALLBACK_QUEUES:
+        if routed.outcome == "too_many_hops":
+            headers = message.headers
+        place = QueueRef(exchange.source.namespace, FALLBACK_QUEUES[routed.outcome])
+        fallback = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
+    return DryRun(routed.outcome, destinations, fallback)

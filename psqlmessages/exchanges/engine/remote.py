@@ -18,16 +18,21 @@ from psqlmessages.retry import Backoff, error_line
 
 ANSWER_SECONDS: Final = 5
 _TIMEOUT: Final = f"SET LOCAL statement_timeout = '{ANSWER_SECONDS}s'"
-_LEAST, _MOST = timedelta(seconds=0.5), timedelta(seconds=15)
-# By queue and key: None, or why a copy could not be pushed. A key is unique within a queue.
+_MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.5), timedelta(seconds=15)
+# By queue and push key, which together identify a copy: the error, or None if it was pushed.
 Errors = dict[tuple[str, str], str | None]
 
-# Per transaction. A single copy may be larger.
-_CHARACTERS: Final = 8 * 1024 * 1024
-# Errors of one copy (body, headers, key), not of the queue or the exchange.
-_OF_ONE_COPY: Final = ("51", "54", "55", "63")
+# Bodies and headers of a transaction. A single copy may be larger.
+_MAX_CHARACTERS: Final = 8 * 1024 * 1024
+# Error numbers that concern one copy (body, headers, key), not the queue or the exchange.
+_COPY_ERRORS: Final = ("51", "54", "55", "63")
 # SQLSTATE classes of errors in the data sent: data, constraints, program limits.
-REFUSALS: Final = ("22", "23", "54")
+_DATA_ERRORS: Final = ("22", "23", "54")
+
+
+def is_data_error(error: psycopg.Error) -> bool:
+    """Return whether the data of a statement caused an error."""
+    return (error.sqlstate or "")[:2] in _DATA_ERRORS or isinstance(error, psycopg.DataError)
 
 
 class CircuitBreaker:
@@ -35,24 +40,24 @@ class CircuitBreaker:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self.backoff = Backoff(_LEAST, _MOST)
-        self._why = ""
+        self.backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
+        self._last_error = ""
         self._failed_at = 0.0
 
-    def refusal(self) -> str | None:
-        """Return why no attempt is allowed now, or None. After a pause, one caller may try."""
+    def error(self) -> str | None:
+        """Return an error if no attempt is allowed now. After each pause, one caller may try."""
         now = monotonic()
         if not self.backoff.attempts:
             return None
         if now < self.backoff.next_at:
-            return f"{self.namespace} is unreachable: {self._why}"
+            return f"{self.namespace} is unreachable: {self._last_error}"
         self.backoff.next_at = now + ANSWER_SECONDS
         return None
 
-    def failed(self, error: Exception, began: float) -> None:
-        """Record a failed attempt. Attempts that ran at the time of a failure count with it."""
-        self._why = error_line(error)
-        if began > self._failed_at:
+    def on_failure(self, error: Exception, started_at: float) -> None:
+        """Record a failed attempt. Of concurrent attempts that fail, only the first one counts."""
+        self._last_error = error_line(error)
+        if started_at > self._failed_at:
             self._failed_at = monotonic()
             self.backoff.failed(self._failed_at)
 
@@ -67,60 +72,64 @@ class RemotePusher:
 
     async def push(self, copies: Sequence[RemoteCopy]) -> list[str | None]:
         """Push copies; return None or an error for each of them."""
-        if (refusal := self._circuit.refusal()) is not None:
-            return [refusal] * len(copies)
+        if (circuit_error := self._circuit.error()) is not None:
+            return [circuit_error] * len(copies)
         errors: Errors = {}
-        began = monotonic()
+        started_at = monotonic()
         try:
-            for part in _parts(copies):
-                errors.update(await self._push_part(part))
+            for groups in _split(copies):
+                errors.update(await self._push_groups(groups))
         except psycopg.Error as error:
-            self._circuit.failed(error, began)
+            self._circuit.on_failure(error, started_at)
             await self._connection.close()
-            why = f"{self._circuit.namespace} is unreachable: {error_line(error)}"
-            return [errors.get((copy.queue, copy.key), why) for copy in copies]
+            text = f"{self._circuit.namespace} is unreachable: {error_line(error)}"
+            return [errors.get((copy.queue, copy.key), text) for copy in copies]
         self._circuit.backoff.succeeded()
         return [errors[copy.queue, copy.key] for copy in copies]
 
-    async def _push_part(self, part: list[list[RemoteCopy]]) -> Errors:
+    async def _push_groups(self, groups: list[list[RemoteCopy]]) -> Errors:
         """Push groups in one transaction; if a copy causes an error, push the copies one by one."""
-        if len(part) == 1 and len(part[0]) == 1:
-            (copy,) = part[0]
-            return {(copy.queue, copy.key): await self._push_error(part[0])}
+        copies = [copy for group in groups for copy in group]
+        if len(copies) == 1:
+            return await self._push_singly(copies)
         try:
-            answers = await self._connection.transact(self._statements(part))
+            answers = await self._execute(groups)
         except psycopg.Error as error:
-            if not await self._is_usable(error):
+            if not await self._can_continue(error):
                 raise
-            copies = (copy for group in part for copy in group)
-            return {(copy.queue, copy.key): await self._push_error([copy]) for copy in copies}
+            return await self._push_singly(copies)
         errors: Errors = {}
-        for group, ((answer,), *_) in zip(part, answers[1:], strict=True):
-            for copy in group:
-                if answer["Err"] in _OF_ONE_COPY and len(group) > 1:
-                    errors[copy.queue, copy.key] = await self._push_error([copy])
-                else:
-                    errors[copy.queue, copy.key] = _error_text(answer)
+        for group, answer in zip(groups, answers, strict=True):
+            if answer["Err"] in _COPY_ERRORS and len(group) > 1:
+                errors.update(await self._push_singly(group))
+            else:
+                errors.update({(copy.queue, copy.key): _error_text(answer) for copy in group})
         return errors
 
-    async def _push_error(self, group: list[RemoteCopy]) -> str | None:
-        try:
-            answers = await self._connection.transact(self._statements([group]))
-        except psycopg.Error as error:
-            if not await self._is_usable(error):
-                raise
-            return error_line(error)
-        return _error_text(answers[1][0][0])
+    async def _push_singly(self, copies: list[RemoteCopy]) -> Errors:
+        """Push each copy in its own transaction."""
+        errors: Errors = {}
+        for copy in copies:
+            try:
+                (answer,) = await self._execute([[copy]])
+                errors[copy.queue, copy.key] = _error_text(answer)
+            except psycopg.Error as error:
+                if not await self._can_continue(error):
+                    raise
+                errors[copy.queue, copy.key] = error_line(error)
+        return errors
 
-    def _statements(self, part: list[list[RemoteCopy]]) -> list[Query]:
-        return [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in part)]
+    async def _execute(self, groups: list[list[RemoteCopy]]) -> list[Any]:
+        """Push groups in one transaction; return the answer for each of them."""
+        statements = [Query(_TIMEOUT), *(sql.push(self._ident, group) for group in groups)]
+        _, *results = await self._connection.execute_transaction(statements)
+        return [rows[0][0] for rows in results]
 
-    async def _is_usable(self, error: psycopg.Error) -> bool:
-        """Whether the connection still works, and the error concerns this transaction only."""
+    async def _can_continue(self, error: psycopg.Error) -> bool:
+        """Roll back; return whether the connection works, and the data caused the error."""
         await self._connection.reset()
-        state = error.sqlstate or ""
-        is_refusal = state[:2] in REFUSALS or state.startswith("PM")
-        return self._connection.is_open and (is_refusal or isinstance(error, psycopg.DataError))
+        is_own_error = (error.sqlstate or "").startswith("PM")
+        return self._connection.is_open and (is_own_error or is_data_error(error))
 
     async def close(self) -> None:
         """Disconnect."""
@@ -135,17 +144,17 @@ def _error_text(answer: Any) -> str | None:
     return None
 
 
-def _parts(copies: Sequence[RemoteCopy]) -> Iterator[list[list[RemoteCopy]]]:
+def _split(copies: Sequence[RemoteCopy]) -> Iterator[list[list[RemoteCopy]]]:
     """Yield the copies of one transaction at a time, in groups that share a statement."""
     groups: dict[tuple[object, ...], list[RemoteCopy]] = {}
     size = 0
     for copy in copies:
-        weight = len(copy.body) + len(copy.headers)
-        if size and size + weight > _CHARACTERS:
+        copy_size = len(copy.body) + len(copy.headers)
+        if size and size + copy_size > _MAX_CHARACTERS:
             yield list(groups.values())
             groups, size = {}, 0
-        size += weight
-        like = (copy.queue, copy.enc, copy.delay, copy.mature, copy.tries)
-        groups.setdefault(like, []).append(copy)
+        size += copy_size
+        shared_arguments = (copy.queue, copy.enc, copy.delay, copy.mature, copy.tries)
+        groups.setdefault(shared_arguments, []).append(copy)
     if groups:
         yield list(groups.values())

@@ -16,7 +16,7 @@ import psycopg
 from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.client.queue_listener import QueueListener
 from psqlmessages.client.wakeups import PollSchedule, QueueState
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NotAuthorized
+from psqlmessages.exceptions import MessagesError, NotAuthorized
 from psqlmessages.exchanges.engine import sql
 from psqlmessages.exchanges.engine.batch import (
     DeliveryMode,
@@ -25,72 +25,70 @@ from psqlmessages.exchanges.engine.batch import (
     TakenElement,
 )
 from psqlmessages.exchanges.engine.counters import ExchangeCounters
-from psqlmessages.exchanges.engine.remote import REFUSALS, CircuitBreaker, RemotePusher
+from psqlmessages.exchanges.engine.remote import CircuitBreaker, RemotePusher, is_data_error
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection, Row
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
-
-# Results of consumers, in counters and in a rate-limited log.
 
 logger = logging.getLogger("psqlmessages")
 
 
 class ExchangeLog:
-    """Counters and log of the consumers of an exchange."""
+    """Counts the results of the consumers of an exchange, and logs their errors.
+
+    ``may_lack_rules`` is true after an error that a missing rule may have caused.
+    """
 
     def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
         self._plan = plan
         self._name = plan.exchange.name
         self._counters = counters
         self._log = RateLimitedLogger(logger)
-        self.has_refusals = False
+        self.may_lack_rules = False
 
-    def _place(self, target: int) -> str:
+    def _destination(self, target: int) -> str:
         if target < 0:
             return "__no_route__ or __too_many_hops__"
         return str(self._plan.exchange.targets[target].place)
 
-    def finished(self, batch: RoutedBatch, seconds: float) -> None:
+    def on_batch_finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count the outcomes of a batch, and log its errors."""
-        for outcome, (number, selector_seconds) in batch.outcomes().items():
-            self._counters.finished(outcome, number, seconds, selector_seconds)
-        for target, number in batch.copied().items():
-            self._counters.copied(target, number)
+        for outcome, (number, selector_seconds) in batch.count_outcomes().items():
+            self._counters.add_elements(outcome, number, seconds, selector_seconds)
+        for target, number in batch.count_copies().items():
+            self._counters.add_copies(target, number)
         if batch.lost:
             self._log.warning(
                 "exchange %s lost %d elements to another consumer: their leases had expired",
                 self._name, len(batch.lost),
             )  # fmt: skip
-        for target, why in batch.selector_errors:
-            self._counters.failed_to_select(target)
+        for target, reason in batch.selector_errors:
+            self._counters.add_selector_failure(target)
             self._log.warning(
                 "exchange %s: the selector of %s failed (counts as no): %s",
-                self._name, self._place(target), why,
+                self._name, self._destination(target), reason,
             )  # fmt: skip
         for error in batch.copy_errors:
-            self.has_refusals = True
+            self.may_lack_rules = True
             self._log.warning(
                 "exchange %s could not copy to %s: %s",
-                self._name, self._place(error.target), error.why,
+                self._name, self._destination(error.target), error.reason,
             )  # fmt: skip
 
-    def failed(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
         """Count and log an error after which a consumer waits."""
         self._counters.waits += 1
-        self.has_refusals |= isinstance(error, NotAuthorized)
-        name, text = self._name, error_line(error)
-        if isinstance(error, MessagesError):
-            self._log.warning("exchange %s will retry after an error: %s", name, text)
-        else:
-            self._log.warning(
-                "exchange %s will retry after an error: %s: %s", name, type(error).__name__, text
-            )
+        self.may_lack_rules |= isinstance(error, NotAuthorized)
+        text = error_line(error)
+        if not isinstance(error, MessagesError):
+            text = f"{type(error).__name__}: {text}"
+        self._log.warning("exchange %s will retry after an error: %s", self._name, text)
 
-    def unexpected(self, error: Exception) -> None:
+    def on_unexpected_error(self, error: Exception) -> None:
         """Log an internal error with its traceback."""
         self._log.warning("exchange %s: unexpected error", self._name, exc_info=error)
 
 
-# Consumers of one exchange. One of them at a time watches the queue for all.
+# The consumers of one exchange. One of them watches the queue, the others wait for it.
 
 
 class DatabaseHandle:
@@ -111,12 +109,12 @@ class ExchangeRunner:
     ) -> None:
         self.plan = plan
         self.namespaces = namespaces
-        self.reports = ExchangeLog(plan, counters)
+        self.log = ExchangeLog(plan, counters)
         self.is_stopping = False
         self.wakeups = 0
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
-        self._is_watched = False
+        self._has_watcher = False
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._queue_state: QueueState | None = None
         self._schedule = PollSchedule()
@@ -126,12 +124,12 @@ class ExchangeRunner:
         """The database of the source."""
         return self.namespaces[self.plan.exchange.source.namespace]
 
-    async def run(self, loops: list[ExchangeConsumer]) -> None:
+    async def run(self, consumers: list[ExchangeConsumer]) -> None:
         """Run the consumers until stopped."""
         queue, listener = self.plan.exchange.source.queue, self.source.listener
         listener.add(queue, self.wake)
         try:
-            await asyncio.gather(*(loop.run() for loop in loops))
+            await asyncio.gather(*(consumer.run() for consumer in consumers))
         finally:
             listener.remove(queue, self.wake)
 
@@ -144,17 +142,17 @@ class ExchangeRunner:
             self._wake_one()
 
     def wake(self) -> None:
-        """Note that elements may be available."""
+        """Wake a consumer, because elements may be available."""
         self.wakeups += 1
         self._schedule.reset()
         self._queue_state = None
         self._woken.set()
-        if not self._is_watched:
-            # The watching consumer may be busy for long: let another one look.
+        if not self._has_watcher:
+            # The consumer that watched may be busy with a batch, so wake one that is not.
             self._wake_one()
 
-    def found(self) -> None:
-        """Note that elements were found: another consumer looks for more, or watches the queue."""
+    def on_elements_found(self) -> None:
+        """Wake another consumer: it takes more elements, or watches the queue."""
         self._schedule.reset()
         self._queue_state = None
         self._wake_one()
@@ -162,21 +160,21 @@ class ExchangeRunner:
     async def wait_for_work(self, wakeups: int) -> None:
         """Wait until elements may be available.
 
-        ``wakeups`` is the number of wake-ups before the last look; if it has changed, do not wait.
-        Raise psycopg.Error or MessagesError if the queue cannot be watched.
+        ``wakeups`` is the number of wake-ups before the caller found the queue empty; if it has
+        changed, do not wait. Raise psycopg.Error or MessagesError if listening fails.
         """
         if self.is_stopping or self.wakeups != wakeups:
             return
-        if self._is_watched:
+        if self._has_watcher:
             future = asyncio.get_running_loop().create_future()
             self._waiters.append(future)
             await future
             return
-        self._is_watched = True
+        self._has_watcher = True
         try:
             await self._watch(wakeups)
         finally:
-            self._is_watched = False
+            self._has_watcher = False
 
     async def pause(self, seconds: float) -> None:
         """Wait after an error, or until stopped."""
@@ -192,6 +190,7 @@ class ExchangeRunner:
                 return
 
     async def _watch(self, wakeups: int) -> None:
+        """Wait for a notification, or until it is time to poll."""
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
             source = self.plan.exchange.source.queue
@@ -211,19 +210,19 @@ class ExchangeRunner:
 _ANSWER_SECONDS = 60
 # Disconnect at shutdown if the server does not answer within this time.
 _CLOSING_SECONDS = 5
-_LEAST, _MOST = timedelta(seconds=0.1), timedelta(seconds=5)
-# Elements to route before other tasks get a turn: a few milliseconds of work.
-_ROUTED_AT_ONCE = 200
+_MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.1), timedelta(seconds=5)
+# Elements to route before other tasks may run: a few milliseconds of work.
+_ROUTED_PER_TURN = 200
 # Approximate limit for the bodies of a batch. Their size is unknown at first, so start small.
-_CHARACTERS = 16 * 1024 * 1024
-_FIRST_BATCH = 10
+_MAX_BATCH_CHARACTERS = 16 * 1024 * 1024
+_FIRST_BATCH_SIZE = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """Elements that were taken with the previous delivery, and when this began."""
+    """Elements that were taken in the round trip of the previous delivery, and its start."""
 
     elements: list[TakenElement]
-    began: float
+    started_at: float
 
 
 class ExchangeConsumer:
@@ -232,117 +231,120 @@ class ExchangeConsumer:
     def __init__(self, runner: ExchangeRunner) -> None:
         self._runner = runner
         self._plan = runner.plan
-        self._reports = runner.reports
+        self._log = runner.log
         self._connection = ReconnectingConnection(runner.source.address, _ANSWER_SECONDS)
         self._pushers = {
-            alias: RemotePusher(
-                runner.plan.ident, runner.namespaces[alias].address, namespace.circuit
-            )
+            alias: RemotePusher(runner.plan.ident, namespace.address, namespace.circuit)
             for alias, namespace in runner.namespaces.items()
             if alias != runner.source.alias
         }
-        self._backoff = Backoff(_LEAST, _MOST)
-        most = _FIRST_BATCH if self._plan.fetches_body else self._plan.batch
-        self._limit = min(most, self._plan.batch)
-        self._one_by_one_left = 0
+        self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
+        self._limit = self._plan.batch_size
+        if self._plan.fetches_body:
+            self._limit = min(_FIRST_BATCH_SIZE, self._limit)
+        # After a data error: how many elements to take one at a time, and the one that caused it.
+        self._single_left = 0
         self._poison_id = 0
-        self._asked = 0
+        self._requested = 0
         self._prefetched: PrefetchedBatch | None = None
 
     async def run(self) -> None:
         """Run until the runner is stopped; finish the current batch."""
         try:
             while not self._runner.is_stopping:
-                await self._step()
+                await self._run_step()
         finally:
             for pusher in self._pushers.values():
                 await pusher.close()
             # A prefetched batch is rolled back, so that others can take it immediately.
-            await self._connection.end(_CLOSING_SECONDS)
+            await self._connection.shut_down(_CLOSING_SECONDS)
 
-    async def _step(self) -> None:
+    async def _run_step(self) -> None:
         wakeups = self._runner.wakeups
         try:
-            number = await self._run_once(1 if self._one_by_one_left else self._limit)
+            number = await self._run_once(1 if self._single_left else self._limit)
             self._backoff.succeeded()
-            self._one_by_one_left = max(0, self._one_by_one_left - number) if number else 0
             if number:
-                self._runner.found()
+                self._single_left = max(0, self._single_left - number)
+                self._runner.on_elements_found()
             else:
+                self._single_left = 0
                 await self._runner.wait_for_work(wakeups)
         except (psycopg.Error, MessagesError) as error:
-            await self._failed(error)
+            await self._on_error(error)
         except Exception as error:  # noqa: BLE001 - logged and counted; the other consumers continue
-            self._reports.unexpected(error)
-            await self._failed(error)
+            self._log.on_unexpected_error(error)
+            await self._on_error(error)
 
-    async def _failed(self, error: Exception) -> None:
+    async def _on_error(self, error: Exception) -> None:
         if isinstance(error, psycopg.Error):
             error = translate_error(error, is_broken=not self._connection.is_open)
-        self._reports.failed(error)
+        self._log.on_error(error)
         self._prefetched = None
         await self._connection.reset()
         await self._runner.pause(self._backoff.failed(monotonic()))
 
     async def _run_once(self, size: int) -> int:
         """Take a batch, route it and deliver it; return the number of elements."""
-        began = monotonic() if self._prefetched is None else self._prefetched.began
-        if self._plan.flow is DeliveryMode.RESERVED:
+        started_at = monotonic() if self._prefetched is None else self._prefetched.started_at
+        if self._plan.mode is DeliveryMode.RESERVED:
             batch = await self._reserve(size)
         else:
             batch = await self._take(size)
         if batch is None:
             return 0
-        if self._plan.flow is DeliveryMode.POPPED:
+        if self._plan.mode is DeliveryMode.POPPED:
             await self._push(batch)
-        self._reports.finished(batch, monotonic() - began)
+        self._log.on_batch_finished(batch, monotonic() - started_at)
         return len(batch.outcome_of)
 
     # In one transaction
 
     async def _take(self, size: int) -> RoutedBatch | None:
-        ahead, self._prefetched = self._prefetched, None
-        if ahead is not None:
-            elements = ahead.elements
+        prefetched, self._prefetched = self._prefetched, None
+        if prefetched is not None:
+            elements = prefetched.elements
         else:
-            elements = sql.taken_at_once(await self._connection.ask(*self._taking(size)))
+            elements = sql.read_taken(await self._connection.execute(*self._take_queries(size)))
         if not elements:
-            await self._connection.ask(Query("COMMIT"))
+            await self._connection.execute(Query("COMMIT"))
             return None
-        is_all = len(elements) < self._asked
-        self._on_taken(elements)
-        batch = await self._routed(elements)
-        may_prefetch = self._plan.flow is DeliveryMode.WITHIN and not (
-            is_all or self._one_by_one_left or self._runner.is_stopping
+        may_prefetch = (
+            self._plan.mode is DeliveryMode.WITHIN
+            and len(elements) == self._requested
+            and not self._single_left
         )
-        delivering = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
+        self._on_taken(elements)
+        batch = await self._route(elements)
+        delivery = (sql.deliver(batch, sorted(batch.failed)), Query("COMMIT"))
         try:
-            if may_prefetch:
-                answers = await self._deliver_and_take(delivering)
+            if may_prefetch and not self._runner.is_stopping:
+                answers = await self._deliver_and_take(delivery)
             else:
-                answers = await self._connection.ask(*delivering)
+                answers = await self._connection.execute(*delivery)
         except psycopg.Error as error:
             self._isolate_failure(error, elements)
             raise
-        self._acknowledge(batch, answers[0])
+        self._add_delivered(batch, answers[0])
         return batch
 
-    def _taking(self, size: int) -> list[Query]:
-        self._asked = size
-        plan = self._plan
-        queue = plan.exchange.source.queue
-        return sql.take(plan.ident, queue, size, with_body=plan.fetches_body)
+    def _take_queries(self, size: int) -> list[Query]:
+        self._requested = size
+        queue = self._plan.exchange.source.queue
+        return sql.take(self._plan.ident, queue, size, with_body=self._plan.fetches_body)
 
-    async def _deliver_and_take(self, delivering: Sequence[Query]) -> list[list[Row]]:
+    async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If there is none, take again after this batch: a notification may arrive in between.
+        If no element was taken, do not conclude that the queue is empty: a notification may arrive
+        in between.
         """
-        began = monotonic()
-        answers, taking = await self._connection.ask_on(delivering, self._taking(self._limit))
-        elements = sql.taken_at_once(taking) if taking is not None else []
+        started_at = monotonic()
+        take = self._take_queries(self._limit)
+        answers, taken = await self._connection.execute_and_prefetch(delivery, take)
+        elements = sql.read_taken(taken) if taken is not None else []
         if elements:
-            self._prefetched = PrefetchedBatch(elements, began)
+            self._prefetched = PrefetchedBatch(elements, started_at)
         else:
             await self._connection.reset()
         return answers
@@ -351,21 +353,20 @@ class ExchangeConsumer:
 
     async def _reserve(self, size: int) -> RoutedBatch | None:
         plan = self._plan
-        until = monotonic() + sql.LEASE_SECONDS / 2
-        (rows,) = await self._connection.ask(
-            sql.reserve(plan.ident, plan.exchange.source.queue, size)
-        )
+        deadline = monotonic() + sql.LEASE_SECONDS / 2
+        query = sql.reserve(plan.ident, plan.exchange.source.queue, size)
+        (rows,) = await self._connection.execute(query)
         elements = [TakenElement._make(row) for row in rows]
         if not elements:
             return None
         self._on_taken(elements)
-        batch = await self._routed(elements)
+        batch = await self._route(elements)
         await self._push(batch)
-        await self._deliver(batch, elements, until)
+        await self._deliver(batch, elements, deadline)
         return batch
 
     async def _deliver(
-        self, batch: RoutedBatch, elements: list[TakenElement], until: float
+        self, batch: RoutedBatch, elements: list[TakenElement], deadline: float
     ) -> None:
         """Deliver reserved elements; if the connection breaks, retry while the leases are valid.
 
@@ -374,65 +375,64 @@ class ExchangeConsumer:
         """
         while True:
             try:
-                (rows,) = await self._connection.ask(sql.deliver(batch, sorted(batch.failed)))
+                (rows,) = await self._connection.execute(sql.deliver(batch, sorted(batch.failed)))
             except psycopg.Error as error:
                 self._isolate_failure(error, elements)
                 is_broken = not self._connection.is_open
                 if not is_broken:
                     await self._connection.reset()
-                    leases = [taken.ref for taken in elements]
-                    await self._connection.ask(sql.release(self._plan.ident, leases))
-                if not is_broken or self._runner.is_stopping or monotonic() > until:
+                    leases = [element.ref for element in elements]
+                    await self._connection.execute(sql.release(self._plan.ident, leases))
+                if not is_broken or self._runner.is_stopping or monotonic() > deadline:
                     raise
-                await self._failed(error)
+                await self._on_error(error)
             else:
-                self._acknowledge(batch, rows)
+                self._add_delivered(batch, rows)
                 return
 
     # Common parts
 
-    async def _routed(self, elements: list[TakenElement]) -> RoutedBatch:
+    async def _route(self, elements: list[TakenElement]) -> RoutedBatch:
         batch = RoutedBatch(self._plan)
-        for number, taken in enumerate(elements, 1):
-            if taken.id == self._poison_id:
+        for number, element in enumerate(elements, 1):
+            if element.id == self._poison_id:
                 self._poison_id = 0
-                batch.fail_unrouted(taken)
+                batch.fail_unrouted(element)
             else:
-                batch.add(taken)
-            if number % _ROUTED_AT_ONCE == 0:
+                batch.add(element)
+            if number % _ROUTED_PER_TURN == 0:
                 await asyncio.sleep(0)
         return batch
 
     async def _push(self, batch: RoutedBatch) -> None:
         """Push to the other databases concurrently."""
-        wanted = {
+        to_push = {
             alias: [copy for copy in copies if copy.ref not in batch.lost]
             for alias, copies in batch.remote.items()
         }
         errors = await asyncio.gather(
-            *(self._pushers[alias].push(copies) for alias, copies in wanted.items())
+            *(self._pushers[alias].push(copies) for alias, copies in to_push.items())
         )
-        for copies, why in zip(wanted.values(), errors, strict=True):
-            batch.pushed(copies, why)
+        for copies, copy_errors in zip(to_push.values(), errors, strict=True):
+            batch.add_pushed(copies, copy_errors)
 
     @staticmethod
-    def _acknowledge(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
+    def _add_delivered(batch: RoutedBatch, rows: Sequence[tuple[object, ...]]) -> None:
         answer = raise_for_error(rows[0][0])
-        batch.acknowledge(answer["Lost"], answer["Refused"])
+        batch.add_delivered(answer["Lost"], answer["Refused"])
 
     def _on_taken(self, elements: list[TakenElement]) -> None:
         # This batch may take a while: let another consumer wait for notifications.
-        self._runner.found()
+        self._runner.on_elements_found()
         # Limit the next batch according to the size of these bodies.
-        weight = sum(len(taken.body) for taken in elements if taken.body is not None)
-        most = len(elements) * _CHARACTERS // max(weight, 1)
-        self._limit = max(1, min(self._plan.batch, most, 2 * max(self._limit, len(elements))))
+        characters = sum(len(element.body or "") for element in elements)
+        by_size = len(elements) * _MAX_BATCH_CHARACTERS // max(characters, 1)
+        by_growth = 2 * max(self._limit, len(elements))
+        self._limit = max(1, min(self._plan.batch_size, by_size, by_growth))
 
     def _isolate_failure(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
         """After a data error, retry one element at a time, and fail the one that causes it."""
-        is_of_data = (error.sqlstate or "")[:2] in REFUSALS or isinstance(error, psycopg.DataError)
-        if not is_of_data or isinstance(error, ConnectionLost):
-            return
-        self._one_by_one_left = len(elements)
-        if len(elements) == 1:
-            self._poison_id = elements[0].id
+        if is_data_error(error):
+            self._single_left = len(elements)
+            if len(elements) == 1:
+                self._poison_id = elements[0].id

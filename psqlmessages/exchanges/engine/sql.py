@@ -36,8 +36,8 @@ class Query:
 
 
 # Override the default of the role: at a stricter level, consumers of one queue cause serialization
-# errors for each other, and popped elements cannot be pushed again. If a pooler lends the backend,
-# nothing is set.
+# errors for each other, and popped elements cannot be pushed again. Through a pooler, backends are
+# shared with other clients, so do not change their settings.
 _READ_COMMITTED: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s
         THEN set_config('default_transaction_isolation', 'read committed', false) END
@@ -57,13 +57,10 @@ class ReconnectingConnection:
         """Whether the connection is open, as far as known."""
         return self._connection is not None and not self._connection.closed
 
-    async def open(self) -> AsyncConnection:
+    async def _open(self) -> AsyncConnection:
         """Return the connection; open it if necessary."""
-        if self._connection is None or self._connection.closed:
-            self._connection = await self._connected()
-        return self._connection
-
-    async def _connected(self) -> AsyncConnection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
         connection = await AsyncConnection.connect(
             self._address, autocommit=True, connect_timeout=CONNECT_SECONDS
         )
@@ -73,11 +70,12 @@ class ReconnectingConnection:
         except BaseException:
             await connection.close()
             raise
+        self._connection = connection
         return connection
 
-    async def ask(self, *queries: Query) -> list[list[Row]]:
+    async def execute(self, *queries: Query) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each."""
-        connection = await self.open()
+        connection = await self._open()
         try:
             if len(queries) == 1:
                 cursors = [await _execute(connection, queries[0])]
@@ -90,21 +88,21 @@ class ReconnectingConnection:
             raise
         return await _rows(cursors)
 
-    async def ask_on(
-        self, queries: Sequence[Query], ahead: Sequence[Query]
+    async def execute_and_prefetch(
+        self, queries: Sequence[Query], prefetch: Sequence[Query]
     ) -> tuple[list[list[Row]], list[list[Row]] | None]:
-        """Run statements that end with a commit, and those of the next transaction.
+        """Run statements that end with a commit, and those that begin the next transaction.
 
         All take one round trip. Return the rows of each statement. The second list is None if a
-        statement in ``ahead`` failed. Its transaction is then rolled back. To get the error, run
+        statement in ``prefetch`` failed. Its transaction is then rolled back. To get the error, run
         these statements alone.
         """
-        connection = await self.open()
+        connection = await self._open()
         cursors: list[psycopg.AsyncCursor[Row]] = []
         try:
             async with connection.pipeline():
-                # No comprehension: the cursors before an error are used.
-                for query in (*queries, *ahead):
+                # Not a comprehension: after an error, the cursors before it are needed.
+                for query in (*queries, *prefetch):
                     cursors.append(await _execute(connection, query))  # noqa: PERF401
         except psycopg.Error as error:
             if is_broken(connection, error):
@@ -116,23 +114,23 @@ class ReconnectingConnection:
         rows = await _rows(cursors)
         return rows[: len(queries)], rows[len(queries) :]
 
-    async def transact(self, queries: Sequence[Query]) -> list[list[Row]]:
+    async def execute_transaction(self, queries: Sequence[Query]) -> list[list[Row]]:
         """Run statements as one transaction, in one round trip; return the rows of each."""
-        return (await self.ask(Query("BEGIN"), *queries, Query("COMMIT")))[1:-1]
+        return (await self.execute(Query("BEGIN"), *queries, Query("COMMIT")))[1:-1]
 
     async def reset(self) -> None:
         """Roll back an open transaction; close the connection if that fails."""
         if self._connection is None or self._is_idle():
             return
         with suppress(psycopg.Error):
-            await self.ask(Query("ROLLBACK"))
+            await self.execute(Query("ROLLBACK"))
         if not self._is_idle():
             await self._connection.close()
 
-    async def end(self, seconds: float) -> None:
-        """Roll back and disconnect; ``seconds`` limits each wait for the server."""
+    async def shut_down(self, answer_seconds: float) -> None:
+        """Roll back and disconnect; ``answer_seconds`` limits each wait for the server."""
         if self._connection is not None:
-            self._connection.answer_seconds = seconds
+            self._connection.answer_seconds = answer_seconds
         await self.reset()
         await self.close()
 
@@ -158,7 +156,7 @@ async def _execute(connection: AsyncConnection, query: Query) -> psycopg.AsyncCu
 # Duration of a lease. A transaction has the same idle timeout, because the process that has taken
 # the elements may have died.
 LEASE_SECONDS: Final = 120
-_IDLE: Final = (
+_LIMIT_IDLE_TIME: Final = (
     "SELECT set_config('idle_in_transaction_session_timeout', '120s', true), statement_timestamp()"
 )
 _TAKE: Final = (
@@ -169,8 +167,8 @@ _RESERVE: Final = (
     "SELECT lease, id, body, enc, headers, tries, hops, pushed_at, delivered,"
     " statement_timestamp() FROM messages.reserve(%s, %s, %s, %s)"
 )
-# Measured: psycopg's text arrays are ten times slower than its binary arrays, and these are three
-# times slower than joining texts that need no quotes or are quoted already.
+# Measured: psycopg's text arrays take ten times as long as its binary arrays, and these three times
+# as long as `_array_literal`.
 _DELIVER: Final = (
     "SELECT messages.deliver(%s, %s, %s::text[], %s::text[], %s::text[], %s::text[], %s::text[],"
     " %b::text[], %b::text[], %b::text[], %b::timestamptz[], %b::int[])"
@@ -182,13 +180,13 @@ _PUSH: Final = (
 
 
 def take(ident: str, queue: str, count: int, *, with_body: bool) -> list[Query]:
-    """Begin a transaction that takes elements; `taken_at_once` reads the answers."""
-    taking = Query(_TAKE, (ident, queue, count, with_body), is_binary=True)
-    return [Query("BEGIN"), Query(_IDLE, is_binary=True), taking]
+    """Begin a transaction that takes elements; `read_taken` reads the answers."""
+    take_query = Query(_TAKE, (ident, queue, count, with_body), is_binary=True)
+    return [Query("BEGIN"), Query(_LIMIT_IDLE_TIME, is_binary=True), take_query]
 
 
-def taken_at_once(answers: Sequence[Sequence[Row]]) -> list[TakenElement]:
-    """Read the answers to `take`, which return the time once, not with each element."""
+def read_taken(answers: Sequence[Sequence[Row]]) -> list[TakenElement]:
+    """Read the answers to `take`; the second one contains the server's time."""
     _, ((_, now),), rows = answers
     return [TakenElement._make((*row, now)) for row in rows]
 
@@ -212,37 +210,37 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
             batch.plan.ident,
             batch.plan.exchange.source.queue,
             # Ids and leases need no quotes.
-            _literal(batch.outcome_of),
-            _literal(failed) if failed else None,
-            _literal(copy.ref for copy in copies),
-            _literal(_quoted(copy.mark) for copy in copies),
-            _literal(_quoted(copy.queue) for copy in copies),
-            *_changes(copies),
+            _array_literal(batch.outcome_of),
+            _array_literal(failed) if failed else None,
+            _array_literal(copy.ref for copy in copies),
+            _array_literal(_quote(copy.mark) for copy in copies),
+            _array_literal(_quote(copy.queue) for copy in copies),
+            *_change_columns(copies),
         ),
     )
 
 
 _CHANGES: Final = ("headers", "body", "enc", "mature", "tries")
 _FIRST_CHANGE: Final = LocalCopy._fields.index(_CHANGES[0])
-_NO_CHANGE: Final = (None,) * len(_CHANGES)
+_NO_CHANGES: Final = (None,) * len(_CHANGES)
 
 
-def _changes(copies: Sequence[LocalCopy]) -> Sequence[list[Any] | None]:
+def _change_columns(copies: Sequence[LocalCopy]) -> Sequence[list[Any] | None]:
     """Return the differences from the elements in columns; None for a column without values."""
     changes = [copy[_FIRST_CHANGE:] for copy in copies]
-    if changes.count(_NO_CHANGE) == len(changes):
-        return _NO_CHANGE
+    if changes.count(_NO_CHANGES) == len(changes):
+        return _NO_CHANGES
     columns = map(list, zip(*changes, strict=True))
     return [column if any(value is not None for value in column) else None for column in columns]
 
 
-def _literal(texts: Iterable[str]) -> str:
-    """Format a PostgreSQL array of texts that need no quotes or are quoted already."""
+def _array_literal(texts: Iterable[str]) -> str:
+    """Format a PostgreSQL array of texts that are quoted or need no quotes."""
     return "{" + ",".join(texts) + "}"
 
 
 @lru_cache(maxsize=4096)
-def _quoted(text: str | None) -> str:
+def _quote(text: str | None) -> str:
     """Format an element of an array; None is null."""
     if text is None:
         return "NULL"

@@ -1,4 +1,4 @@
-"""Exchange definitions: strict parsing that reports all errors together, and writing."""
+"""Exchange definitions: strict parsing that collects all errors, and conversion to documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
-from psqlmessages.exchanges.model import QueueRef, SelectorError
+from psqlmessages.exchanges.model import FALLBACK_QUEUES, QueueRef, SelectorError
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store import files
 from psqlmessages.models.exchanges import EXCHANGE_CHARACTERS, MAX_PARALLEL, MAX_WSIZE
@@ -40,35 +40,40 @@ def namespace_error(namespace: str) -> str:
 
 MAX_DESTINATIONS = 1000
 
-# An exchange could only push the elements of this queue back to it, forever.
-TOO_MANY_HOPS = "__too_many_hops__"
+Path = tuple[str | int, ...]
 
 
 class ExchangeError(NamedTuple):
     """An error as a sentence, and its path in the document."""
 
-    where: tuple[str | int, ...]
+    path: Path
     sentence: str
 
     def __str__(self) -> str:
-        return f"{written(self.where)}: {self.sentence}" if self.where else self.sentence
+        return f"{format_path(self.path)}: {self.sentence}" if self.path else self.sentence
 
     def under(self, *above: str | int) -> ExchangeError:
-        """Return this error with a path that begins higher in the document."""
-        return ExchangeError((*above, *self.where), self.sentence)
+        """Return this error with these steps in front of its path."""
+        return ExchangeError((*above, *self.path), self.sentence)
+
+
+_MAX_ERRORS = 20
 
 
 class MalformedExchanges(ValueError):
-    """Invalid definitions; ``errors`` holds all their errors."""
+    """Invalid definitions; ``errors`` holds the first errors, and the number of further ones."""
 
     def __init__(self, errors: list[ExchangeError]) -> None:
-        super().__init__("\n".join(map(str, errors)))
-        self.errors = errors
+        further = len(errors) - _MAX_ERRORS
+        self.errors = errors[:_MAX_ERRORS]
+        if further > 0:
+            self.errors.append(ExchangeError((), f"And {further:,} more."))
+        super().__init__("\n".join(map(str, self.errors)))
 
 
 @dataclass(frozen=True)
 class DefinedDestination:
-    """A destination queue, and the text of its selector; "" means always."""
+    """A destination queue, and the text of its selector; "" selects every message."""
 
     place: QueueRef
     selector: str = ""
@@ -78,13 +83,13 @@ class DefinedDestination:
 
     def errors(self) -> Iterator[ExchangeError]:
         """Yield the errors of this destination."""
-        yield from _place_errors(self.place)
+        yield from _queue_errors(self.place)
         if sentence := selector_error(self.selector):
             yield ExchangeError(("selector",), sentence)
 
-    def as_document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
-        document = _place_document(self.place)
+        document = _queue_document(self.place)
         return {**document, "selector": self.selector} if self.selector else document
 
 
@@ -109,13 +114,13 @@ class DefinedExchange:
         return {self.source, *(destination.place for destination in self.destinations)}
 
     def errors(self) -> Iterator[ExchangeError]:
-        """Yield the errors of this definition; ``where`` is a path in its document."""
+        """Yield the errors of this definition, with paths in its document."""
         if sentence := name_error(self.name, EXCHANGE_CHARACTERS):
             yield ExchangeError(("name",), sentence)
         yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
         yield from _range_errors("wsize", self.wsize, MAX_WSIZE)
-        yield from (problem.under("src") for problem in _place_errors(self.source))
-        if self.source.queue == TOO_MANY_HOPS:
+        yield from (error.under("src") for error in _queue_errors(self.source))
+        if self.source.queue == FALLBACK_QUEUES["too_many_hops"]:
             sentence = "All its elements have too many hops: an exchange cannot move them."
             yield ExchangeError(("src", "queue"), sentence)
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
@@ -125,23 +130,23 @@ class DefinedExchange:
                 f" {MAX_DESTINATIONS:,}.",
             )
         for position, destination in enumerate(self.destinations[:MAX_DESTINATIONS]):
-            yield from (problem.under("dst", position) for problem in destination.errors())
+            yield from (error.under("dst", position) for error in destination.errors())
 
-    def as_document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
         return {
-            "consumer": {name: getattr(self, name) for name in CONSUMER},
-            "src": _place_document(self.source),
-            "dst": [destination.as_document() for destination in self.destinations],
+            "consumer": {field: getattr(self, field) for field in CONSUMER_FIELDS},
+            "src": _queue_document(self.source),
+            "dst": [destination.to_document() for destination in self.destinations],
         }
 
 
-def name_error(name: str, most: int = NAME_CHARACTERS) -> str:
+def name_error(name: str, maximum: int = NAME_CHARACTERS) -> str:
     """Return why this is not a name of an exchange or queue, as a sentence; "" if it is valid."""
     if not name:
         return "It is empty."
-    if len(name) > most:
-        return f"It has {len(name):,} characters; at most {most} are allowed."
+    if len(name) > maximum:
+        return f"It has {len(name):,} characters; at most {maximum} are allowed."
     if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
         return f"{name!r:.100} contains a character that PostgreSQL cannot store."
     if name.endswith("*"):
@@ -160,10 +165,10 @@ def selector_error(text: str) -> str:
     return ""
 
 
-def written(where: tuple[str | int, ...]) -> str:
+def format_path(path: Path) -> str:
     """Format a path in a document: ``exchanges.x1.dst[0].selector``."""
     text = ""
-    for step in where:
+    for step in path:
         if isinstance(step, int):
             text += f"[{step}]"
         elif step.isidentifier():
@@ -173,173 +178,161 @@ def written(where: tuple[str | int, ...]) -> str:
     return text
 
 
-def _place_document(place: QueueRef) -> dict[str, Any]:
-    return {"ns": place.namespace, "queue": place.queue}
+def _queue_document(queue: QueueRef) -> dict[str, Any]:
+    return {"ns": queue.namespace, "queue": queue.queue}
 
 
-def _place_errors(place: QueueRef) -> Iterator[ExchangeError]:
-    if sentence := namespace_error(place.namespace):
+def _queue_errors(queue: QueueRef) -> Iterator[ExchangeError]:
+    if sentence := namespace_error(queue.namespace):
         yield ExchangeError(("ns",), sentence)
-    if sentence := name_error(place.queue):
+    if sentence := name_error(queue.queue):
         yield ExchangeError(("queue",), sentence)
 
 
-def _range_errors(field: str, number: int, most: int) -> Iterator[ExchangeError]:
-    if not 1 <= number <= most:
-        yield ExchangeError(("consumer", field), f"It is {number:,}, but must be 1 to {most:,}.")
+def _range_errors(field: str, number: int, maximum: int) -> Iterator[ExchangeError]:
+    if not 1 <= number <= maximum:
+        yield ExchangeError(("consumer", field), f"It is {number:,}, but must be 1 to {maximum:,}.")
 
 
-_ERRORS_SHOWN = 20
-CONSUMER = ("parallel", "wsize", "reserve")
-EXCHANGE = ("consumer", "src", "dst")
-SOURCE = ("ns", "queue")
-DESTINATION = ("ns", "queue", "selector")
+CONSUMER_FIELDS = ("parallel", "wsize", "reserve")
+EXCHANGE_FIELDS = ("consumer", "src", "dst")
+SOURCE_FIELDS = ("ns", "queue")
+DESTINATION_FIELDS = ("ns", "queue", "selector")
 
 _Value = TypeVar("_Value", str, int, bool, list[Any], dict[str, Any])
 
 
-def read(text: bytes | str) -> tuple[DefinedExchange, ...]:
+def parse_text(text: bytes | str) -> tuple[DefinedExchange, ...]:
     """Read YAML or JSON text; raise MalformedExchanges, or YAMLMissing."""
     try:
-        document = files.parsed(text)
+        document = files.parse(text)
     except MalformedText as error:
         raise MalformedExchanges([ExchangeError((), error.sentence())]) from error
-    return validated(document)
+    return parse_document(document)
 
 
-def validated(document: Any) -> tuple[DefinedExchange, ...]:
+def parse_document(document: Any) -> tuple[DefinedExchange, ...]:
     """Read a JSON document of all exchanges: ``{"exchanges": {NAME: {...}}}``.
 
     Raise MalformedExchanges with all errors.
     """
-    reading = _ValueReader()
-    whole = reading.fields(document, (), ("exchanges",), required=("exchanges",))
-    entries = reading.value(whole, "exchanges", (), {})
-    found = [reading.exchange(name, given, ("exchanges",)) for name, given in entries.items()]
-    return reading.result(tuple(found))
+    reader = _DocumentReader()
+    fields = reader.fields(document, (), ("exchanges",), required=("exchanges",))
+    documents = reader.value(fields, "exchanges", (), {})
+    exchanges = tuple(
+        reader.exchange(name, value, ("exchanges",)) for name, value in documents.items()
+    )
+    reader.raise_errors()
+    return exchanges
 
 
-def validated_exchange(name: str, document: Any) -> DefinedExchange:
+def parse_exchange(name: str, document: Any) -> DefinedExchange:
     """Read the JSON document of one exchange: ``{"consumer": ..., "src": ..., "dst": [...]}``.
 
     Raise MalformedExchanges with all errors. Their paths begin in this document.
     """
-    reading = _ValueReader()
-    return reading.result(reading.exchange(name, document, ()))
-
-
-def checked(exchange: DefinedExchange) -> DefinedExchange:
-    """Return a definition; raise MalformedExchanges if it is invalid."""
-    if errors := list(exchange.errors()):
-        raise MalformedExchanges(_shown(errors))
+    reader = _DocumentReader()
+    exchange = reader.exchange(name, document, ())
+    reader.raise_errors()
     return exchange
 
 
-def as_document(exchanges: Iterable[DefinedExchange]) -> dict[str, Any]:
-    """Write exchanges as one document, in the order of their names."""
+def to_document(exchanges: Iterable[DefinedExchange]) -> dict[str, Any]:
+    """Convert exchanges to one document, in the order of their names."""
     ordered = sorted(exchanges, key=lambda exchange: exchange.name)
-    return {"exchanges": {exchange.name: exchange.as_document() for exchange in ordered}}
+    return {"exchanges": {exchange.name: exchange.to_document() for exchange in ordered}}
 
 
-class _ValueReader:
-    """Reads values with type checks and collects errors; defaults replace invalid values."""
+class _DocumentReader:
+    """Reads documents with type checks and collects errors; defaults replace invalid values."""
 
     def __init__(self) -> None:
         self._errors: list[ExchangeError] = []
 
-    def result(self, found: Any) -> Any:
-        """Return ``found``; raise MalformedExchanges if there are errors."""
+    def raise_errors(self) -> None:
+        """Raise MalformedExchanges if there are errors."""
         if self._errors:
-            raise MalformedExchanges(_shown(self._errors))
-        return found
+            raise MalformedExchanges(self._errors)
 
-    def exchange(self, name: Any, given: Any, above: tuple[str, ...]) -> DefinedExchange:
+    def exchange(self, name: Any, document: Any, above: Path) -> DefinedExchange:
         if not isinstance(name, str):
-            self._add(above, f"The name {_short(name)} is not text: put it in quotes.")
+            self._add(above, f"The name {_describe(name)} is not text: put it in quotes.")
             name = str(name)
-        where = (*above, name) if above else ()
-        fields = self.fields(given, where, EXCHANGE, required=("src", "dst"))
-        at = (*where, "consumer")
-        consumer = self.fields(fields.get("consumer", {}), at, CONSUMER)
-        needed = ("queue",) if "src" in fields else ()
-        source = self.fields(fields.get("src", {}), (*where, "src"), SOURCE, needed)
-        targets = self.value(fields, "dst", where, [])[: MAX_DESTINATIONS + 1]
-        found = DefinedExchange(
+        path = (*above, name) if above else ()
+        fields = self.fields(document, path, EXCHANGE_FIELDS, required=("src", "dst"))
+        consumer_path = (*path, "consumer")
+        consumer = self.fields(fields.get("consumer", {}), consumer_path, CONSUMER_FIELDS)
+        # A missing source is one error; do not add that its queue is missing too.
+        required = ("queue",) if "src" in fields else ()
+        source = self.fields(fields.get("src", {}), (*path, "src"), SOURCE_FIELDS, required)
+        targets = self.value(fields, "dst", path, [])[: MAX_DESTINATIONS + 1]
+        exchange = DefinedExchange(
             name,
-            self._place(source, (*where, "src")),
+            self._queue(source, (*path, "src")),
             tuple(
-                self._destination(target, (*where, "dst", position))
+                self._destination(target, (*path, "dst", position))
                 for position, target in enumerate(targets)
             ),
-            self.value(consumer, "parallel", at, 1),
-            self.value(consumer, "wsize", at, 100),
-            self.value(consumer, "reserve", at, True),
+            self.value(consumer, "parallel", consumer_path, 1),
+            self.value(consumer, "wsize", consumer_path, 100),
+            self.value(consumer, "reserve", consumer_path, True),
         )
-        self._judge(found, where)
-        return found
+        self._add_value_errors(exchange, path)
+        return exchange
 
     def fields(
-        self,
-        given: Any,
-        where: tuple[str | int, ...],
-        known: tuple[str, ...],
-        required: tuple[str, ...] = (),
+        self, document: Any, path: Path, known: tuple[str, ...], required: tuple[str, ...] = ()
     ) -> dict[str, Any]:
         """Return the known fields of a map."""
         listed = ", ".join(known)
-        if not isinstance(given, dict):
-            self._add(where, f"{_short(given)} is not a map of {listed}.")
+        if not isinstance(document, dict):
+            self._add(path, f"{_describe(document)} is not a map of {listed}.")
             return {}
-        for field in given:
+        for field in document:
             if field not in known:
-                self._add((*where, str(field)), f"Unknown field; the fields are {listed}.")
+                self._add((*path, str(field)), f"Unknown field; the fields are {listed}.")
         for field in required:
-            if field not in given:
-                self._add((*where, field), "It is missing.")
-        return {field: given[field] for field in known if field in given}
+            if field not in document:
+                self._add((*path, field), "It is missing.")
+        return {field: document[field] for field in known if field in document}
 
-    def value(
-        self,
-        fields: dict[str, Any],
-        field: str,
-        where: tuple[str | int, ...],
-        default: _Value,
-    ) -> _Value:
+    def value(self, fields: dict[str, Any], field: str, path: Path, default: _Value) -> _Value:
         """Return the value of a field, or the default if it has another type."""
-        given = fields.get(field, default)
-        if type(given) is type(default):
-            return given
-        self._add((*where, field), f"{_short(given)} is not {_KINDS[type(default)]}")
+        value = fields.get(field, default)
+        if type(value) is type(default):
+            return value
+        self._add((*path, field), f"{_describe(value)} is not {_TYPE_NAMES[type(default)]}")
         return default
 
-    def _destination(self, given: Any, where: tuple[str | int, ...]) -> DefinedDestination:
-        fields = self.fields(given, where, DESTINATION, ("queue",))
+    def _destination(self, document: Any, path: Path) -> DefinedDestination:
+        fields = self.fields(document, path, DESTINATION_FIELDS, ("queue",))
         if fields.get("selector", "") is None:
             del fields["selector"]
         return DefinedDestination(
-            self._place(fields, where), self.value(fields, "selector", where, "")
+            self._queue(fields, path), self.value(fields, "selector", path, "")
         )
 
-    def _place(self, fields: dict[str, Any], where: tuple[str | int, ...]) -> QueueRef:
+    def _queue(self, fields: dict[str, Any], path: Path) -> QueueRef:
         return QueueRef(
-            self.value(fields, "ns", where, DEFAULT_DB_ALIAS),
-            self.value(fields, "queue", where, ""),
+            self.value(fields, "ns", path, DEFAULT_DB_ALIAS), self.value(fields, "queue", path, "")
         )
 
-    def _judge(self, exchange: DefinedExchange, where: tuple[str | int, ...]) -> None:
+    def _add_value_errors(self, exchange: DefinedExchange, path: Path) -> None:
         """Add the errors of the values, but not of defaults that replace invalid values."""
-        known = {problem.where for problem in self._errors}
-        for problem in exchange.errors():
-            step = where if where and problem.where == ("name",) else (*where, *problem.where)
-            above = {step[:length] for length in range(len(where) + 1, len(step) + 1)}
-            if not known & above:
-                self._add(step, problem.sentence)
+        known = {error.path for error in self._errors}
+        for error in exchange.errors():
+            full_path = (*path, *error.path)
+            if path and error.path == ("name",):
+                full_path = path
+            prefixes = {full_path[:end] for end in range(len(path) + 1, len(full_path) + 1)}
+            if not known & prefixes:
+                self._add(full_path, error.sentence)
 
-    def _add(self, where: tuple[str | int, ...], sentence: str) -> None:
-        self._errors.append(ExchangeError(where, sentence))
+    def _add(self, path: Path, sentence: str) -> None:
+        self._errors.append(ExchangeError(path, sentence))
 
 
-_KINDS = {
+_TYPE_NAMES = {
     str: "text: put it in quotes.",
     int: "a whole number.",
     bool: "true or false.",
@@ -348,15 +341,6 @@ _KINDS = {
 }
 
 
-def _short(value: Any) -> str:
-    return _REPR.repr(value)
-
-
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
-
-
-def _shown(errors: list[ExchangeError]) -> list[ExchangeError]:
-    more = len(errors) - _ERRORS_SHOWN
-    tail = [ExchangeError((), f"And {more:,} more.")] if more > 0 else []
-    return errors[:_ERRORS_SHOWN] + tail
+_describe = _REPR.repr

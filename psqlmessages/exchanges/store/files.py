@@ -1,14 +1,26 @@
-"""Definition files: conversion between YAML or JSON text and plain values. Pure."""
+"""Definition files: conversion between YAML or JSON text and plain values. Pure.
+
+Of YAML only the JSON subset is accepted: no tags and no aliases. Every plain word is text, except
+null, true, false and whole numbers.
+"""
 
 from __future__ import annotations
 
 import json
-from types import ModuleType
-from typing import Any
+import re
+from typing import Any, ClassVar, NoReturn
 
 from psqlmessages.wire import MalformedText, document_text, strict_json
 
+try:
+    import yaml
+    from yaml import SafeDumper, SafeLoader
+except ModuleNotFoundError:
+    yaml, SafeDumper, SafeLoader = None, object, object
+
 MAX_BYTES = 1024 * 1024
+_MAX_DEPTH = 20
+_TAG = "tag:yaml.org,2002:"
 
 
 class YAMLMissing(ValueError):
@@ -21,34 +33,100 @@ class YAMLMissing(ValueError):
         )
 
 
-def parsed(text: bytes | str) -> Any:
-    """Parse text that begins with ``{`` as JSON, and any other as YAML; raise MalformedText."""
+def parse(text: bytes | str) -> Any:
+    """Parse text that begins with ``{`` as JSON, and any other as YAML.
+
+    Raise MalformedText, or YAMLMissing.
+    """
     decoded = document_text(text, MAX_BYTES)
-    return strict_json(decoded) if decoded.lstrip().startswith("{") else _yaml(decoded)
+    if decoded.lstrip().startswith("{"):
+        return strict_json(decoded)
+    if yaml is None:
+        raise YAMLMissing
+    try:
+        return yaml.load(decoded, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise MalformedText(f"it is not YAML: {position}{error.problem}") from error
+    except yaml.reader.ReaderError as error:
+        reason = f"{chr(error.character)!r} is not a valid YAML character"
+        raise MalformedText(f"it is not YAML: position {error.position:,}: {reason}") from error
 
 
-def as_json(document: Any) -> str:
+def write_json(document: Any) -> str:
     """Write JSON for people to read."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def as_yaml(document: Any) -> str:
-    """Write YAML for people to read; raise YAMLMissing."""
-    written: str = _yaml_text().write(document)
+def write_yaml(document: Any) -> str:
+    """Write YAML for people to read; raise YAMLMissing.
+
+    A value without nested lists and maps takes one line.
+    """
+    if yaml is None:
+        raise YAMLMissing
+    written: str = yaml.dump(
+        document,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=10_000,
+    )
     return written
 
 
-def _yaml(text: str) -> Any:
-    yaml_text = _yaml_text()
-    try:
-        return yaml_text.read(text)
-    except yaml_text.YAMLError as error:
-        raise MalformedText(f"it is not YAML: {error}") from error
+class _Dumper(SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write repeated values in full: aliases are not read."""
+        return True
+
+    def represent_str(self, text: str) -> Any:
+        """Write a text; in other quotes, U+0085 would be read as a space."""
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar(f"{_TAG}str", text, style=style)
 
 
-def _yaml_text() -> ModuleType:
-    try:
-        from psqlmessages.exchanges.store import yaml_text
-    except ModuleNotFoundError as error:
-        raise YAMLMissing from error
-    return yaml_text
+class _Loader(SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            # A few lines of aliases can expand to gigabytes.
+            _refuse("aliases (*name) are not supported: write the value out", event)
+        if event.tag not in (None, "!"):
+            _refuse("tags (!name) are not supported", event)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            _refuse("it is nested too deeply", event)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                _refuse("a key must be a plain value", key_node)
+            if (key := self.construct_object(key_node)) in keys:
+                _refuse(f"the key {key!r:.100} occurs twice", key_node)
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _refuse(problem: str, node_or_event: Any) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=node_or_event.start_mark)
+
+
+if yaml is not None:
+    _Dumper.add_representer(str, _Dumper.represent_str)
+    for _type, _pattern, _first_characters in (
+        ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", "[-+]?(?:0|[1-9][0-9]{0,17})", list("-+0123456789")),
+    ):
+        _regex = re.compile(f"^(?:{_pattern})$")
+        _Loader.add_implicit_resolver(f"{_TAG}{_type}", _regex, _first_characters)

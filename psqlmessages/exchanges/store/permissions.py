@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, NamedTuple
@@ -22,20 +22,20 @@ from psqlmessages.retry import error_line
 logger = logging.getLogger("psqlmessages")
 
 # A rule must have a timeout, which has no effect for a queue.
-_RULE_SECONDS = 60
+_RULE_TIMEOUT_SECONDS = 60
 _CONNECT_SECONDS = 3
 _REPORT_SECONDS = 10.0
-_ANSWER = "SET statement_timeout = '5s'"
-_RIGHTS = """
-    SELECT session_user::text, wanted.ident, wanted.queue, coalesce(rights.can_read, false),
-           coalesce(rights.can_write, false), own.mode
-    FROM unnest(%(idents)s::text[], %(queues)s::text[]) AS wanted (ident, queue)
-    CROSS JOIN LATERAL messages._rights(session_user, wanted.ident, 'Queue', wanted.queue)
+_LIMIT_QUERY_TIME = "SET statement_timeout = '5s'"
+_PERMISSIONS = """
+    SELECT session_user::text, needed.ident, needed.queue, coalesce(rights.can_read, false),
+           coalesce(rights.can_write, false), rule.mode
+    FROM unnest(%(idents)s::text[], %(queues)s::text[]) AS needed (ident, queue)
+    CROSS JOIN LATERAL messages._rights(session_user, needed.ident, 'Queue', needed.queue)
         AS rights
-    LEFT JOIN messages.auth AS own
-        ON own.role = session_user AND own.ident = wanted.ident
-        AND own.type = 'Queue' AND own.dest = wanted.queue
-    ORDER BY wanted.ident, wanted.queue
+    LEFT JOIN messages.auth AS rule
+        ON rule.role = session_user AND rule.ident = needed.ident
+        AND rule.type = 'Queue' AND rule.dest = needed.queue
+    ORDER BY needed.ident, needed.queue
 """
 
 
@@ -55,13 +55,13 @@ class MissingRuleLog:
 
     @property
     def is_due(self) -> bool:
-        """Whether the last report is long enough ago for another one."""
+        """Whether enough time has passed since the last report."""
         return monotonic() >= self._next_at
 
     def report(self, exchange: DefinedExchange, using: str) -> None:
-        """Log the rules that are missing and were not at the last report."""
+        """Log the missing rules that the last report did not contain."""
         self._next_at = monotonic() + _REPORT_SECONDS
-        missing = set(missing_rules(exchange, using))
+        missing = set(find_missing_rules([exchange], using).rules)
         for rule in sorted(missing - self._reported):
             logger.warning(
                 "exchange %s: a rule is missing in database %s. Add it with: %s",
@@ -71,10 +71,10 @@ class MissingRuleLog:
 
 
 class MissingRules(NamedTuple):
-    """The missing rules, and the namespaces that could not be queried, with the reason."""
+    """The missing rules, and an error for each namespace that could not be queried."""
 
     rules: list[MissingRule]
-    unasked: dict[str, str]
+    errors: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class _MissingPermission:
     ident: str
     queue: str
     mode: str
-    is_there: bool
+    has_rule: bool
 
     @property
     def statement(self) -> str:
-        if self.is_there:
+        if self.has_rule:
             text = (
                 "UPDATE messages.auth SET mode = {mode} WHERE role = {role} AND ident = {ident}"
                 " AND type = 'Queue' AND dest = {queue};"
@@ -100,7 +100,9 @@ class _MissingPermission:
                 " ({role}, {ident}, 'Queue', {queue}, {mode}, {seconds});"
             )
         values = {name: sql.Literal(value) for name, value in asdict(self).items()}
-        return sql.SQL(text).format(**values, seconds=sql.Literal(_RULE_SECONDS)).as_string()
+        return (
+            sql.SQL(text).format(**values, seconds=sql.Literal(_RULE_TIMEOUT_SECONDS)).as_string()
+        )
 
 
 def ident_of(exchange: str) -> str:
@@ -108,18 +110,8 @@ def ident_of(exchange: str) -> str:
     return f"exchange.{exchange}"
 
 
-def missing_rules(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> list[MissingRule]:
-    """List the missing rules of the databases that answer: see `lacking_together`."""
-    return lacking(exchange, using).rules
-
-
-def lacking(exchange: DefinedExchange, using: str = DEFAULT_DB_ALIAS) -> MissingRules:
-    """Return the missing rules of one exchange: see `lacking_together`."""
-    return lacking_together([exchange], using)
-
-
-def lacking_together(
-    exchanges: Sequence[DefinedExchange], using: str = DEFAULT_DB_ALIAS
+def find_missing_rules(
+    exchanges: Iterable[DefinedExchange], using: str = DEFAULT_DB_ALIAS
 ) -> MissingRules:
     """Return the rules that are missing for the role of Django's connection in each namespace.
 
@@ -127,16 +119,16 @@ def lacking_together(
     within its transaction. Other databases are queried on separate connections with timeouts of
     a few seconds, so that an unreachable database causes little delay.
     """
-    found = MissingRules([], {})
-    places = {place for exchange in exchanges for place in exchange.places}
-    for namespace in sorted({place.namespace for place in places}):
+    exchanges = list(exchanges)
+    missing = MissingRules([], {})
+    for namespace in sorted({place.namespace for each in exchanges for place in each.places}):
         try:
-            lacks = list(_lacks(exchanges, namespace, using))
+            permissions = _find_missing_permissions(exchanges, namespace, using)
         except (DatabaseError, psycopg.Error) as error:
-            found.unasked[namespace] = error_line(error)
+            missing.errors[namespace] = error_line(error)
         else:
-            found.rules.extend(MissingRule(namespace, lack.statement) for lack in lacks)
-    return found
+            missing.rules.extend(MissingRule(namespace, each.statement) for each in permissions)
+    return missing
 
 
 def add_missing_rules(
@@ -149,59 +141,64 @@ def add_missing_rules(
     """
     added = []
     with transaction.atomic(using=using):
-        for lack in _lacks([exchange], using, using):
+        for permission in _find_missing_permissions([exchange], using, using):
             Auth.objects.using(using).update_or_create(
-                role=lack.role,
-                ident=lack.ident,
+                role=permission.role,
+                ident=permission.ident,
                 type=Auth.Type.QUEUE,
-                dest=lack.queue,
-                defaults={"mode": lack.mode},
-                create_defaults={"mode": lack.mode, "timeout": _RULE_SECONDS},
+                dest=permission.queue,
+                defaults={"mode": permission.mode},
+                create_defaults={"mode": permission.mode, "timeout": _RULE_TIMEOUT_SECONDS},
             )
-            added.append(MissingRule(using, lack.statement))
+            added.append(MissingRule(using, permission.statement))
     return added
 
 
-def _lacks(
+def _find_missing_permissions(
     exchanges: Iterable[DefinedExchange], namespace: str, using: str
-) -> Iterator[_MissingPermission]:
-    wanted = _wanted(exchanges, namespace)
-    if not wanted:
-        return
-    idents, queues = map(list, zip(*wanted, strict=True))
-    parameters = {"idents": idents, "queues": queues}
-    for role, ident, queue, can_read, can_write, own in _rows(namespace, using, parameters):
-        modes = wanted[ident, queue]
-        if modes <= {mode for mode, may in (("R", can_read), ("W", can_write)) if may}:
-            continue
-        together = modes | set(own or "")
-        mode = "RW" if len(together) > 1 else "".join(together)
-        yield _MissingPermission(role, ident, queue, mode, own is not None)
+) -> list[_MissingPermission]:
+    needed = _needed_modes(exchanges, namespace)
+    if not needed:
+        return []
+    idents, queues = map(list, zip(*needed, strict=True))
+    rows = _query_permissions(namespace, using, {"idents": idents, "queues": queues})
+    missing = []
+    for role, ident, queue, can_read, can_write, rule_mode in rows:
+        modes = needed[ident, queue]
+        is_allowed = ("R" not in modes or can_read) and ("W" not in modes or can_write)
+        if not is_allowed:
+            modes |= set(rule_mode or "")
+            mode = "RW" if len(modes) > 1 else "".join(modes)
+            has_rule = rule_mode is not None
+            missing.append(_MissingPermission(role, ident, queue, mode, has_rule))
+    return missing
 
 
-def _wanted(
+def _needed_modes(
     exchanges: Iterable[DefinedExchange], namespace: str
 ) -> dict[tuple[str, str], set[str]]:
-    """Return the modes that each node name and queue of a namespace needs."""
-    wanted: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    """Return the modes that each node name needs for each queue of a namespace."""
+    needed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for exchange in exchanges:
         ident = ident_of(exchange.name)
         targets = [(destination.place, "W") for destination in exchange.destinations]
         for place, mode in ((exchange.source, "R"), *targets):
             if place.namespace == namespace:
-                wanted[ident, place.queue].add(mode)
-    return wanted
+                needed[ident, place.queue].add(mode)
+    return needed
 
 
-def _rows(namespace: str, using: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+def _query_permissions(
+    namespace: str, using: str, parameters: dict[str, Any]
+) -> list[tuple[Any, ...]]:
     if problem := namespace_error(namespace):
         raise DatabaseError(problem)
     if namespace == using:
         # A savepoint: an error here does not abort the surrounding transaction.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(_RIGHTS, parameters)
+            cursor.execute(_PERMISSIONS, parameters)
             return cursor.fetchall()
     info = make_conninfo(dsn(namespace), connect_timeout=_CONNECT_SECONDS)
     with psycopg.connect(info) as connection:
-        connection.execute(_ANSWER)
-        return connection.execute(_RIGHTS, parameters).fetchall()
+        connection.execute(_LIMIT_QUERY_TIME)
+        return connection.execute(_PERMISSIONS, parameters).fetchall()

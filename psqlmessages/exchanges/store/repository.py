@@ -1,4 +1,4 @@
-"""Stored exchanges: conversion between rows and definitions, and changes."""
+"""Stored exchanges: conversion of rows to definitions, and changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
@@ -19,8 +20,9 @@ from psqlmessages.exchanges.store.definitions import (
     DefinedExchange,
     ExchangeError,
     MalformedExchanges,
-    as_document,
-    written,
+    Path,
+    format_path,
+    to_document,
 )
 from psqlmessages.exchanges.store.permissions import MissingRule, add_missing_rules
 from psqlmessages.models import Destination, Exchange, ExchangeCount
@@ -35,13 +37,13 @@ def rows(using: str = DEFAULT_DB_ALIAS) -> QuerySet[Exchange]:
     return Exchange.objects.using(using).prefetch_related("destinations")
 
 
-def present(using: str = DEFAULT_DB_ALIAS) -> tuple[DefinedExchange, ...]:
+def read_all(using: str = DEFAULT_DB_ALIAS) -> tuple[DefinedExchange, ...]:
     """Read the definitions of all exchanges, ordered by name."""
-    return tuple(definition(row) for row in rows(using))
+    return tuple(to_definition(row) for row in rows(using))
 
 
-def definition(row: Exchange) -> DefinedExchange:
-    """Return the definition that a row and its destinations hold."""
+def to_definition(row: Exchange) -> DefinedExchange:
+    """Return the definition in a row and its destinations."""
     return DefinedExchange(
         row.name,
         QueueRef(row.source_namespace, row.source_queue),
@@ -55,34 +57,36 @@ def definition(row: Exchange) -> DefinedExchange:
     )
 
 
-def compiled(exchange: Exchange | DefinedExchange) -> CompiledExchange:
+def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
     """Compile an exchange for `route`; raise MalformedExchanges if a selector is not valid."""
-    known = definition(exchange) if isinstance(exchange, Exchange) else exchange
+    if isinstance(exchange, Exchange):
+        exchange = to_definition(exchange)
     errors, targets = [], []
-    for position, destination in enumerate(known.destinations):
+    for position, destination in enumerate(exchange.destinations):
         try:
             selector = Selector.of(destination.selector)
         except SelectorError as error:
-            errors.append(ExchangeError(("dst", position, "selector"), error.text))
-            continue
-        targets.append(RouteTarget(destination.place, selector))
+            path = ("exchanges", exchange.name, "dst", position, "selector")
+            errors.append(ExchangeError(path, error.text))
+        else:
+            targets.append(RouteTarget(destination.place, selector))
     if errors:
-        raise MalformedExchanges([problem.under("exchanges", known.name) for problem in errors])
+        raise MalformedExchanges(errors)
     return CompiledExchange(
-        name=known.name,
-        source=known.source,
+        name=exchange.name,
+        source=exchange.source,
         targets=tuple(targets),
-        parallel=known.parallel,
-        wsize=known.wsize,
-        reserve=known.reserve,
+        parallel=exchange.parallel,
+        wsize=exchange.wsize,
+        reserve=exchange.reserve,
         max_hops=get_settings().MAX_HOPS,
     )
 
 
-def put(
+def store(
     exchange: DefinedExchange, *, replace: bool = False, using: str = DEFAULT_DB_ALIAS
 ) -> Exchange:
-    """Store a valid definition; raise ExchangeExists if the name is taken, unless `replace`.
+    """Store a valid definition; raise ExchangeExists if the name is used, unless `replace`.
 
     Replacing an exchange does not change whether it runs.
     """
@@ -90,10 +94,10 @@ def put(
         lock(using)
         if not replace and Exchange.objects.using(using).filter(name=exchange.name).exists():
             raise ExchangeExists(exchange.name)
-        return write(exchange, using)
+        return write_rows(exchange, using)
 
 
-def write(exchange: DefinedExchange, using: str) -> Exchange:
+def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
     """Write a definition to its rows; the transaction must hold the lock."""
     row, _ = Exchange.objects.using(using).update_or_create(
         name=exchange.name,
@@ -138,8 +142,8 @@ def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
     """Delete exchanges and their counters; return the names that existed."""
     with transaction.atomic(using=using):
         # A worker that writes counters now waits for this lock, and then finds no exchange.
-        found = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
-        keys = {row.pk: row.name for row in found}
+        rows = Exchange.objects.using(using).select_for_update().filter(name__in=list(names))
+        keys = {row.pk: row.name for row in rows}
         ExchangeCount.objects.using(using).filter(exchange__in=keys).delete()
         Destination.objects.using(using).filter(exchange__in=keys).delete()
         Exchange.objects.using(using).filter(pk__in=keys).delete()
@@ -147,14 +151,14 @@ def delete(names: Iterable[str], using: str = DEFAULT_DB_ALIAS) -> set[str]:
 
 
 def lock(using: str) -> None:
-    """Prevent other changes of exchanges until the transaction ends; do not block readers."""
+    """Block other changes of exchanges, but no reads, until the transaction ends."""
     connection = connections[using]
     with connection.cursor() as cursor:
         table = connection.ops.quote_name(Exchange._meta.db_table)
         cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
 
 
-# Changes: the difference between a file and the stored exchanges, and how to apply it.
+# Loading a file: its difference from the stored exchanges, and applying it
 
 
 class ExchangesChanged(Exception):
@@ -180,76 +184,81 @@ class ExchangeDifference:
             f" {len(self.unchanged):,} unchanged, {len(self.removed):,} removed"
         )
 
-    def lines(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Return a line per changed exchange, and one per changed field."""
         lines = [f"+ {exchange}" for exchange in self.added]
         for old, new in self.changed:
             lines.append(f"~ {new}")
             lines += [
-                f"    {written(where)}: {before} -> {after}"
-                for where, before, after in _differing((), old.as_document(), new.as_document())
+                f"    {format_path(path)}: {before} -> {after}"
+                for path, before, after in _changes((), old.to_document(), new.to_document())
             ]
         return lines + [f"- {exchange}" for exchange in self.removed]
 
 
-def difference(
-    now: Iterable[DefinedExchange], wanted: Iterable[DefinedExchange], *, replace_all: bool = False
+def compare(
+    stored: Iterable[DefinedExchange],
+    wanted: Iterable[DefinedExchange],
+    *,
+    replace_all: bool = False,
 ) -> ExchangeDifference:
     """Compare definitions. Exchanges not in `wanted` stay, or are removed with `replace_all`."""
-    there = {exchange.name: exchange for exchange in now}
-    asked = {exchange.name: exchange for exchange in wanted}
-    both = [(there[name], exchange) for name, exchange in asked.items() if name in there]
+    old = {exchange.name: exchange for exchange in stored}
+    new = {exchange.name: exchange for exchange in wanted}
+    pairs = [(old[name], exchange) for name, exchange in new.items() if name in old]
     return ExchangeDifference(
-        tuple(exchange for name, exchange in asked.items() if name not in there),
-        tuple((old, new) for old, new in both if old != new),
-        tuple(new for old, new in both if old == new),
-        tuple(exchange for name, exchange in there.items() if replace_all and name not in asked),
+        added=tuple(exchange for name, exchange in new.items() if name not in old),
+        changed=tuple((before, after) for before, after in pairs if before != after),
+        unchanged=tuple(after for before, after in pairs if before == after),
+        removed=tuple(
+            exchange for name, exchange in old.items() if replace_all and name not in new
+        ),
     )
 
 
 def fingerprint(exchanges: Iterable[DefinedExchange]) -> str:
     """Return a text that is equal for equal definitions only."""
-    return hashlib.sha256(json.dumps(as_document(exchanges)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(to_document(exchanges)).encode()).hexdigest()
 
 
 def apply(
-    todo: ExchangeDifference, shown: str, using: str = DEFAULT_DB_ALIAS, *, with_rules: bool = False
+    difference: ExchangeDifference,
+    expected_fingerprint: str,
+    using: str = DEFAULT_DB_ALIAS,
+    *,
+    with_rules: bool = False,
 ) -> list[MissingRule]:
-    """Apply a difference in one transaction; raise ExchangesChanged if it is out of date.
+    """Apply a difference in one transaction.
 
-    `shown` is the fingerprint of the exchanges that it was computed from. `with_rules` also adds
-    the rules that are missing in this database, and returns them. Raise the error of PostgreSQL
-    if rules cannot be changed now.
+    Raise ExchangesChanged if the stored exchanges no longer have `expected_fingerprint`.
+    `with_rules` also adds the rules that are missing in this database, and returns them. Raise the
+    error of PostgreSQL if rules cannot be changed now.
     """
-    added: list[MissingRule] = []
+    added_rules: list[MissingRule] = []
+    to_write = [*difference.added, *(new for _, new in difference.changed)]
     with transaction.atomic(using=using):
         lock(using)
-        if fingerprint(present(using)) != shown:
+        if fingerprint(read_all(using)) != expected_fingerprint:
             raise ExchangesChanged
-        delete((exchange.name for exchange in todo.removed), using)
-        for exchange in (*todo.added, *(new for _, new in todo.changed)):
-            write(exchange, using)
+        delete((exchange.name for exchange in difference.removed), using)
+        for exchange in to_write:
+            write_rows(exchange, using)
         if with_rules:
-            for exchange in (*todo.added, *(new for _, new in todo.changed), *todo.unchanged):
-                added += add_missing_rules(exchange, using)
-    return added
+            for exchange in (*to_write, *difference.unchanged):
+                added_rules += add_missing_rules(exchange, using)
+    return added_rules
 
 
-def _differing(
-    where: tuple[str | int, ...], old: Any, new: Any
-) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+def _changes(path: Path, old: Any, new: Any) -> Iterator[tuple[Path, str, str]]:
     """Yield the path of each difference, and both values as JSON ("nothing" if one is missing)."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
-            yield from _differing((*where, key), old.get(key), new.get(key))
+            yield from _changes((*path, key), old.get(key), new.get(key))
     elif isinstance(old, list) and isinstance(new, list):
-        for index in range(max(len(old), len(new))):
-            before, after = (
-                values[index] if index < len(values) else None for values in (old, new)
-            )
-            yield from _differing((*where, index), before, after)
+        for index, (before, after) in enumerate(zip_longest(old, new)):
+            yield from _changes((*path, index), before, after)
     elif old != new:
-        yield where, _as_text(old), _as_text(new)
+        yield path, _as_text(old), _as_text(new)
 
 
 def _as_text(value: Any) -> str:

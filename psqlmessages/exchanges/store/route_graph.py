@@ -26,29 +26,29 @@ class RouteEdge:
 
 @dataclass(frozen=True)
 class RouteGraph:
-    """Queues, the edges between them, and cycles; cycles that share a queue are one."""
+    """Queues, the edges between them, and cycles. Cycles that share a queue count as one."""
 
     queues: tuple[QueueRef, ...]
     edges: tuple[RouteEdge, ...]
     cycles: tuple[tuple[QueueRef, ...], ...]
 
 
-def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
+def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
     """Build the graph. A queue is in a cycle if elements can return to it.
 
     Selectors are ignored, although they may prevent a cycle.
     """
     exchanges = list(exchanges)
-    following: dict[QueueRef, list[QueueRef]] = {}
+    successors: dict[QueueRef, list[QueueRef]] = {}
     for exchange in exchanges:
         targets = [destination.place for destination in exchange.destinations]
-        following.setdefault(exchange.source, []).extend(targets)
+        successors.setdefault(exchange.source, []).extend(targets)
         for target in targets:
-            following.setdefault(target, [])
+            successors.setdefault(target, [])
     cycles = [
         cycle
-        for cycle in _strongly_connected(following)
-        if len(cycle) > 1 or cycle[0] in following[cycle[0]]
+        for cycle in _strongly_connected(successors)
+        if len(cycle) > 1 or cycle[0] in successors[cycle[0]]
     ]
     cycle_of = {place: number for number, cycle in enumerate(cycles) for place in cycle}
     edges = tuple(
@@ -65,50 +65,50 @@ def graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
         for position, destination in enumerate(exchange.destinations)
     )
     return RouteGraph(
-        tuple(sorted(following, key=astuple)),
+        tuple(sorted(successors, key=astuple)),
         edges,
         tuple(sorted((tuple(sorted(cycle, key=astuple)) for cycle in cycles), key=str)),
     )
 
 
-def _strongly_connected(following: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
+def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[list[QueueRef]]:
     """Yield the strongly connected components of the graph (Tarjan's algorithm).
 
     Not recursive, because a chain may be longer than Python's stack.
     """
     index: dict[QueueRef, int] = {}
-    lowest: dict[QueueRef, int] = {}
+    low_link: dict[QueueRef, int] = {}
     path: list[tuple[QueueRef, Iterator[QueueRef]]] = []
-    # Visited, but not in a component yet: a dictionary as an ordered set.
+    # Visited, but not in a component yet: a stack with a fast test of membership.
     pending: dict[QueueRef, None] = {}
 
     def enter(place: QueueRef) -> None:
-        index[place] = lowest[place] = len(index)
+        index[place] = low_link[place] = len(index)
         pending[place] = None
-        path.append((place, iter(following[place])))
+        path.append((place, iter(successors[place])))
 
-    for start in following:
+    for start in successors:
         if start not in index:
             enter(start)
         while path:
-            place, rest = path[-1]
-            step = next(rest, None)
-            if step is None:
+            place, unvisited = path[-1]
+            successor = next(unvisited, None)
+            if successor is None:
                 path.pop()
                 if path:
-                    above = path[-1][0]
-                    lowest[above] = min(lowest[above], lowest[place])
-                if lowest[place] == index[place]:
-                    yield _component(pending, place)
-            elif step not in index:
-                enter(step)
-            elif step in pending:
-                lowest[place] = min(lowest[place], index[step])
+                    predecessor = path[-1][0]
+                    low_link[predecessor] = min(low_link[predecessor], low_link[place])
+                if low_link[place] == index[place]:
+                    yield _pop_component(pending, place)
+            elif successor not in index:
+                enter(successor)
+            elif successor in pending:
+                low_link[place] = min(low_link[place], index[successor])
 
 
-def _component(pending: dict[QueueRef, None], until: QueueRef) -> list[QueueRef]:
-    """Remove and return the queues that were added last, back to this one."""
-    group = [pending.popitem()[0]]
-    while group[-1] != until:
-        group.append(pending.popitem()[0])
-    return group
+def _pop_component(pending: dict[QueueRef, None], root: QueueRef) -> list[QueueRef]:
+    """Remove and return the queues that were added last, back to ``root``."""
+    component = [pending.popitem()[0]]
+    while component[-1] != root:
+        component.append(pending.popitem()[0])
+    return component

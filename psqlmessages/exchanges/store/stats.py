@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,12 +18,12 @@ from django.db.models.functions import Now
 from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, ExchangeCounters
 from psqlmessages.models import Exchange, ExchangeCount
 
-# The worker id of the rows that hold the sums of former workers.
-FORMER: Final = UUID(int=0)
-_ADD_UP_SECONDS: Final = 60 * 60
-FORGOTTEN_AFTER: Final = timedelta(days=1)
-_UNIQUE: Final = ("exchange", "worker", "outcome", "destination")
-_COUNTED: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
+# The worker id of the rows with the sums of former workers.
+FORMER_WORKERS: Final = UUID(int=0)
+FORMER_AFTER: Final = timedelta(days=1)
+_MERGE_SECONDS: Final = 60 * 60
+_KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
+_VALUE_FIELDS: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
 
 
 class CounterStore:
@@ -30,7 +31,7 @@ class CounterStore:
 
     def __init__(self, using: str = DEFAULT_DB_ALIAS) -> None:
         self._using = using
-        self._add_up_at = 0.0
+        self._merge_at = 0.0
         self.worker = uuid4()
         self.counters: dict[int, ExchangeCounters] = {}
 
@@ -45,15 +46,15 @@ class CounterStore:
 
     def summary(self) -> str:
         """Return the number of elements by outcome, and of selector failures, as text."""
-        found = self.counters.values()
+        all_counters = self.counters.values()
         outcomes = ", ".join(
-            f"{sum(counters.count(outcome) for counters in found):,} {outcome.label}"
+            f"{sum(counters.count(outcome) for counters in all_counters):,} {outcome.label}"
             for outcome in ELEMENT_OUTCOMES
         )
-        failures = sum(counters.selector_failures for counters in found)
+        failures = sum(counters.selector_failures for counters in all_counters)
         return f"{outcomes}; {failures:,} selector failures"
 
-    def unwritten(self, running: Collection[int]) -> list[ExchangeCount]:
+    def list_rows(self, running: Collection[int]) -> list[ExchangeCount]:
         """Return the changed rows, and a heartbeat row for each running exchange."""
         return [
             ExchangeCount(
@@ -61,14 +62,14 @@ class CounterStore:
                 worker=self.worker,
                 outcome=outcome,
                 destination=destination,
-                count=entry.count,
-                seconds=entry.seconds,
-                buckets=list(entry.buckets),
-                selector_seconds=entry.selector_seconds,
+                count=counter.count,
+                seconds=counter.seconds,
+                buckets=list(counter.buckets),
+                selector_seconds=counter.selector_seconds,
                 seen_at=Now(),
             )
             for key, counters in self.counters.items()
-            for outcome, destination, entry in counters.unwritten(is_running=key in running)
+            for outcome, destination, counter in counters.list_unwritten(is_running=key in running)
         ]
 
     def write(self, rows: list[ExchangeCount]) -> list[ExchangeCount]:
@@ -76,62 +77,56 @@ class CounterStore:
 
         Rows hold totals, so that writing them twice does no harm.
         """
-        counts, exchanges = ExchangeCount.objects.using(self._using), Exchange.objects
-        wanted = {row.exchange_id for row in rows}
-        there = set(exchanges.using(self._using).filter(pk__in=wanted).values_list("pk", flat=True))
-        kept = [row for row in rows if row.exchange_id in there]
-        counts.bulk_create(
-            kept, update_conflicts=True, unique_fields=_UNIQUE, update_fields=_COUNTED
+        exchanges = Exchange.objects.using(self._using)
+        existing = exchanges.in_bulk({row.exchange_id for row in rows})
+        rows = [row for row in rows if row.exchange_id in existing]
+        ExchangeCount.objects.using(self._using).bulk_create(
+            rows, update_conflicts=True, unique_fields=_KEY_FIELDS, update_fields=_VALUE_FIELDS
         )
-        if monotonic() >= self._add_up_at:
-            self.add_up_former()
-            self._add_up_at = monotonic() + _ADD_UP_SECONDS
-        return kept
+        if monotonic() >= self._merge_at:
+            self.merge_former_workers()
+            self._merge_at = monotonic() + _MERGE_SECONDS
+        return rows
 
-    def wrote(self, rows: list[ExchangeCount]) -> None:
+    def mark_written(self, rows: list[ExchangeCount]) -> None:
         """Record which rows have been written."""
         for row in rows:
             if (counters := self.counters.get(row.exchange_id)) is not None:
-                counters.wrote(row.outcome, row.destination, row.count)
+                counters.mark_written(row.outcome, row.destination, row.count)
 
-    def add_up_former(self) -> int:
-        """Merge the rows of workers that were not seen for a day; return their number."""
+    def merge_former_workers(self) -> None:
+        """Merge the rows of workers that were not seen for a day."""
         counts = ExchangeCount.objects.using(self._using)
         with transaction.atomic(using=self._using):
-            former = list(
+            rows = list(
                 counts.select_for_update(skip_locked=True, of=("self",))
-                .filter(~Q(worker=FORMER), seen_at__lt=Now() - FORGOTTEN_AFTER)
+                .filter(~Q(worker=FORMER_WORKERS), seen_at__lt=Now() - FORMER_AFTER)
                 .order_by("pk")
             )
-            for row in former:
+            for row in rows:
                 total, _ = counts.select_for_update().get_or_create(
                     exchange_id=row.exchange_id,
-                    worker=FORMER,
+                    worker=FORMER_WORKERS,
                     outcome=row.outcome,
                     destination=row.destination,
                     defaults={"count": 0, "seconds": 0, "buckets": [], "selector_seconds": 0},
                 )
-                _add(total, row)
+                total.count += row.count
+                total.seconds += row.seconds
+                total.selector_seconds += row.selector_seconds
+                pairs = zip_longest(total.buckets, row.buckets, fillvalue=0)
+                total.buckets = [sum(pair) for pair in pairs]
+                total.seen_at = max(total.seen_at, row.seen_at)
                 total.save(using=self._using)
-            counts.filter(pk__in=[row.pk for row in former]).delete()
-        return len(former)
-
-
-def _add(total: ExchangeCount, row: ExchangeCount) -> None:
-    total.count += row.count
-    total.seconds += row.seconds
-    total.selector_seconds += row.selector_seconds
-    pairs = zip_longest(total.buckets, row.buckets, fillvalue=0)
-    total.buckets = [one + other for one, other in pairs]
-    total.seen_at = max(total.seen_at, row.seen_at)
+            counts.filter(pk__in=[row.pk for row in rows]).delete()
 
 
 # Aggregation: the rows of ExchangeCount, summed over all workers. Pure.
 
 Outcome = ExchangeCount.Outcome
 
-# A worker writes every 2 s. After this time without a write it counts as stopped.
-ALIVE_SECONDS: Final = 10
+# A worker writes every two seconds. After this time without a write it counts as stopped.
+WORKER_TIMEOUT_SECONDS: Final = 10
 # Outcomes of an element, in the order of display.
 ELEMENT_OUTCOMES: Final = (
     *(Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
@@ -161,8 +156,8 @@ class Histogram:
         """Add the counters of a worker."""
         self.count += row.count
         self.seconds += row.seconds
-        for place, number in enumerate(row.buckets[: len(self.buckets)]):
-            self.buckets[place] += number
+        for index, number in enumerate(row.buckets[: len(self.buckets)]):
+            self.buckets[index] += number
 
     def quantile(self, share: float) -> float | None:
         """Return the seconds within which this share of the elements finished, or None.
@@ -170,12 +165,12 @@ class Histogram:
         Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
         as ``inf``.
         """
-        measured = sum(self.buckets)
-        wanted, passed, least = share * measured, 0, 0.0
-        for number, most in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
-            if number and passed + number >= wanted:
-                return least + (most - least) * max(wanted - passed, 0) / number
-            passed, least = passed + number, most
+        rank = share * sum(self.buckets)
+        below, lower = 0, 0.0
+        for number, upper in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
+            if number and below + number >= rank:
+                return lower + (upper - lower) * max(rank - below, 0) / number
+            below, lower = below + number, upper
         return None
 
 
@@ -184,23 +179,23 @@ class AggregatedCounters:
     """Outcomes of elements, copies and selector failures by destination, and selector time."""
 
     outcomes: dict[str, Histogram] = field(default_factory=dict)
-    copies: dict[int, int] = field(default_factory=dict)
-    selector_failures: dict[int, int] = field(default_factory=dict)
+    copies: Counter[int] = field(default_factory=Counter)
+    selector_failures: Counter[int] = field(default_factory=Counter)
     selector_seconds: float = 0.0
 
     @classmethod
     def of(cls, rows: Iterable[CounterRow]) -> AggregatedCounters:
         """Add up rows."""
-        counted = cls()
+        total = cls()
         for row in rows:
-            counted.selector_seconds += row.selector_seconds
-            if row.outcome in (Outcome.TO, Outcome.BAD_SELECTOR):
-                is_copy = row.outcome == Outcome.TO
-                counts = counted.copies if is_copy else counted.selector_failures
-                counts[row.destination] = counts.get(row.destination, 0) + row.count
+            total.selector_seconds += row.selector_seconds
+            if row.outcome == Outcome.TO:
+                total.copies[row.destination] += row.count
+            elif row.outcome == Outcome.BAD_SELECTOR:
+                total.selector_failures[row.destination] += row.count
             else:
-                counted.outcomes.setdefault(row.outcome, Histogram()).add(row)
-        return counted
+                total.outcomes.setdefault(row.outcome, Histogram()).add(row)
+        return total
 
     @property
     def elements(self) -> int:
@@ -214,8 +209,8 @@ class AggregatedCounters:
 # limit, so that the cost does not depend on the length of a queue.
 
 # Limits of the count for each kind of element, in lists and in /metrics.
-MOST_LISTED: Final = 10_000
-MOST_MEASURED: Final = 100_000
+MAX_LISTED: Final = 10_000
+MAX_MEASURED: Final = 100_000
 
 # The limit is passed three times.
 SIZES: Final = """ARRAY[
@@ -258,27 +253,27 @@ class QueueCounters(NamedTuple):
     dead_letters: int
 
 
-class Sizes(NamedTuple):
-    """Number of elements of a queue by state; ``most`` + 1 stands for any larger number."""
+class ElementCounts(NamedTuple):
+    """Number of elements of a queue by state; ``limit`` + 1 stands for any larger number."""
 
     available: int
     scheduled: int
     reserved: int
-    most: int
+    limit: int
 
     @classmethod
-    def of(cls, numbers: Sequence[int], most: int) -> Sizes:
-        """Read the result of ``SIZES``, queried with ``limits(most)``."""
-        return cls(*numbers, most)
+    def of(cls, numbers: Sequence[int], limit: int) -> ElementCounts:
+        """Read the result of ``SIZES``, queried with ``size_limits(limit)``."""
+        return cls(*numbers, limit)
 
-    def shown(self, kind: str) -> str:
+    def format_count(self, state: str) -> str:
         """Format a number for people: ``available``, ``scheduled``, ``reserved`` or ``total``."""
-        kinds = ("available", "scheduled", "reserved") if kind == "total" else (kind,)
-        numbers = [getattr(self, each) for each in kinds]
-        counted = sum(min(number, self.most) for number in numbers)
-        return f"{'over ' if max(numbers) > self.most else ''}{counted:,}"
+        states = ("available", "scheduled", "reserved") if state == "total" else (state,)
+        numbers = [getattr(self, each) for each in states]
+        count = sum(min(number, self.limit) for number in numbers)
+        return f"{'over ' if max(numbers) > self.limit else ''}{count:,}"
 
 
-def limits(most: int) -> list[int]:
-    """Return the parameters of ``SIZES``. They exceed ``most`` by one, to detect larger numbers."""
-    return [most + 1] * 3
+def size_limits(limit: int) -> list[int]:
+    """Return the parameters of ``SIZES``: one more than ``limit``, to detect larger numbers."""
+    return [limit + 1] * 3

@@ -33,12 +33,12 @@ logger = logging.getLogger("psqlmessages")
 
 T = TypeVar("T")
 
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 WRITE_SECONDS: Final = 2.0
 
 
 class DefinitionVersion(NamedTuple):
-    """Version of a stored exchange."""
+    """Version of a stored exchange: it changes with the definition."""
 
     name: str
     changed_at: datetime
@@ -52,7 +52,7 @@ class RunningExchange:
     definition: DefinedExchange
     runner: ExchangeRunner
     task: asyncio.Task[None]
-    rules: MissingRuleLog = field(default_factory=MissingRuleLog)
+    missing_rules: MissingRuleLog = field(default_factory=MissingRuleLog)
 
 
 class ExchangeWorker:
@@ -63,8 +63,8 @@ class ExchangeWorker:
         self._using = using
         self._namespaces: dict[str, DatabaseHandle] = {}
         self._running: dict[int, RunningExchange] = {}
-        self._unfit: dict[int, DefinitionVersion] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._invalid: dict[int, DefinitionVersion] = {}
+        self._stopping_tasks: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
         self._write_at = 0.0
@@ -81,36 +81,36 @@ class ExchangeWorker:
         for running in self._running.values():
             running.runner.stop()
 
-    async def run(self, on_look: Callable[[], None] = lambda: None) -> None:
-        """Run until stopped; call ``on_look`` twice a second.
+    async def run(self, on_check: Callable[[], None] = lambda: None) -> None:
+        """Run until stopped; call ``on_check`` twice a second.
 
         Raise Django's database error if the definitions cannot be read at the start.
         """
         try:
-            await self._look()
+            await self._update_running()
             while not self._stopping.is_set():
-                on_look()
+                on_check()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
+                    async with asyncio.timeout(CHECK_SECONDS):
                         await self._stopping.wait()
                 if not self._stopping.is_set():
                     await self._run_once()
         finally:
-            await self._end()
+            await self._shut_down()
 
     async def _run_once(self) -> None:
         try:
-            await self._look()
+            await self._update_running()
             await self._write()
         except Error as error:
             self._log.warning("exchanges: database error, trying again: %s", error_line(error))
         await self._log_missing_rules()
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         for key in list(self._running):
             self._stop_exchange(key)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        if self._stopping_tasks:
+            await asyncio.wait(self._stopping_tasks)
         for namespace in self._namespaces.values():
             await namespace.listener.close()
         try:
@@ -118,24 +118,26 @@ class ExchangeWorker:
             await self._write()
         except Error as error:
             self._log.warning("exchanges: could not write the last counters: %s", error_line(error))
-        await _threaded(connections.close_all)
+        await _run_in_thread(connections.close_all)
 
     # Definitions
 
-    async def _look(self) -> None:
+    async def _update_running(self) -> None:
         """Start and stop exchanges whose definitions have changed."""
-        wanted = await _threaded(self._versions)
+        wanted = await _run_in_thread(self._versions)
         for key in self._running.keys() - wanted.keys():
             self._stop_exchange(key)
-        self._unfit = {key: of for key, of in self._unfit.items() if wanted.get(key) == of}
+        self._invalid = {
+            key: version for key, version in self._invalid.items() if wanted.get(key) == version
+        }
         changed = [
             key
             for key, version in wanted.items()
-            if key not in self._unfit
+            if key not in self._invalid
             and (key not in self._running or self._running[key].version != version)
         ]
         if changed:
-            for row in await _threaded(self._rows, changed):
+            for row in await _run_in_thread(self._rows, changed):
                 self._start_exchange(row)
 
     def _versions(self) -> dict[int, DefinitionVersion]:
@@ -148,28 +150,28 @@ class ExchangeWorker:
         }
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
-        found = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
-        # Two queries: rows that changed between them are left for the next look.
-        now = self._versions()
-        return [
-            row for row in found if now.get(row.pk) == DefinitionVersion(row.name, row.changed_at)
-        ]
+        rows = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
+        # The rows and their destinations are two queries: skip rows that changed between them.
+        versions = self._versions()
+        return [row for row in rows if versions.get(row.pk) == _version_of(row)]
 
     def _start_exchange(self, row: Exchange) -> None:
         """Run the current definition of an exchange, after its former consumers have stopped."""
-        version = DefinitionVersion(row.name, row.changed_at)
+        version = _version_of(row)
         former = self._stop_exchange(row.pk)
         try:
-            plan = ExchangePlan.of(repository.compiled(row))
+            plan = ExchangePlan.of(repository.compile_exchange(row))
             namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
         except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
-            self._unfit[row.pk] = version
+            self._invalid[row.pk] = version
             logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
         runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
-        task = asyncio.create_task(self._work(runner, former), name=f"exchange {row.name}")
-        self._running[row.pk] = RunningExchange(version, repository.definition(row), runner, task)
-        logger.info("exchange %s started with %d consumers", row.name, plan.loops)
+        task = asyncio.create_task(self._run_after(former, runner), name=f"exchange {row.name}")
+        self._running[row.pk] = RunningExchange(
+            version, repository.to_definition(row), runner, task
+        )
+        logger.info("exchange %s started with %d consumers", row.name, plan.consumers)
 
     def _namespace(self, alias: str) -> DatabaseHandle:
         if alias not in self._namespaces:
@@ -182,46 +184,51 @@ class ExchangeWorker:
         if (running := self._running.pop(key, None)) is None:
             return None
         running.runner.stop()
-        self._ending.add(running.task)
-        running.task.add_done_callback(self._ending.discard)
+        self._stopping_tasks.add(running.task)
+        running.task.add_done_callback(self._stopping_tasks.discard)
         logger.info("exchange %s is stopping", running.version.name)
         return running.task
 
     @staticmethod
-    async def _work(runner: ExchangeRunner, former: asyncio.Task[None] | None) -> None:
+    async def _run_after(former: asyncio.Task[None] | None, runner: ExchangeRunner) -> None:
         if former is not None:
             await asyncio.wait({former})
-        await runner.run([ExchangeConsumer(runner) for _ in range(runner.plan.loops)])
+        await runner.run([ExchangeConsumer(runner) for _ in range(runner.plan.consumers)])
 
     # Counters and missing rules
 
     async def _write(self) -> None:
         if monotonic() < self._write_at:
             return
-        rows = self.counter_store.unwritten(self._running.keys())
-        self.counter_store.wrote(await _threaded(self.counter_store.write, rows))
+        rows = self.counter_store.list_rows(self._running.keys())
+        self.counter_store.mark_written(await _run_in_thread(self.counter_store.write, rows))
         self._write_at = monotonic() + WRITE_SECONDS
 
     async def _log_missing_rules(self) -> None:
-        """After a refusal, log the missing rules."""
+        """Log the missing rules of exchanges with errors that missing rules may have caused."""
+
+        def log_rules(running: RunningExchange) -> None:
+            try:
+                running.missing_rules.report(running.definition, self._using)
+            finally:
+                connections.close_all()
+
         for running in list(self._running.values()):
-            if running.runner.reports.has_refusals and running.rules.is_due:
-                running.runner.reports.has_refusals = False
-                await asyncio.to_thread(self._report, running)
-
-    def _report(self, running: RunningExchange) -> None:
-        try:
-            running.rules.report(running.definition, self._using)
-        finally:
-            connections.close_all()
+            if running.runner.log.may_lack_rules and running.missing_rules.is_due:
+                running.runner.log.may_lack_rules = False
+                await asyncio.to_thread(log_rules, running)
 
 
-async def _threaded(act: Callable[..., T], *arguments: Any) -> T:
+def _version_of(row: Exchange) -> DefinitionVersion:
+    return DefinitionVersion(row.name, row.changed_at)
+
+
+async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function in the thread that uses Django's connections."""
 
     def run() -> T:
         close_old_connections()
-        return act(*arguments)
+        return function(*arguments)
 
     result: T = await sync_to_async(run)()
     return result
@@ -234,42 +241,35 @@ _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop
 
 def run(names: Sequence[str], using: str = DEFAULT_DB_ALIAS) -> int:
     """Run exchanges, all or those named, until SIGINT or SIGTERM; return the exit code."""
-    there = set(Exchange.objects.using(using).values_list("name", flat=True))
-    if unknown := sorted(set(names) - there):
+    known = set(Exchange.objects.using(using).values_list("name", flat=True))
+    if unknown := sorted(set(names) - known):
         return fail(f"there is no exchange {', '.join(unknown)}")
     with Progress("routed") as progress:
         worker = ExchangeWorker(names, using)
-        show = _shower(worker, progress)
-        asyncio.run(_run(worker, show))
+        asyncio.run(_run(worker, progress))
         progress.count = worker.counter_store.elements
         progress.say(f"stopped: {worker.counter_store.summary()}")
     return 0
 
 
-async def _run(worker: ExchangeWorker, show: Callable[[], None]) -> None:
+async def _run(worker: ExchangeWorker, progress: Progress) -> None:
     loop = asyncio.get_running_loop()
+    shown: list[str] | None = None
 
     def stop() -> None:
         # In the event loop, which the signal may have interrupted anywhere.
         loop.call_soon_threadsafe(worker.stop)
 
-    with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
-        await worker.run(show)
-
-
-def _shower(worker: ExchangeWorker, progress: Progress) -> Callable[[], None]:
-    """Return a function that shows the rate, and the running exchanges when they change."""
-    shown: list[str] | None = None
-
-    def show() -> None:
+    def show_progress() -> None:
         nonlocal shown
-        if (running := worker.running) != shown:
-            shown = running
-            what = ", ".join(running) if running else "no exchange (define some with exchange load)"
-            progress.say(f"running {what}; press Ctrl-C to stop")
+        if worker.running != shown:
+            shown = worker.running
+            names = ", ".join(shown) or "no exchange (define some with exchange load)"
+            progress.say(f"running {names}; press Ctrl-C to stop")
         # An idle process prints nothing.
-        if progress.count != (count := worker.counter_store.elements):
-            progress.count = count
+        if progress.count != worker.counter_store.elements:
+            progress.count = worker.counter_store.elements
             progress.show()
 
-    return show
+    with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
+        await worker.run(show_progress)

@@ -70,10 +70,10 @@ class TimedRunner(ExchangeRunner):
         super().__init__(plan, databases, self.counters)
         self.found_at = monotonic()
 
-    def found(self) -> None:
+    def on_elements_found(self) -> None:
         """Note that elements were found."""
         self.found_at = monotonic()
-        super().found()
+        super().on_elements_found()
 
     def counts(self) -> Iterator[TaskCounts]:
         """Yield the counts of its consumers."""
@@ -84,7 +84,7 @@ class TimedRunner(ExchangeRunner):
                 yield TaskCounts(name, outcome, destination, *figures)
         if self.counters.waits:
             yield TaskCounts(name, WAITS, -1, self.counters.waits, 0.0, [], 0.0)
-        if self.reports.has_refusals:
+        if self.log.may_lack_rules:
             yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
 
 
@@ -146,7 +146,7 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
     try:
         await asyncio.gather(
             *(
-                each.run([ExchangeConsumer(each) for _ in range(each.plan.loops)])
+                each.run([ExchangeConsumer(each) for _ in range(each.plan.consumers)])
                 for each in runners
             )
         )
