@@ -12,8 +12,8 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 DEBIAN_15 := /usr/lib/postgresql/15/bin
 
-# One process of pytest for each core, and each has a PostgreSQL of its own.
-PROCESSES ?= auto
+# One process of pytest more than cores, as tests also wait; each has a PostgreSQL of its own.
+PROCESSES ?= $(shell expr $$(nproc) + 1)
 SIDE_BY_SIDE := -n $(PROCESSES) --dist loadfile
 # Run tests of the SQL with the PostgreSQL in a folder.
 define TEST_ON

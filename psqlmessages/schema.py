@@ -33,7 +33,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             )
         _create_schema(cursor)
         cursor.execute(_text("list_grants.sql"))
-        given = [statement for (statement,) in cursor.fetchall()]
+        given = cursor.fetchall()
         try:
             # Replaced functions keep their oid, so calls that waited for the locks still find them.
             with cursor.connection.transaction():
@@ -47,9 +47,9 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             lock(cursor, "all")
             _drop(cursor)
             _run(cursor, scripts(folder))
-        for statement in given:
-            if _is_there(cursor, statement):
-                cursor.execute(statement)
+        for kind, name, statement in given:
+            for found in _objects(cursor, kind, name):
+                cursor.execute(statement.replace("%s", found))
         cursor.execute(f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}'")
 
 
@@ -151,12 +151,17 @@ def _text(name: str) -> str:
     return (SCRIPTS / "install" / name).read_text()
 
 
-def _is_there(cursor: Any, grant: str) -> bool:
-    """Return whether the object of a grant still exists."""
-    name = grant.partition(" messages.")[2].partition(" TO ")[0]
-    lookup = "to_regproc" if " ON FUNCTION " in grant else "to_regclass"
-    cursor.execute(f"SELECT {lookup}(%s) IS NOT NULL", [f"messages.{name}"])
-    return bool(cursor.fetchone()[0])
+def _objects(cursor: Any, kind: str, name: str) -> list[str]:
+    """Return the views or functions of a name, quoted; functions with the types of arguments."""
+    cursor.execute(
+        "SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc AS p"
+        " WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = %s"
+        if kind == "FUNCTION"
+        else "SELECT c.oid::regclass::text FROM pg_catalog.pg_class AS c"
+        " WHERE c.relnamespace = 'messages'::regnamespace AND c.relname = %s",
+        [name],
+    )
+    return [found for (found,) in cursor.fetchall()]
 
 
 KEPT = Path(__file__).parent / "migrations" / "sql"

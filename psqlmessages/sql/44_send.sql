@@ -165,7 +165,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.topic_send IS
+COMMENT ON FUNCTION messages.topic_send(text, text, text, text) IS
     'Send to every listener of a topic at commit. token: listeners may answer with it. enc: b64 or json if the body is encoded so. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
@@ -401,5 +401,5 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.topic_send_as IS
+COMMENT ON FUNCTION messages.topic_send_as(text, text, text, text, text) IS
     'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role, because it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';

@@ -266,7 +266,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.rpc IS
+COMMENT ON FUNCTION messages.rpc(text, text, text, text) IS
     'Send a request to a node; the answer arrives with the token. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
 -- Answers to requests, authorized by the token received.
@@ -423,7 +423,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.return IS
+COMMENT ON FUNCTION messages.return(text, text, text, text) IS
     'Answer a request with the token received, which is the only permission needed. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
 
 

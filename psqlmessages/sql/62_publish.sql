@@ -672,7 +672,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.publish IS
+COMMENT ON FUNCTION messages.publish(text, text, text, text) IS
     'Store a message for the subscriptions of a topic, and send it to its listeners, at commit. Needs no session; makes the topic if a rule allows it. Id: of the message; Listeners, Subscribers: how many. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
 
 

@@ -262,7 +262,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.push IS
+COMMENT ON FUNCTION messages.push(text, text, text, text, text, timestamptz, float8, int, text) IS
     'Add an element to a queue, which is made if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with it returns the Id of the first one, and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
 
 

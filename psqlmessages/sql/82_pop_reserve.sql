@@ -244,5 +244,5 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.reserve IS
+COMMENT ON FUNCTION messages.reserve(text, text, int, float8) IS
     'Take elements and hide them for duration seconds. Elements that are not committed until then become available again, with one more try. lease: for commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';

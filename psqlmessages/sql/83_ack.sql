@@ -290,7 +290,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.rollback IS
+COMMENT ON FUNCTION messages.rollback(text, float8, text[]) IS
     'Give back reserved elements with one more try, available after delay seconds, or behind the waiting elements (null). Done: for each lease whether it was valid. Errors: 63, 58, 54, 15, 16, 2, 3.';
 
 
@@ -365,5 +365,5 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages.renew IS
+COMMENT ON FUNCTION messages.renew(text, text, float8, text[]) IS
     'Extend leases of a queue to duration seconds from now. Returns the elements whose lease is valid; a lease that ran out is valid until another reader takes the element. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58, 63.';

@@ -22,29 +22,33 @@ FUNCTIONS = r"""
     SELECT p.proname, pg_get_function_arguments(p.oid), p.prorettype::regtype::text,
         obj_description(p.oid, 'pg_proc')
     FROM pg_proc AS p WHERE p.pronamespace = 'messages'::regnamespace AND p.proname NOT LIKE '\_%'
+    ORDER BY p.prolang <> (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql')
 """
 BLOCK = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 
 
-def documented_functions() -> dict[str, tuple[str, str]]:
-    """Signature and errors of each `### function` of docs/sql.md."""
+def documented_functions() -> dict[str, tuple[set[str], str]]:
+    """Signatures and errors of each `### function` of docs/sql.md."""
     found = {}
     for section in SQL.split("\n### ")[1:]:
         name = section.splitlines()[0]
-        signature = re.search(r"```sql\nmessages\.(.*)\n```", section)
+        signatures = re.search(r"```sql\n(messages\.[^`]*)\n```", section)
         errors = re.search(r"^Errors: (.*?)\.?$", section, re.MULTILINE)
-        assert signature is not None, name
+        assert signatures is not None, name
         assert errors is not None, name
-        found[name] = (signature.group(1), errors.group(1))
+        found[name] = (set(signatures.group(1).splitlines()), errors.group(1))
     return found
 
 
 def test_every_public_function_is_documented_as_the_database_has_it(world: World) -> None:
-    live = {}
+    live: dict[str, tuple[set[str], str]] = {}
+    # The overload with text and seconds comes first, and its comment names the errors of all.
     for name, arguments, answer, comment in world.execute(FUNCTIONS):
-        errors = re.search(r"Errors: ([^.]*)\.", comment)
-        assert errors is not None, f"the comment of {name} names no errors: {comment}"
-        live[name] = f"{name}({NULL.sub('NULL', arguments)}) → {answer}", errors.group(1)
+        if name not in live:
+            errors = re.search(r"Errors: ([^.]*)\.", comment)
+            assert errors is not None, f"the comment of {name} names no errors: {comment}"
+            live[name] = (set(), errors.group(1))
+        live[name][0].add(f"messages.{name}({NULL.sub('NULL', arguments)}) → {answer}")
     assert documented_functions() == live
 
 

@@ -26,7 +26,7 @@ from psqlmessages.cli.doctor_checks import (
 from psqlmessages.client.connect import connect as client_connection
 from psqlmessages.models import Body, StreamMessage
 from psqlmessages.schema import KEPT, InstallSQL
-from psqlmessages.sql import SCRIPTS, digest
+from psqlmessages.sql import MIGRATIONS, SCRIPTS, digest
 from tests.conftest import TestedServer
 from tests.contract.catalogue import Catalogue, catalogue
 from tests.contract.leftovers import LEFTOVERS
@@ -59,7 +59,8 @@ COLUMNS = """
 pytestmark = pytest.mark.versions
 SCRATCH = "scratch"
 OTHER_VERSION = "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"
-LATEST, NOTHING = ("psqlmessages", "0009_reinstall"), ("psqlmessages", None)
+LATEST = ("psqlmessages", max(path.stem for path in MIGRATIONS.glob("0*.py")))
+NOTHING = ("psqlmessages", None)
 
 
 def connect(name: str) -> Database:
@@ -327,7 +328,10 @@ FAULTS = {
     "reads the last id of streams by SELECT, which may be ahead": (
         r"prosrc ~ 'last_value' AND prosrc ~ '(FROM|,) messages\._stream_id'"
     ),
-    "overloaded": "(SELECT count(*) > 1 FROM functions AS o WHERE o.proname = functions.proname)",
+    "written twice": (
+        "language <> 'sql' AND (SELECT count(*) > 1 FROM functions AS o"
+        " WHERE o.proname = functions.proname AND o.language <> 'sql')"
+    ),
     "of a language not trusted": "language NOT IN ('sql', 'plpgsql')",
     "with a parameter that has no name": (
         "'' = ANY (proargnames) OR pronargs > 0 AND proargnames IS NULL"

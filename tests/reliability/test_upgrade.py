@@ -21,6 +21,7 @@ from psycopg import sql
 from psqlmessages import AsyncNode, Message, Node, schema
 from psqlmessages.exceptions import MessagesError, NotInitialized
 from psqlmessages.models import PipelineJob, Traffic, WebIdentity
+from psqlmessages.sql import MIGRATIONS
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
 from tests.reliability.counts import counted, size
@@ -31,7 +32,7 @@ from tests.sql.conftest import World
 from tests.sql.public import FUNCTIONS
 
 FAULT = "an upgrade"
-ALIAS, LATEST = "upgraded", "0009_reinstall"
+ALIAS, LATEST = "upgraded", max(path.stem for path in MIGRATIONS.glob("0*.py"))
 SOON = timedelta(seconds=20)
 TABLES = r"""
     SELECT c.oid::regclass::text FROM pg_class AS c

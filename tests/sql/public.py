@@ -27,6 +27,8 @@ READ = """
            ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes) AS t),
            obj_description(oid, 'pg_proc')
     FROM pg_proc WHERE pronamespace = 'messages'::regnamespace AND proname = ANY (%s)
+    -- An overload only calls the function with text and seconds.
+    ORDER BY prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpgsql')
 """
 
 

@@ -120,7 +120,8 @@ class Fuzzer:
             ]
         if kind == "text":
             return any_of(self.dice, self.received, name)
-        return self.dice.choice(DRAWN[kind])
+        # A null without a type fits a duration in seconds and one as an interval.
+        return self.dice.choice([v for v in DRAWN[kind] if v is not None or name != "duration"])
 
 
 @pytest.mark.timeout(size(300, 3000))

@@ -1,8 +1,8 @@
--- The grants on views and functions, as statements that restore them.
+-- The grants on views and functions: kind, name, and the statement that restores it on the object put for %s.
 
-SELECT format(
-    'GRANT %s ON %s messages.%I TO %I%s',
-    g.privilege_type, o.kind, o.name, r.rolname, CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
+SELECT o.kind, o.name, format(
+    'GRANT %s ON %s %%s TO %I%s',
+    g.privilege_type, o.kind, r.rolname, CASE WHEN g.is_grantable THEN ' WITH GRANT OPTION' ELSE '' END
 )
 FROM (
     SELECT 'FUNCTION' AS kind, p.proname AS name, p.proowner AS owner, p.proacl AS acl
@@ -14,4 +14,4 @@ FROM (
 CROSS JOIN LATERAL aclexplode(o.acl) AS g
 JOIN pg_catalog.pg_roles AS r ON r.oid = g.grantee
 WHERE g.grantee <> o.owner
-ORDER BY 1;
+ORDER BY 1, 2, 3;
