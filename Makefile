@@ -62,6 +62,11 @@ nightly-tests:
 nightly-faults:
 	@$(MAKE) --no-print-directory --keep-going reliability soak mutation
 
+.PHONY: matrix
+matrix: .venv/test  ## test the Django part on each Python that is installed with each Django (ARGS="-k 6.1")
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input nox==2026.10.20
+	@$(BIN)/nox $(ARGS)
+
 .PHONY: mutation
 mutation: .venv/test  ## take security checks out of the SQL, one at a time, and see that a test notices each
 	@$(BIN)/python -m tests.mutation $(ARGS)

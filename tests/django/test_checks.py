@@ -184,7 +184,10 @@ from django.core.management import call_command
 
 settings.configure(
     ROOT_URLCONF="psqlmessages.urls", SECRET_KEY="a",
-    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "psqlmessages"],
+    INSTALLED_APPS=[
+        "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.postgres",
+        "psqlmessages",
+    ],
     DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}},
 )
 django.setup()
