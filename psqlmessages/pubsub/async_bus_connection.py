@@ -25,19 +25,19 @@ from psqlmessages.client.transactions import drive_async
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
+    BusBuffer,
     BusConnectionBase,
-    BusNotifications,
     BusStatement,
     Event,
     Handler,
-    MakeScript,
     Script,
+    ScriptFactory,
     Subscriptions,
     logger,
 )
 
 T = TypeVar("T")
-Buffer = BusNotifications[psycopg.AsyncConnection[Any]]
+Buffer = BusBuffer[psycopg.AsyncConnection[Any]]
 _CLOSING_SECONDS = 5.0
 _LONGEST_WAIT = 24 * 60 * 60.0
 
@@ -57,10 +57,10 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         super().__init__(connection, subscriptions, options)
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._close_requested = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._is_delivering = False
-        self.ended = asyncio.Event()
+        self.closed_event = asyncio.Event()
 
     # Open and close
 
@@ -70,32 +70,32 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             await self._open()
 
     async def _open(self) -> None:
-        self._refuse_closed()
+        self._raise_if_closed()
         if self._subscriptions.has_been_connected:
             return
-        if self._given is not None:
-            self._use(self._adopt(self._given))
+        if self._owners_connection is not None:
+            self._use(self._buffer_of_owner())
         else:
             await self._connect()
 
-    def watch(self) -> None:
+    def start_receiving(self) -> None:
         """Start the receiving task, unless it is running."""
-        if self._worker is None and not self._closed.is_set():
+        if self._worker is None and not self._close_requested.is_set():
             self._worker = asyncio.create_task(self._work(), name="psqlmessages bus")
 
     async def close(self) -> None:
         """Release the connection and end the task."""
-        self._closed.set()
+        self._close_requested.set()
         self._wakeup.set()
         try:
-            await self._end_worker()
+            await self._stop_worker()
             async with self._io:
-                await self._leave()
+                await self._unlisten()
         finally:
-            # Also if the closing task was cancelled, as when an event loop ends.
-            await self._finish()
+            # Also if this task was cancelled, which happens when an event loop ends.
+            await self._disconnect()
 
-    async def _end_worker(self) -> None:
+    async def _stop_worker(self) -> None:
         if self._worker is None or self._worker is asyncio.current_task():
             return
         if self._buffer is None and not self._is_delivering:
@@ -105,71 +105,75 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             worker.cancel()
             await asyncio.wait({worker})
 
-    async def _leave(self) -> None:
+    async def _unlisten(self) -> None:
         buffer = self._buffer
-        if buffer is None or buffer.connection is not self._given or self._given.closed:
+        if buffer is None or buffer.connection is not self._owners_connection:
+            return
+        if buffer.connection.closed:
             return
         try:
-            # The owner may use the connection for longer.
+            # The owner may be using the connection for longer than this.
             async with asyncio.timeout(_CLOSING_SECONDS):
-                await self._drive(buffer, self._subscriptions.closing(), _CLOSING_SECONDS)
+                await self._run_script(
+                    buffer, self._subscriptions.unlisten_script(), _CLOSING_SECONDS
+                )
         except (psycopg.Error, TimeoutError) as error:
             logger.debug("PubSub was closed without UNLISTEN: %s", error)
 
-    async def _finish(self) -> None:
-        self.ended.set()
+    async def _disconnect(self) -> None:
+        self.closed_event.set()
         buffer, self._buffer = self._buffer, None
         self._subscriptions.is_connected = False
         self._wakeup.set()
         if buffer is not None:
             self._detach(buffer)
-            if buffer.connection is not self._given:
+            if buffer.connection is not self._owners_connection:
                 await buffer.connection.close()
 
     @staticmethod
     def _detach(buffer: Buffer) -> None:
-        # Before the descriptor is closed: the next connection may get the same number.
+        # Do this before closing the descriptor: the next connection may get the same number.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
-    def _refuse_closed(self) -> None:
-        if self._closed.is_set():
+    def _raise_if_closed(self) -> None:
+        if self._close_requested.is_set():
             raise NodeClosed("the bus is closed")
 
     # Called by tasks
 
-    async def run(self, make: MakeScript[T]) -> T:
+    async def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
         async with self._io:
-            buffer = await self._connected()
+            buffer = await self._wait_for_connection()
             try:
-                limit = self._options.answer_timeout.total_seconds()
-                return await self._drive(buffer, make(buffer), limit)
+                return await self._run_script(buffer, create_script(buffer), self._answer_seconds)
             except psycopg.Error as error:
-                if broken := is_broken(buffer.connection, error):
+                is_lost = is_broken(buffer.connection, error)
+                if is_lost:
                     await self._drop_connection(error)
-                raise translate_error(error, is_broken=broken) from error
+                raise translate_error(error, is_broken=is_lost) from error
             finally:
                 self._used_at = monotonic()
                 self._process_notifications()
 
     async def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
-        if await self.run(BusNotifications.identifying) and not self._is_trusted:
+        if await self.run(BusBuffer.identify_script) and not self._is_trusted:
             await asyncio.to_thread(refuse_shared, self._dsn, address_of(self.connection))
             self._is_trusted = True
 
     @staticmethod
-    async def _drive(buffer: Buffer, script: Script[T], limit: float) -> T:
+    async def _run_script(buffer: Buffer, script: Script[T], seconds: float) -> T:
         connection = buffer.connection
 
         def execute(statement: BusStatement) -> Awaitable[list[str]]:
-            return connection.wait(bounded(buffer.execute(statement), limit))
+            return connection.wait(bounded(buffer.execute(statement), seconds))
 
         async with connection.lock:
             return await drive_async(script, execute)
 
-    async def _connected(self) -> Buffer:
+    async def _wait_for_connection(self) -> Buffer:
         await self._open()
         if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap check whether the server has closed the connection, before anything is sent.
@@ -179,20 +183,20 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._subscriptions.raise_if_transaction_lost()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
-            self._refuse_closed()
+            self._raise_if_closed()
             pause = self._subscriptions.next_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), pause)
+                    await asyncio.wait_for(self._close_requested.wait(), pause)
             await self._reconnect_if_due()
         return self._buffer
 
     # The task
 
     async def _work(self) -> None:
-        while not self._closed.is_set():
+        while not self._close_requested.is_set():
             try:
                 await self._run_once()
             except Exception as error:  # noqa: BLE001 - logged; the bus continues
@@ -203,23 +207,17 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     async def _run_once(self) -> None:
         async with self._io:
-            if self._closed.is_set():
+            if self._close_requested.is_set():
                 return
-            until = await self._maintain()
-        await self._deliver()
-        if until is None:
-            await self._pause(monotonic() + BUSY_SECONDS, None)
-        else:
-            await self._pause(until, self._buffer)
-
-    async def _maintain(self) -> float | None:
-        """Read and do what is due; return the time of the next turn, None if the owner is busy."""
-        if self._buffer is None:
             await self._reconnect_if_due()
-        elif not await self._read_now():
-            return None
-        await self._keep_alive_if_due()
-        return self._subscriptions.next_at()
+            is_usable = await self._read_now()
+            if is_usable:
+                await self._keep_alive_if_due()
+        await self._deliver()
+        if is_usable:
+            await self._pause(self._subscriptions.next_at(), self._buffer)
+        else:
+            await self._pause(monotonic() + BUSY_SECONDS, None)
 
     async def _pause(self, until: float, buffer: Buffer | None) -> None:
         """Wait for a call, the close, the given time or readable data."""
@@ -246,7 +244,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         except TimeoutError:
             return False
         try:
-            if not buffer.is_touchable:
+            if not buffer.can_read:
                 return False
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
@@ -267,11 +265,11 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         buffer = self._buffer
         if buffer is None or not buffer.is_idle:
             return
-        if not self._subscriptions.keep_alive_due(monotonic()):
+        if not self._subscriptions.start_keep_alive_if_due(monotonic()):
             return
-        limit = self._options.probe_timeout.total_seconds()
+        seconds = self._options.probe_timeout.total_seconds()
         try:
-            await self._drive(buffer, self._subscriptions.keeping_alive(), limit)
+            await self._run_script(buffer, self._subscriptions.keep_alive_script(), seconds)
         except psycopg.Error as error:
             if is_broken(buffer.connection, error):
                 await self._drop_connection(error)
@@ -284,7 +282,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         try:
             for handler, event in self._subscriptions.deliveries():
                 await self._call(handler, event)
-                if self._closed.is_set():
+                if self._close_requested.is_set():
                     return
         finally:
             self._is_delivering = False
@@ -295,10 +293,10 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             if inspect.isawaitable(result):
                 await result
         except (Exception, asyncio.CancelledError) as error:
-            is_ending = self._worker is None or self._worker.cancelling()
-            if isinstance(error, asyncio.CancelledError) and is_ending:
+            is_cancelled = self._worker is None or self._worker.cancelling()
+            if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
-            self._subscriptions.handler_failed(event, error)
+            self._subscriptions.on_handler_failed(event, error)
 
     # Connecting
 
@@ -307,10 +305,12 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusNotifications(connection, self._subscriptions.wants)
+        buffer = BusBuffer(connection, self._subscriptions.is_subscribed)
         try:
-            limit = self._options.answer_timeout.total_seconds()
-            await self._drive(buffer, self._subscriptions.opening(buffer), limit)
+            script = self._subscriptions.open_script(buffer)
+            await self._run_script(buffer, script, self._answer_seconds)
+            # Another task may have closed the bus, and may have been cancelled while it did.
+            self._raise_if_closed()
         except BaseException:
             buffer.close()
             await connection.close()
@@ -319,12 +319,13 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     def _use(self, buffer: Buffer) -> None:
         self._buffer = buffer
-        self._subscriptions.on_connected(monotonic())
+        self._used_at = monotonic()
+        self._subscriptions.on_connected(self._used_at)
         self._process_notifications()
         self._wakeup.set()
 
     async def _reconnect_if_due(self) -> None:
-        if self._subscriptions.next_at() > monotonic():
+        if self._buffer is not None or self._subscriptions.next_at() > monotonic():
             return
         try:
             await self._connect()
@@ -336,8 +337,8 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             return
         if buffer.is_closed_by_owner:
             # The owner closed the connection given to the bus, so do not open another one.
-            self._closed.set()
-            await self._finish()
+            self._close_requested.set()
+            await self._disconnect()
             return
         self._buffer = None
         self._detach(buffer)

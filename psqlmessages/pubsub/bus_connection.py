@@ -23,17 +23,17 @@ from psqlmessages.client.transactions import drive
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
+    BusBuffer,
     BusConnectionBase,
-    BusNotifications,
     BusStatement,
-    MakeScript,
     Script,
+    ScriptFactory,
     Subscriptions,
     logger,
 )
 
 T = TypeVar("T")
-Buffer = BusNotifications[psycopg.Connection[Any]]
+Buffer = BusBuffer[psycopg.Connection[Any]]
 _CLOSING_SECONDS = 5.0
 
 
@@ -53,29 +53,29 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._io = threading.RLock()
         self._waker = Waker()
         self._thread: threading.Thread | None = None
-        self._runner: int | None = None
+        self._calling_thread_id: int | None = None
         self._is_closing = False
-        self.ended = threading.Event()
+        self.closed_event = threading.Event()
 
     # Open and close
 
     def open(self) -> None:
         """Connect, unless already connected; raises errors immediately."""
         with self._io:
-            self._refuse_closed()
+            self._raise_if_closed()
             if self._subscriptions.has_been_connected:
                 return
             self._waker.open()
             try:
-                if self._given is not None:
-                    self._use(self._adopt(self._given))
+                if self._owners_connection is not None:
+                    self._use(self._buffer_of_owner())
                 else:
                     self._connect()
             except BaseException:
                 self._waker.close()
                 raise
 
-    def watch(self) -> None:
+    def start_receiving(self) -> None:
         """Start the receiving thread, unless it is running."""
         with self._io:
             if self._thread is None and not self._is_closing:
@@ -88,70 +88,74 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         """Release the connection and end the thread; within a call of this thread, after it."""
         self._is_closing = True
         self._waker.wake()
-        me = threading.current_thread()
-        if self._runner == me.ident:
+        this_thread = threading.current_thread()
+        if self._calling_thread_id == this_thread.ident:
             return
-        if self._thread is not None and self._thread is not me:
+        if self._thread is not None and self._thread is not this_thread:
             self._thread.join(_CLOSING_SECONDS)
         with self._io:
-            self._finish()
+            self._disconnect()
 
-    def _finish(self) -> None:
-        if self.ended.is_set():
+    def _disconnect(self) -> None:
+        if self.closed_event.is_set():
             return
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            is_given = buffer.connection is self._given
+            is_owners = buffer.connection is self._owners_connection
             try:
-                if is_given and not buffer.connection.closed:
-                    script, limit = self._subscriptions.closing(), _CLOSING_SECONDS
-                    self._drive(buffer, script, limit, busy_seconds=limit)
+                if is_owners and not buffer.connection.closed:
+                    script = self._subscriptions.unlisten_script()
+                    self._run_script(
+                        buffer, script, _CLOSING_SECONDS, busy_seconds=_CLOSING_SECONDS
+                    )
             except psycopg.Error as error:
                 logger.debug("PubSub was closed without UNLISTEN: %s", error)
             buffer.close()
-            if not is_given:
+            if not is_owners:
                 buffer.connection.close()
         self._subscriptions.is_connected = False
         self._waker.close()
-        self.ended.set()
+        self.closed_event.set()
 
-    def _refuse_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self._is_closing:
             raise NodeClosed("the bus is closed")
 
     # Called by threads
 
-    def run(self, make: MakeScript[T]) -> T:
+    def run(self, create_script: ScriptFactory[T]) -> T:
         """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
         with self._io:
-            buffer = self._connected()
-            self._runner = threading.get_ident()
+            buffer = self._wait_for_connection()
+            self._calling_thread_id = threading.get_ident()
             try:
-                limit = self._options.answer_timeout.total_seconds()
-                return self._drive(buffer, make(buffer), limit)
+                return self._run_script(buffer, create_script(buffer), self._answer_seconds)
             except psycopg.Error as error:
-                if broken := is_broken(buffer.connection, error):
+                is_lost = is_broken(buffer.connection, error)
+                if is_lost:
                     self._drop_connection(error)
-                raise translate_error(error, is_broken=broken) from error
+                raise translate_error(error, is_broken=is_lost) from error
             finally:
-                self._runner = None
+                self._calling_thread_id = None
                 self._used_at = monotonic()
                 self._process_notifications()
                 if self._is_closing:
-                    self._finish()
+                    self._disconnect()
 
     def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
-        if self.run(BusNotifications.identifying) and not self._is_trusted:
+        if self.run(BusBuffer.identify_script) and not self._is_trusted:
             refuse_shared(self._dsn, address_of(self.connection))
             self._is_trusted = True
 
     @staticmethod
-    def _drive(buffer: Buffer, script: Script[T], limit: float, *, busy_seconds: float = -1) -> T:
+    def _run_script(
+        buffer: Buffer, script: Script[T], seconds: float, *, busy_seconds: float = -1
+    ) -> T:
         connection = buffer.connection
 
         def execute(statement: BusStatement) -> list[str]:
-            return connection.wait(bounded(buffer.execute(statement), limit))
+            return connection.wait(bounded(buffer.execute(statement), seconds))
 
         if not connection.lock.acquire(timeout=busy_seconds):
             raise psycopg.OperationalError("the connection is in use by its owner")
@@ -160,7 +164,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         finally:
             connection.lock.release()
 
-    def _connected(self) -> Buffer:
+    def _wait_for_connection(self) -> Buffer:
         self.open()
         if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap check whether the server has closed the connection, before anything is sent.
@@ -170,7 +174,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._subscriptions.raise_if_transaction_lost()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
-            self._refuse_closed()
+            self._raise_if_closed()
             pause = self._subscriptions.next_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
@@ -196,22 +200,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         with self._io:
             if self._is_closing:
                 return
-            until = self._maintain()
-            descriptor = self._buffer.descriptor if self._buffer is not None else None
-        if until is None:
             until, descriptor = monotonic() + BUSY_SECONDS, None
+            self._reconnect_if_due()
+            if self._read_now():
+                self._keep_alive_if_due()
+                until = self._subscriptions.next_at()
+                descriptor = self._buffer.descriptor if self._buffer is not None else None
         self._deliver()
         if not self._is_closing and not self._subscriptions.inbox:
             self._waker.wait(descriptor, until - monotonic())
-
-    def _maintain(self) -> float | None:
-        """Read and do what is due; return the time of the next turn, None if the owner is busy."""
-        if self._buffer is None:
-            self._reconnect_if_due()
-        elif not self._read_now():
-            return None
-        self._keep_alive_if_due()
-        return self._subscriptions.next_at()
 
     def _read_now(self) -> bool:
         """Read available data; False if the owner is using the connection."""
@@ -220,7 +217,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if not buffer.connection.lock.acquire(timeout=BUSY_SECONDS):
             return False
         try:
-            if not buffer.is_touchable:
+            if not buffer.can_read:
                 return False
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
@@ -242,11 +239,11 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         buffer = self._buffer
         if buffer is None or not buffer.is_idle:
             return
-        if not self._subscriptions.keep_alive_due(monotonic()):
+        if not self._subscriptions.start_keep_alive_if_due(monotonic()):
             return
-        limit = self._options.probe_timeout.total_seconds()
+        seconds = self._options.probe_timeout.total_seconds()
         try:
-            self._drive(buffer, self._subscriptions.keeping_alive(), limit)
+            self._run_script(buffer, self._subscriptions.keep_alive_script(), seconds)
         except psycopg.Error as error:
             if is_broken(buffer.connection, error):
                 self._drop_connection(error)
@@ -259,7 +256,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             try:
                 handler(event)
             except BaseException as error:  # noqa: BLE001 - logged and counted; also sys.exit
-                self._subscriptions.handler_failed(event, error)
+                self._subscriptions.on_handler_failed(event, error)
             if self._is_closing:
                 return
 
@@ -270,12 +267,12 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusNotifications(connection, self._subscriptions.wants)
+        buffer = BusBuffer(connection, self._subscriptions.is_subscribed)
         try:
-            limit = self._options.answer_timeout.total_seconds()
-            self._drive(buffer, self._subscriptions.opening(buffer), limit)
+            script = self._subscriptions.open_script(buffer)
+            self._run_script(buffer, script, self._answer_seconds)
             # A signal handler may have closed the bus during the connection attempt.
-            self._refuse_closed()
+            self._raise_if_closed()
         except BaseException:
             buffer.close()
             connection.close()
@@ -290,7 +287,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._waker.wake()
 
     def _reconnect_if_due(self) -> None:
-        if self._subscriptions.next_at() > monotonic():
+        if self._buffer is not None or self._subscriptions.next_at() > monotonic():
             return
         try:
             self._connect()
@@ -303,7 +300,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if buffer.is_closed_by_owner:
             # The owner closed the connection given to the bus, so do not open another one.
             self._is_closing = True
-            self._finish()
+            self._disconnect()
             return
         self._buffer = None
         buffer.close()

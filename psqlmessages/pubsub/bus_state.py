@@ -21,7 +21,7 @@ from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplic
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
 
-# Events for handlers, and counters.
+# Events for handlers, and counters
 
 
 class Event(NamedTuple):
@@ -58,7 +58,7 @@ class BusCounters:
     reconnects: int = 0
 
 
-# All SQL statements of a bus, and how to execute them on a connection.
+# SQL statements
 
 T = TypeVar("T")
 C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
@@ -75,23 +75,24 @@ class BusStatement:
 # How soon to retry while the owner is using the connection.
 BUSY_SECONDS: Final = 0.05
 
-# Work on the connection: yields statements, receives their results, returns its own.
+# A generator that yields statements, receives their results, and returns its own.
 Script = Generator[BusStatement, list[str], T]
-MakeScript = Callable[["BusNotifications[Any]"], Script[T]]
+# A script may depend on the connection, for instance on whether a transaction is open.
+ScriptFactory = Callable[["BusBuffer[Any]"], Script[T]]
 
-BACKEND: Final = BusStatement("SELECT pg_backend_pid()")
-# The call of pg_notification_queue_usage() frees a full queue whose slow listener has gone.
-LISTENED: Final = BusStatement(
+BACKEND_PID: Final = BusStatement("SELECT pg_backend_pid()")
+# Calling pg_notification_queue_usage() frees a queue that is full because of a dead listener.
+LISTENING_CHANNELS: Final = BusStatement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
 )
-LIVING_SENDERS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
-BEGAN_AT: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
+LIVING_PIDS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
+TRANSACTION_TIME: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
 # Notifications are not durable, so waiting for the WAL flush has no benefit.
-COMMIT_AT_ONCE: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
+COMMIT_ASYNCHRONOUSLY: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
 
 
 def listen(channel: str) -> BusStatement:
-    """Listen to a channel; the name was checked and has no double quote."""
+    """Listen to a channel; ``check_channel_name`` has refused double quotes."""
     return BusStatement(f'LISTEN "{channel}"')
 
 
@@ -104,7 +105,7 @@ def notify(channel: str, segments: list[str]) -> BusStatement:
     """Send all segments of a message, in order."""
     if len(segments) == 1:
         return BusStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
-    # If there are several segments, they are base64 and have no comma.
+    # Only base64 is cut into several segments, and it has no comma.
     return BusStatement(
         "SELECT count(pg_notify($1, segment)) FROM unnest(string_to_array($2, ',')) AS segment",
         (channel, ",".join(segments)),
@@ -118,41 +119,41 @@ _STABLE_SECONDS: Final = 5.0
 
 
 class Subscriptions:
-    """The state of one bus between its connection and its handlers.
+    """Handlers, subscribed channels, received messages and timers of one bus.
 
     All times are seconds of a monotonic clock that the caller passes in.
     """
 
     def __init__(
-        self, interval: float, assembly: SegmentAssembler, options: Options, *, skip_self: bool
+        self, interval: float, assembler: SegmentAssembler, options: Options, *, skip_self: bool
     ) -> None:
         self._interval = interval
-        self._assembly = assembly
+        self._assembler = assembler
         self._synchronous_commit = options.synchronous_commit
         self._skip_self = skip_self
-        self._transaction = SegmentDeduplicator()
+        self._deduplicator = SegmentDeduplicator()
         self._handlers: dict[str, tuple[Handler, ...]] = {}
         # A dictionary, used as an ordered set.
         self._channels: dict[str, None] = {}
         self._opened_at = 0.0
-        self._due_at = 0.0
+        self._keep_alive_at = 0.0
         self.inbox: deque[Event] = deque()
         self.counters = BusCounters()
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
         self.log = RateLimitedLogger(logger)
         self.is_connected = False
         self.has_been_connected = False
-        # Whether the connection was lost within a transaction, and no caller knows it yet.
+        # Whether the connection was lost within a transaction, and no call has raised that yet.
         self.is_transaction_lost = False
 
     # Handlers
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Add a handler; one added twice is called twice."""
+        """Add a handler; a handler that is added twice is called twice."""
         self._handlers[channel] = (*self._handlers.get(channel, ()), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Remove a handler once; False if it was not added."""
+        """Remove a handler, once if it was added twice; return False if it was not added."""
         handlers = list(self._handlers.get(channel, ()))
         if handler not in handlers:
             return False
@@ -161,24 +162,24 @@ class Subscriptions:
         return True
 
     def deliveries(self) -> Iterator[tuple[Handler, Event]]:
-        """Remove each event from the inbox, with the handlers to call."""
+        """Empty the inbox; yield each handler to call, with its event."""
         while self.inbox:
             event = self.inbox.popleft()
             if event.channel not in self._channels:
-                # It arrived before the channel was unsubscribed.
+                # The event arrived before the channel was unsubscribed.
                 continue
             self.counters.delivered += 1
             for handler in self._handlers.get(event.channel, ()):
                 yield handler, event
 
-    def handler_failed(self, event: Event, error: BaseException) -> None:
+    def on_handler_failed(self, event: Event, error: BaseException) -> None:
         """Count and log a handler's exception."""
         self.counters.handler_failures += 1
         self.log.warning("a handler of channel %s failed", event.channel, exc_info=error)
 
     # Notifications
 
-    def wants(self, channel: str) -> bool:
+    def is_subscribed(self, channel: str) -> bool:
         """Return whether a channel is subscribed to."""
         return channel in self._channels
 
@@ -192,19 +193,19 @@ class Subscriptions:
             self.counters.skipped += segment[:1] != PART
             return
         try:
-            text = self._assembly.add(process_id, channel, segment)
+            text = self._assembler.add(process_id, channel, segment)
             if text is None:
                 return
-            event = Event(process_id, channel, segments.payload_of(text))
+            event = Event(process_id, channel, segments.decode_payload(text))
         except MalformedPayload as error:
             self.counters.malformed += 1
             self.log.warning("a malformed message on channel %s was dropped: %s", channel, error)
         else:
             self.inbox.append(event)
         finally:
-            self.counters.unfinished = self._assembly.dropped
+            self.counters.unfinished = self._assembler.dropped
 
-    def feed_all(self, buffer: BusNotifications[Any] | None) -> None:
+    def feed_all(self, buffer: BusBuffer[Any] | None) -> None:
         """Process the notifications that a connection has received."""
         if buffer is not None:
             for notification in buffer.take():
@@ -212,20 +213,20 @@ class Subscriptions:
 
     # Scripts for the connection
 
-    def opening(self, buffer: BusNotifications[Any]) -> Script[None]:
-        """Prepare a new connection of the bus: settings, and LISTEN for all channels."""
-        yield from buffer.identifying()
+    def open_script(self, buffer: BusBuffer[Any]) -> Script[None]:
+        """Prepare a new connection: settings, and LISTEN for all channels."""
+        yield from buffer.identify_script()
         if not self._synchronous_commit:
-            yield COMMIT_AT_ONCE
+            yield COMMIT_ASYNCHRONOUSLY
         for channel in list(self._channels):
             yield listen(channel)
 
-    def closing(self) -> Script[None]:
-        """Stop listening on a connection that its owner goes on using."""
+    def unlisten_script(self) -> Script[None]:
+        """Stop listening on a connection that its owner continues to use."""
         for channel in list(self._channels):
             yield unlisten(channel)
 
-    def subscribing(self, channel: str) -> Script[bool]:
+    def subscribe_script(self, channel: str) -> Script[bool]:
         """Listen to a channel; return False if already subscribed."""
         if channel in self._channels:
             return False
@@ -238,8 +239,8 @@ class Subscriptions:
             raise
         return True
 
-    def unsubscribing(self, channel: str) -> Script[bool]:
-        """Undo :meth:`subscribing`; return False if not subscribed."""
+    def unsubscribe_script(self, channel: str) -> Script[bool]:
+        """Undo :meth:`subscribe_script`; return False if not subscribed."""
         if channel not in self._channels:
             return False
         # Before the UNLISTEN: messages that arrive together with its result are not wanted.
@@ -249,40 +250,38 @@ class Subscriptions:
         except BaseException:
             self._channels[channel] = None
             raise
-        self._assembly.forget(channel)
+        self._assembler.forget(channel)
         return True
 
-    def publishing(self, channel: str, payload: Any) -> MakeScript[None]:
-        """Check a message; return what makes the script that sends it.
+    def publish_script(self, channel: str, payload: Any) -> ScriptFactory[None]:
+        """Check a message; return a function that creates the script to send it."""
+        name, text = segments.check_channel_name(channel), segments.encode_payload(payload)
 
-        All its segments are sent in one statement; they depend on the state of the connection.
-        """
-        name, text = segments.channel_name(channel), segments.flagged(payload)
-
-        def script(buffer: BusNotifications[Any]) -> Script[None]:
-            if not (characters := segments.encoded(text)):
+        def script(buffer: BusBuffer[Any]) -> Script[None]:
+            characters = segments.encode_base64(text)
+            if not characters:
                 parts = [text]
             elif not buffer.is_in_transaction:
                 parts = segments.cut(characters)
             else:
-                (began_at,) = yield BEGAN_AT
-                parts = self._transaction.cut(began_at, name, characters)
+                (began_at,) = yield TRANSACTION_TIME
+                parts = self._deduplicator.cut(began_at, name, characters)
             yield notify(name, parts)
             self.counters.published += 1
 
         return script
 
-    def keeping_alive(self) -> Script[None]:
-        """Check the connection, its LISTENs, and whether senders of unfinished messages live."""
-        listened = yield LISTENED
-        for channel in set(self._channels).difference(listened):
+    def keep_alive_script(self) -> Script[None]:
+        """Check the connection, restore LISTENs, and drop messages whose sender is gone."""
+        channels = yield LISTENING_CHANNELS
+        for channel in set(self._channels).difference(channels):
             # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
             yield listen(channel)
-        if senders := self._assembly.senders:
+        if senders := self._assembler.senders:
             parameter = "{" + ",".join(map(str, senders)) + "}"
-            living = yield BusStatement(LIVING_SENDERS, (parameter,))
-            self._assembly.saw(map(int, living))
-            self.counters.unfinished = self._assembly.dropped
+            pids = yield BusStatement(LIVING_PIDS, (parameter,))
+            self._assembler.drop_missing_senders(map(int, pids))
+            self.counters.unfinished = self._assembler.dropped
 
     def raise_if_transaction_lost(self) -> None:
         """Raise ConnectionLost, once, if the connection was lost within a transaction."""
@@ -292,21 +291,21 @@ class Subscriptions:
 
     # Timers
 
-    def keep_alive_due(self, now: float) -> bool:
-        """Return whether a keep-alive is due; if so, the next one is due after ``interval``."""
-        if now < self._due_at:
+    def start_keep_alive_if_due(self, now: float) -> bool:
+        """Return whether a keep-alive is due; if so, schedule the next one after ``interval``."""
+        if now < self._keep_alive_at:
             return False
-        self._due_at = now + self._interval
+        self._keep_alive_at = now + self._interval
         return True
 
     def next_at(self) -> float:
         """Return the time of the next keep-alive or connection attempt."""
-        return self._due_at if self.is_connected else self.backoff.next_at
+        return self._keep_alive_at if self.is_connected else self.backoff.next_at
 
     def on_connected(self, now: float) -> None:
         """Record a connection that listens to all channels."""
         self._opened_at = now
-        self._due_at = now + self._interval
+        self._keep_alive_at = now + self._interval
         if self.has_been_connected:
             self.counters.reconnects += 1
             logger.info("PubSub has reconnected")
@@ -316,8 +315,8 @@ class Subscriptions:
         """Record a lost connection, and drop unfinished messages."""
         self.is_connected = False
         self.counters.lost_connections += 1
-        self._assembly.clear()
-        self.counters.unfinished = self._assembly.dropped
+        self._assembler.clear()
+        self.counters.unfinished = self._assembler.dropped
         if now - self._opened_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
         # Delay even the first attempt: all clients of a restarted server reconnect together.
@@ -332,35 +331,36 @@ class Subscriptions:
         )
 
 
-# Buffer: a connection's notifications for the bus, and when the connection may be used.
+# Buffer
 
-_IDLE = pq.TransactionStatus.IDLE
-_OPEN = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+_IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 
-class BusNotifications(Generic[C]):
-    """The notifications of a connection; those of other channels go to psycopg and the owner.
+class BusBuffer(Generic[C]):
+    """Buffer for the bus's notifications on one connection, and access to that connection.
+
+    Notifications of other channels go to psycopg and the connection's owner.
 
     The bus waits on a duplicate of the connection's file descriptor: the owner may wait on the
     original at the same time, or close it.
     """
 
-    def __init__(self, connection: C, is_wanted: Callable[[str], bool]) -> None:
+    def __init__(self, connection: C, is_subscribed: Callable[[str], bool]) -> None:
         self.connection = connection
         self._pgconn = connection.pgconn
-        self._is_wanted = is_wanted
-        self._others = self._pgconn.notify_handler
-        self._raw: deque[pq.PGnotify] = deque()
+        self._is_subscribed = is_subscribed
+        self._owners_handler = self._pgconn.notify_handler
+        self._notifications: deque[pq.PGnotify] = deque()
         self.process_id = self._pgconn.backend_pid
         self._is_identified = False
         self.descriptor = os.dup(self._pgconn.socket)
-        self._pgconn.notify_handler = self._keep
+        self._pgconn.notify_handler = self._append
 
-    def _keep(self, notification: pq.PGnotify) -> None:
-        if self._is_wanted(notification.relname.decode(self.encoding, "replace")):
-            self._raw.append(notification)
-        elif self._others is not None:
-            self._others(notification)
+    def _append(self, notification: pq.PGnotify) -> None:
+        if self._is_subscribed(notification.relname.decode(self.encoding, "replace")):
+            self._notifications.append(notification)
+        elif self._owners_handler is not None:
+            self._owners_handler(notification)
 
     @property
     def encoding(self) -> str:
@@ -368,20 +368,21 @@ class BusNotifications(Generic[C]):
         return self.connection.info.encoding
 
     @property
-    def is_touchable(self) -> bool:
+    def can_read(self) -> bool:
         """Whether the connection may be read: its owner is not in a COPY or similar."""
         return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     @property
     def is_idle(self) -> bool:
-        """Whether a statement would be a transaction of its own."""
-        is_plain = self._pgconn.pipeline_status == pq.PipelineStatus.OFF
-        return is_plain and self._pgconn.transaction_status == _IDLE
+        """Whether the next statement would run in a transaction of its own."""
+        if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
+            return False
+        return self._pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     @property
     def is_in_transaction(self) -> bool:
         """Whether a transaction is open."""
-        return self._pgconn.transaction_status in _OPEN
+        return self._pgconn.transaction_status in _IN_TRANSACTION
 
     @property
     def is_closed_by_owner(self) -> bool:
@@ -389,9 +390,9 @@ class BusNotifications(Generic[C]):
         return self.connection.closed and not self.connection.broken
 
     def execute(self, statement: BusStatement) -> PQGen[list[str]]:
-        """Execute a statement without the BEGIN that psycopg's cursors send first.
+        """Execute a statement in the open transaction; if there is none, in its own.
 
-        So it is a transaction of its own, or part of the open one.
+        psycopg's cursors would send BEGIN first.
         """
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
@@ -404,11 +405,11 @@ class BusNotifications(Generic[C]):
         values = (result.get_value(row, 0) for row in range(result.ntuples))
         return [value.decode(encoding) for value in values if value is not None]
 
-    def identifying(self) -> Script[bool]:
-        """Get the real process id of the backend; return whether there is a pooler in between."""
+    def identify_script(self) -> Script[bool]:
+        """Ask for the backend's real process id; return whether a pooler is in between."""
         if not self._is_identified:
-            (answer,) = yield BACKEND
-            self.process_id = int(answer)
+            (pid,) = yield BACKEND_PID
+            self.process_id = int(pid)
             self._is_identified = True
         return self.process_id != self._pgconn.backend_pid
 
@@ -416,35 +417,30 @@ class BusNotifications(Generic[C]):
         """Read available data without waiting; raise OperationalError if disconnected."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
-            self._keep(notification)
+            self._append(notification)
 
     def take(self) -> list[pq.PGnotify]:
         """Remove and return the notifications received so far, in order."""
-        taken = list(self._raw)
-        self._raw.clear()
-        return taken
+        notifications = list(self._notifications)
+        self._notifications.clear()
+        return notifications
 
     def close(self) -> None:
         """Stop buffering; psycopg and the owner get all notifications again."""
-        self._pgconn.notify_handler = self._others
+        self._pgconn.notify_handler = self._owners_handler
         os.close(self.descriptor)
 
 
-def conninfo_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    """Return the connection string of a connection, including its password: do not log it."""
-    given: dict[str, Any] = dict(connection.info.get_parameters())
-    return make_conninfo(**given, password=connection.info.password or None)
-
-
 class BusConnectionBase(Generic[C]):
-    """What the connections of a PubSub and of an AsyncPubSub have in common."""
+    """Common state of the connection of a PubSub and of an AsyncPubSub."""
 
     def __init__(self, connection: C | str, subscriptions: Subscriptions, options: Options) -> None:
-        self._given = None if isinstance(connection, str) else connection
+        self._owners_connection = None if isinstance(connection, str) else connection
         self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
         self._subscriptions = subscriptions
         self._options = options
-        self._buffer: BusNotifications[C] | None = None
+        self._answer_seconds = options.answer_timeout.total_seconds()
+        self._buffer: BusBuffer[C] | None = None
         self._used_at = 0.0
         # Whether the pooler is known to give each client its own backend.
         self._is_trusted = False
@@ -454,8 +450,12 @@ class BusConnectionBase(Generic[C]):
         """The current connection; None while disconnected."""
         return self._buffer.connection if self._buffer is not None else None
 
-    def _adopt(self, given: C) -> BusNotifications[C]:
-        if given.closed:
+    def _buffer_of_owner(self) -> BusBuffer[C]:
+        """Create the buffer of the owner's connection, and note how to reconnect."""
+        connection = self._owners_connection
+        if connection is None or connection.closed:
             raise NodeClosed("the connection given to the bus is closed")
-        self._dsn = conninfo(conninfo_of(given), "PubSub")
-        return BusNotifications(given, self._subscriptions.wants)
+        parameters: dict[str, Any] = dict(connection.info.get_parameters())
+        dsn = make_conninfo(**parameters, password=connection.info.password or None)
+        self._dsn = conninfo(dsn, "PubSub")
+        return BusBuffer(connection, self._subscriptions.is_subscribed)

@@ -1,4 +1,4 @@
-"""PubSub: publish and subscribe to plain NOTIFY channels of PostgreSQL, with threads."""
+"""PubSub and AsyncPubSub: publish and subscribe to plain NOTIFY channels of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import Any, ClassVar, Final, Generic, Self
 import psycopg
 
 from psqlmessages.client.options import Options
-from psqlmessages.pubsub import segments
+from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
 from psqlmessages.pubsub.bus_connection import BusConnection
 from psqlmessages.pubsub.bus_state import BusCounters, C, Handler, Subscriptions
-from psqlmessages.pubsub.segments import SegmentAssembler, channel_name
-
-# Bus: the common part of PubSub and AsyncPubSub.
+from psqlmessages.pubsub.segments import SegmentAssembler, check_channel_name
 
 MAX_UNFINISHED: Final = 1_000
 MAX_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 
 
-class Bus(Generic[C]):
-    """The handlers and the state of a bus; see :class:`PubSub`."""
+class PubSubBase(Generic[C]):
+    """Handlers, checks of arguments and counters of PubSub and AsyncPubSub."""
 
-    _given_class: ClassVar[type[Any]]
+    _psycopg_class: ClassVar[type[Any]]
     _connection_class: ClassVar[type[Any]]
-    _awaits_handlers: ClassVar[bool] = False
+    _can_await_handlers: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -36,9 +34,9 @@ class Bus(Generic[C]):
         max_unfinished_bytes: int = MAX_UNFINISHED_BYTES,
         options: Options | None = None,
     ) -> None:
-        if not isinstance(connection, self._given_class | str):
+        if not isinstance(connection, self._psycopg_class | str):
             raise TypeError(
-                f"connection must be a psycopg.{self._given_class.__name__} or str,"
+                f"connection must be a psycopg.{self._psycopg_class.__name__} or str,"
                 f" not {type(connection).__name__}"
             )
         for name, value in (
@@ -49,8 +47,8 @@ class Bus(Generic[C]):
             if not value > 0:
                 raise ValueError(f"{name} must be more than 0, not {value!r}")
         options = options or Options()
-        assembly = SegmentAssembler(max_unfinished, max_unfinished_bytes)
-        self._subscriptions = Subscriptions(interval, assembly, options, skip_self=skip_self)
+        assembler = SegmentAssembler(max_unfinished, max_unfinished_bytes)
+        self._subscriptions = Subscriptions(interval, assembler, options, skip_self=skip_self)
         self._connection = self._connection_class(connection, self._subscriptions, options)
 
     def on(self, channel: str, handler: Handler) -> None:
@@ -60,9 +58,9 @@ class Bus(Generic[C]):
         """
         if not callable(handler):
             raise TypeError(f"a handler must be callable, not {handler!r:.100}")
-        if not self._awaits_handlers and inspect.iscoroutinefunction(handler):
+        if not self._can_await_handlers and inspect.iscoroutinefunction(handler):
             raise TypeError("a handler of PubSub cannot be a coroutine function: use AsyncPubSub")
-        self._subscriptions.on(segments.channel_name(channel), handler)
+        self._subscriptions.on(check_channel_name(channel), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
         """Undo ``on``; False if there was no such handler."""
@@ -79,7 +77,7 @@ class Bus(Generic[C]):
         return self._subscriptions.counters
 
 
-class PubSub(Bus[psycopg.Connection[Any]]):
+class PubSub(PubSubBase[psycopg.Connection[Any]]):
     """Plain NOTIFY channels of one database: no rules, no tables, nothing stored.
 
     ``connection`` is a connection string or your own connection. On your own connection, messages
@@ -89,7 +87,7 @@ class PubSub(Bus[psycopg.Connection[Any]]):
     the bus reconnects with the same parameters and listens again. Threads may share a bus.
     """
 
-    _given_class = psycopg.Connection
+    _psycopg_class = psycopg.Connection
     _connection_class = BusConnection
     _connection: BusConnection
 
@@ -110,7 +108,7 @@ class PubSub(Bus[psycopg.Connection[Any]]):
 
     def run(self) -> None:
         """Wait until another thread, a handler or a signal handler closes the bus."""
-        self._connection.ended.wait()
+        self._connection.closed_event.wait()
 
     @property
     def connection(self) -> psycopg.Connection[Any] | None:
@@ -119,20 +117,75 @@ class PubSub(Bus[psycopg.Connection[Any]]):
 
     def subscribe(self, channel: str) -> bool:
         """Receive a channel's messages from now on; False if already subscribed."""
-        name = channel_name(channel)
+        name = check_channel_name(channel)
         self._connection.require_own_backend()
-        is_new = self._connection.run(lambda _: self._subscriptions.subscribing(name))
-        self._connection.watch()
+        is_new = self._connection.run(lambda _: self._subscriptions.subscribe_script(name))
+        self._connection.start_receiving()
         return is_new
 
     def unsubscribe(self, channel: str) -> bool:
         """Stop receiving a channel's messages; False if not subscribed."""
-        name = channel_name(channel)
-        return self._connection.run(lambda _: self._subscriptions.unsubscribing(name))
+        name = check_channel_name(channel)
+        return self._connection.run(lambda _: self._subscriptions.unsubscribe_script(name))
 
     def publish(self, channel: str, payload: Any = None) -> None:
         """Send a str or a JSON value to all listeners; None is a signal without payload.
 
         Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
-        self._connection.run(self._subscriptions.publishing(channel, payload))
+        self._connection.run(self._subscriptions.publish_script(channel, payload))
+
+
+class AsyncPubSub(PubSubBase[psycopg.AsyncConnection[Any]]):
+    """Plain NOTIFY channels of one database, for asyncio; same methods as :class:`PubSub`.
+
+    ``connection`` is a connection string or your own ``psycopg.AsyncConnection``. Handlers can be
+    functions or coroutine functions; a task of the bus calls them one after the other. Tasks may
+    share a bus.
+    """
+
+    _psycopg_class = psycopg.AsyncConnection
+    _connection_class = AsyncBusConnection
+    _can_await_handlers = True
+    _connection: AsyncBusConnection
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """See :meth:`PubSub.open`."""
+        await self._connection.open()
+
+    async def close(self) -> None:
+        """See :meth:`PubSub.close`."""
+        await self._connection.close()
+
+    async def run(self) -> None:
+        """See :meth:`PubSub.run`."""
+        await self._connection.closed_event.wait()
+
+    @property
+    def connection(self) -> psycopg.AsyncConnection[Any] | None:
+        """See :attr:`PubSub.connection`."""
+        return self._connection.connection
+
+    async def subscribe(self, channel: str) -> bool:
+        """See :meth:`PubSub.subscribe`."""
+        name = check_channel_name(channel)
+        await self._connection.require_own_backend()
+        is_new = await self._connection.run(lambda _: self._subscriptions.subscribe_script(name))
+        self._connection.start_receiving()
+        return is_new
+
+    async def unsubscribe(self, channel: str) -> bool:
+        """See :meth:`PubSub.unsubscribe`."""
+        name = check_channel_name(channel)
+        return await self._connection.run(lambda _: self._subscriptions.unsubscribe_script(name))
+
+    async def publish(self, channel: str, payload: Any = None) -> None:
+        """See :meth:`PubSub.publish`."""
+        await self._connection.run(self._subscriptions.publish_script(channel, payload))

@@ -1,8 +1,8 @@
 """Segments: the exact format of a payload in notifications. Pure functions.
 
-!text      a string of characters from space to ~, whole
-@json      a JSON value, likewise
-#base64    a part of a longer or other message; more follow
+!text      a whole string of characters from space to ~
+@json      a whole JSON value of such characters
+#base64    a part of any other message; more parts follow
 $base64    the last part, or the only one
 (empty)    a signal without payload
 """
@@ -22,24 +22,24 @@ SEGMENT_BYTES: Final = 7_999
 CHANNEL_BYTES: Final = 63
 STRING, JSON, PART, LAST = "!", "@", "#", "$"
 
-_LONGEST: Final = SEGMENT_BYTES - 1
-# Each further part is a byte shorter, which limits their number: about 24 MB of UTF-8.
-_MOST_CHARACTERS: Final = _LONGEST * (_LONGEST + 1) // 2
+_MAX_PART_CHARACTERS: Final = SEGMENT_BYTES - 1
+# Each part is a byte shorter than the previous one, which limits a message to 24 MB of UTF-8.
+_MAX_CHARACTERS: Final = _MAX_PART_CHARACTERS * (_MAX_PART_CHARACTERS + 1) // 2
 # How much shorter to make the first part if messages of one transaction are too similar.
 _SHORTENINGS: Final = (0, *(2**power for power in range(13)))
 
-IsTaken = Callable[[str], bool]
+IsSent = Callable[[str], bool]
 
 
-def channel_name(name: str) -> str:
+def check_channel_name(name: str) -> str:
     """Check the name of a channel; raise TypeError or ValueError if it is not valid."""
     if not isinstance(name, str):
         raise TypeError(f"a channel must be a str, not {type(name).__name__}")
     if not name:
         raise ValueError("the channel name is empty")
-    for character, what in (("\0", "a NUL character"), ('"', "a double quote")):
+    for character, its_name in (("\0", "a NUL character"), ('"', "a double quote")):
         if character in name:
-            raise ValueError(f"a channel name cannot contain {what}: {name!r:.100}")
+            raise ValueError(f"a channel name cannot contain {its_name}: {name!r:.100}")
     size = len(_utf8(name, "channel name"))
     if size > CHANNEL_BYTES:
         raise ValueError(
@@ -48,28 +48,27 @@ def channel_name(name: str) -> str:
     return name
 
 
-def flagged(payload: Any) -> str:
-    """Write a payload as flagged text; raise TypeError or ValueError if it cannot be sent."""
+def encode_payload(payload: Any) -> str:
+    """Encode a payload as text with a type flag; raise TypeError or ValueError if not possible."""
     if payload is None:
         return ""
     if isinstance(payload, str):
         _utf8(payload, "payload")
         return STRING + payload
+    reason = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
         try:
             return JSON + EncodedBody.of(payload).text
         except TypeError as error:
             reason = f": {error.__cause__ or error.__context__}"
-    else:
-        reason = ""
     raise TypeError(
         f"a payload of type {type(payload).__name__} cannot be sent{reason}"
         " (a payload must be None, str or a JSON value)"
     ) from None
 
 
-def payload_of(text: str) -> Any:
-    """Parse flagged text, the reverse of :func:`flagged`; raise MalformedPayload if invalid."""
+def decode_payload(text: str) -> Any:
+    """Decode text with a type flag; raise MalformedPayload if it is not valid."""
     if not text:
         return None
     if text[0] == STRING:
@@ -79,14 +78,14 @@ def payload_of(text: str) -> Any:
     raise MalformedPayload(f"a segment starts with {text[0]!r}")
 
 
-def encoded(text: str) -> str:
-    """Encode flagged text as base64; return "" if it can be sent unencoded in one segment."""
+def encode_base64(text: str) -> str:
+    """Encode text as base64; return "" if it can be sent as it is, in one segment."""
     if len(text) <= SEGMENT_BYTES and text.isascii() and text.isprintable():
         return ""
     return base64.b64encode(text.encode()).decode("ascii")
 
 
-def decoded(characters: str) -> str:
+def decode_base64(characters: str) -> str:
     """Decode the joined base64 of a message; raise MalformedPayload if it is not valid."""
     try:
         text = base64.b64decode(characters, validate=True).decode()
@@ -97,20 +96,20 @@ def decoded(characters: str) -> str:
     return text
 
 
-def cut(characters: str, is_taken: IsTaken = lambda _: False) -> list[str]:
+def cut(characters: str, is_sent: IsSent = lambda _: False) -> list[str]:
     """Cut base64 into segments that differ from each other and from those already sent.
 
-    PostgreSQL delivers equal notifications of a transaction once; ``is_taken`` returns whether the
+    PostgreSQL delivers equal notifications of a transaction once; ``is_sent`` returns whether the
     transaction has already sent a segment. Raises ValueError if the message is too long or no such
     cut is found.
     """
-    if len(characters) > _MOST_CHARACTERS:
+    if len(characters) > _MAX_CHARACTERS:
         raise ValueError(
-            f"a message can have at most {_MOST_CHARACTERS * 3 // 4} bytes,"
+            f"a message can have at most {_MAX_CHARACTERS * 3 // 4} bytes,"
             f" not {len(characters) * 3 // 4}"
         )
     for shortening in _SHORTENINGS:
-        segments = _cut(characters, _LONGEST - shortening, is_taken)
+        segments = _cut_to_size(characters, _MAX_PART_CHARACTERS - shortening, is_sent)
         if segments:
             return segments
     raise ValueError(
@@ -119,12 +118,12 @@ def cut(characters: str, is_taken: IsTaken = lambda _: False) -> list[str]:
     )
 
 
-def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
+def _cut_to_size(characters: str, size: int, is_sent: IsSent) -> list[str]:
     """Cut into parts of at most ``size`` characters; return an empty list if not possible."""
     segments, position = [], 0
     while len(characters) - position > size:
         parts = (PART + characters[position : position + n] for n in range(size, 0, -1))
-        part = next((part for part in parts if not is_taken(part)), "")
+        part = next((part for part in parts if not is_sent(part)), "")
         if not part:
             return []
         segments.append(part)
@@ -132,30 +131,30 @@ def _cut(characters: str, size: int, is_taken: IsTaken) -> list[str]:
         # Each part is a byte shorter, so parts differ even in a long run of one character.
         size = len(part) - 2
     last = LAST + characters[position:]
-    if not is_taken(last):
+    if not is_sent(last):
         return [*segments, last]
     begin = position - len(segments.pop()) + 1 if segments else 0
-    ending = _another_ending(characters, begin, position or len(characters), is_taken)
+    ending = _cut_ending(characters, begin, position or len(characters), is_sent)
     return [*segments, *ending] if ending else []
 
 
-def _another_ending(characters: str, begin: int, end: int, is_taken: IsTaken) -> list[str]:
+def _cut_ending(characters: str, begin: int, end: int, is_sent: IsSent) -> list[str]:
     """Cut the rest from ``begin`` in two, before ``end``; return an empty list if not possible."""
     for middle in range(end - 1, begin, -1):
         part, last = PART + characters[begin:middle], LAST + characters[middle:]
         if len(last) > SEGMENT_BYTES:
             break
-        if not (is_taken(part) or is_taken(last)):
+        if not (is_sent(part) or is_sent(last)):
             return [part, last]
     return []
 
 
-def _utf8(text: str, what: str) -> bytes:
+def _utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"the {what} has a lone surrogate at position {error.start}, which UTF-8 cannot encode"
+            f"the {name} has a lone surrogate at position {error.start}, which UTF-8 cannot encode"
         ) from None
 
 
@@ -168,7 +167,7 @@ _Key = tuple[int, str]
 
 
 @dataclass(slots=True)
-class _Unfinished:
+class _UnfinishedMessage:
     parts: list[str] = field(default_factory=list)
     size: int = 0
 
@@ -176,14 +175,14 @@ class _Unfinished:
 class SegmentAssembler:
     """Messages with missing segments, by the sender's process id and channel.
 
-    Holds at most ``most`` messages and ``most_bytes`` bytes in total. Above the count, the oldest
-    message is dropped; above the bytes, the largest. Later segments of dropped ones are ignored.
+    Above ``max_messages`` it drops the oldest message, above ``max_bytes`` in total the largest.
+    Later segments of a dropped message are ignored.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._unfinished: dict[_Key, _Unfinished] = {}
+    def __init__(self, max_messages: int, max_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._unfinished: dict[_Key, _UnfinishedMessage] = {}
         # A dictionary, used as an ordered set.
         self._ignored: dict[_Key, None] = {}
         self._missing: set[int] = set()
@@ -199,7 +198,7 @@ class SegmentAssembler:
         return {process_id for process_id, _ in (*self._unfinished, *self._ignored)}
 
     def add(self, process_id: int, channel: str, segment: str) -> str | None:
-        """Add a segment; return the flagged text that it completes, None if more segments follow.
+        """Add a segment; return the text that it completes, None if more segments follow.
 
         Raises MalformedPayload if the parts do not form a message.
         """
@@ -216,19 +215,19 @@ class SegmentAssembler:
             return None
         unfinished = self._remove(key)
         parts = unfinished.parts if unfinished is not None else []
-        return decoded("".join([*parts, segment[1:]]))
+        return decode_base64("".join([*parts, segment[1:]]))
 
-    def saw(self, living: Iterable[int]) -> None:
+    def drop_missing_senders(self, living: Iterable[int]) -> None:
         """Drop the messages of senders that are missing for the second time in a row.
 
-        The first time, segments that they sent before they ended may still arrive.
+        After the first time, segments that they sent before they ended may still arrive.
         """
         missing = self.senders.difference(living)
-        gone = missing & self._missing
-        self._missing = missing - gone
-        for key in [key for key in self._unfinished if key[0] in gone]:
+        dead = missing & self._missing
+        self._missing = missing - dead
+        for key in [key for key in self._unfinished if key[0] in dead]:
             self._drop(key)
-        for key in [key for key in self._ignored if key[0] in gone]:
+        for key in [key for key in self._ignored if key[0] in dead]:
             del self._ignored[key]
 
     def forget(self, channel: str) -> None:
@@ -246,34 +245,34 @@ class SegmentAssembler:
         self._missing.clear()
 
     def _extend(self, key: _Key, segment: str) -> None:
-        unfinished = self._unfinished.setdefault(key, _Unfinished())
+        unfinished = self._unfinished.setdefault(key, _UnfinishedMessage())
         size = len(segment) + _OVERHEAD_BYTES
         unfinished.parts.append(segment[1:])
         unfinished.size += size
         self.size += size
-        if len(self._unfinished) > self._most:
+        if len(self._unfinished) > self._max_messages:
             self._ignore(next(iter(self._unfinished)))
-        if self.size > self._most_bytes:
-            self._ignore(max(self._unfinished, key=lambda each: self._unfinished[each].size))
+        if self.size > self._max_bytes:
+            self._ignore(max(self._unfinished, key=lambda key: self._unfinished[key].size))
 
     def _ignore(self, key: _Key) -> None:
         self._drop(key)
         self._ignored[key] = None
-        if len(self._ignored) > self._most:
+        if len(self._ignored) > self._max_messages:
             del self._ignored[next(iter(self._ignored))]
 
     def _drop(self, key: _Key) -> None:
         self._remove(key)
         self.dropped += 1
 
-    def _remove(self, key: _Key) -> _Unfinished | None:
+    def _remove(self, key: _Key) -> _UnfinishedMessage | None:
         unfinished = self._unfinished.pop(key, None)
         if unfinished is not None:
             self.size -= unfinished.size
         return unfinished
 
 
-# Transaction: the segments that the current transaction has sent. No I/O.
+# Segments that the current transaction has sent. No I/O.
 
 
 class SegmentDeduplicator:
@@ -285,23 +284,24 @@ class SegmentDeduplicator:
 
     def __init__(self) -> None:
         self._began_at = ""
+        # Hashes of the segments of messages with several segments, and with one.
         self._parts: set[int] = set()
-        self._whole: set[int] = set()
+        self._singles: set[int] = set()
 
     def cut(self, began_at: str, channel: str, characters: str) -> list[str]:
         """Cut a message's base64 for the transaction that began at this time."""
         if began_at != self._began_at:
             self._began_at = began_at
             self._parts.clear()
-            self._whole.clear()
+            self._singles.clear()
 
-        def is_taken(segment: str) -> bool:
+        def is_sent(segment: str) -> bool:
             key = hash((channel, segment))
             # Two equal messages of a single segment may be delivered as one.
-            is_one = segment[0] == LAST and len(segment) == len(characters) + 1
-            return key in self._parts or (not is_one and key in self._whole)
+            is_single = segment[0] == LAST and len(segment) == len(characters) + 1
+            return key in self._parts or (key in self._singles and not is_single)
 
-        segments = cut(characters, is_taken)
-        sent = self._whole if len(segments) == 1 else self._parts
-        sent.update(hash((channel, segment)) for segment in segments)
+        segments = cut(characters, is_sent)
+        hashes = self._singles if len(segments) == 1 else self._parts
+        hashes.update(hash((channel, segment)) for segment in segments)
         return segments

@@ -12,9 +12,9 @@ from psqlmessages.pubsub.segments import (
     SegmentAssembler,
     SegmentDeduplicator,
     cut,
-    encoded,
-    flagged,
-    payload_of,
+    decode_payload,
+    encode_base64,
+    encode_payload,
 )
 from psqlmessages.wire import MalformedPayload
 
@@ -32,8 +32,8 @@ FIRST, LAST = "#Ic", "$Op"
 
 
 def segments_of(payload: Any) -> list[str]:
-    text = flagged(payload)
-    characters = encoded(text)
+    text = encode_payload(payload)
+    characters = encode_base64(text)
     return cut(characters) if characters else [text]
 
 
@@ -43,7 +43,7 @@ def joined(segments: list[str]) -> Any:
     *parts, last = [assembly.add(1, "A", segment) for segment in segments]
     assert parts == [None] * len(parts)
     assert last is not None
-    return payload_of(last)
+    return decode_payload(last)
 
 
 def test_a_short_payload_is_one_segment_to_the_byte() -> None:
@@ -105,7 +105,7 @@ def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]
     transaction, sent = SegmentDeduplicator(), set[str]()
     for begin, middle, times, end in parts:
         payload = begin + middle * times + end
-        characters = encoded(flagged(payload))
+        characters = encode_base64(encode_payload(payload))
         if not characters:
             continue
         segments = transaction.cut("now", "A", characters)
@@ -118,7 +118,7 @@ def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]
 def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart() -> None:
     """Base64 of a multiple of three bytes ends as that of the short message alone."""
     transaction = SegmentDeduplicator()
-    short = encoded(flagged("é"))
+    short = encode_base64(encode_payload("é"))
     long = "A" * 7998 + short
     assert transaction.cut("now", "A", long)[-1] == "$" + short
     assert transaction.cut("now", "A", short) == ["#IcO", "$p"]
@@ -134,7 +134,7 @@ def test_any_segments_are_read_or_refused(segments: list[str]) -> None:
     for segment in segments:
         with suppress(MalformedPayload):
             if (text := assembly.add(1, "A", segment)) is not None:
-                payload_of(text)
+                decode_payload(text)
 
 
 pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1, 9)
@@ -199,12 +199,12 @@ def test_the_message_of_a_sender_that_is_gone_is_dropped_when_missed_twice() -> 
     assembly = SegmentAssembler(2, 2**20)
     for process_id in (3, 1, 2):
         assembly.add(process_id, "A", FIRST)
-    assembly.saw([2])
+    assembly.drop_missing_senders([2])
     assert (len(assembly), assembly.dropped) == (2, 1), "what it sent may be on its way"
     assembly.add(1, "A", "#A")  # heard meanwhile
-    assembly.saw([2])
+    assembly.drop_missing_senders([2])
     assert len(assembly) == 2
-    assembly.saw([2])
+    assembly.drop_missing_senders([2])
     assert (assembly.senders, assembly.size > 0, assembly.dropped) == ({2}, True, 2)
     assert assembly.add(2, "A", LAST) == "!é"
     assert assembly.size == 0

@@ -132,7 +132,7 @@ def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, h
     assert [heard.payload() for _ in range(100)] == list(range(100))
     with given.cursor().copy("COPY (SELECT generate_series(1, 20000)) TO STDOUT") as copy:
         raw("!amid a COPY")
-        assert not writer._connection._buffer.is_touchable
+        assert not writer._connection._buffer.can_read
         assert sum(1 for _ in copy.rows()) == 20_000
     assert heard.payload() == "amid a COPY"
     with given.transaction():
@@ -185,8 +185,8 @@ def test_close_leaves_the_connection_open_and_as_it_was(
     with given.lock:
         closing = threading.Thread(target=bus.close)
         closing.start()
-        bus._connection.ended.wait(PROMPTLY)
-        assert bus._connection.ended.is_set()
+        bus._connection.closed_event.wait(PROMPTLY)
+        assert bus._connection.closed_event.is_set()
     closing.join()
     assert given.execute("SELECT 1").fetchone() == (1,)
 
