@@ -27,7 +27,7 @@ class Migration(migrations.Migration):
                     "role",
                     psqlmessages.models.names.RoleField(
                         db_collation="C",
-                        help_text="PostgreSQL role allowed; members of a group role are allowed too.",
+                        help_text="The PostgreSQL role allowed. For a group role, its members are allowed.",
                         max_length=63,
                     ),
                 ),
@@ -35,7 +35,7 @@ class Migration(migrations.Migration):
                     "ident",
                     psqlmessages.models.names.NameField(
                         db_collation="C",
-                        help_text="Node name; a prefix followed by * means all names that begin so.",
+                        help_text="Node name, or a prefix and * for all names that begin with it.",
                         max_length=100,
                     ),
                 ),
@@ -51,7 +51,7 @@ class Migration(migrations.Migration):
                     "dest",
                     psqlmessages.models.names.NameField(
                         db_collation="C",
-                        help_text="Node (Rpc), topic or queue; a prefix followed by * means all that begin so.",
+                        help_text="Node (Rpc), topic or queue, or a prefix and * for all that begin with it.",
                         max_length=100,
                         verbose_name="destination",
                     ),
@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
                 (
                     "timeout",
                     models.IntegerField(
-                        help_text="Seconds that a body over the NOTIFY limit is kept, and that a reply token says."
+                        help_text="How long large bodies are stored and reply tokens stay valid, in seconds."
                     ),
                 ),
             ],
@@ -87,7 +87,7 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("ident", "type", "dest", "role"),
                         name="rule_is_unique",
-                        violation_error_message="This role, ident, type and destination have a rule.",
+                        violation_error_message="There is already a rule for this role, ident, type and destination.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
@@ -139,7 +139,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "permissions": [
-                    ("terminate_session", "Can end connections that have transactions open")
+                    ("terminate_session", "Can end connections with open transactions")
                 ],
                 "constraints": [
                     models.UniqueConstraint(fields=("channel",), name="session_channel_is_its_own")
@@ -190,7 +190,7 @@ class Migration(migrations.Migration):
                     models.IntegerField(
                         db_default=0,
                         default=0,
-                        help_text="Seconds that every message is kept at least, be it subscribed to or not.",
+                        help_text="Seconds that each message is stored, even without a subscription.",
                     ),
                 ),
                 ("listeners", models.IntegerField(db_default=0, editable=False)),
@@ -216,7 +216,7 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(("retention__gte", 0)),
                         name="topic_retention_is_not_negative",
-                        violation_error_message="A retention is of 0 seconds or more.",
+                        violation_error_message="The retention is 0 seconds or more.",
                     ),
                 ],
             },
@@ -325,10 +325,10 @@ class Migration(migrations.Migration):
                 ),
                 ("ident", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
                 ("topic", psqlmessages.models.names.NameField(db_collation="C", max_length=100)),
-                ("position", models.BigIntegerField(help_text="Id of the last message passed.")),
+                ("position", models.BigIntegerField(help_text="Id of the last message read.")),
                 (
                     "timeout",
-                    models.IntegerField(help_text="Seconds that it outlives its last ping."),
+                    models.IntegerField(help_text="Seconds after its last ping at which it ends."),
                 ),
                 (
                     "started_at",

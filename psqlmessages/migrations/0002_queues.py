@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
                     "max_tries",
                     models.IntegerField(
                         blank=True,
-                        help_text="An element that was taken so often in vain is a dead letter; empty: never.",
+                        help_text="After this many failed attempts an element moves to the dead-letter queue. Empty: retry forever.",
                         null=True,
                     ),
                 ),
@@ -40,7 +40,7 @@ class Migration(migrations.Migration):
                         db_collation="C",
                         db_default="__deadletter__",
                         default="__deadletter__",
-                        help_text="Where dead letters go.",
+                        help_text="The queue to which elements move after the last failed attempt.",
                         max_length=100,
                     ),
                 ),
@@ -49,7 +49,7 @@ class Migration(migrations.Migration):
                     models.IntegerField(
                         db_default=86400,
                         default=86400,
-                        help_text="Seconds that a second push with the same key counts as the first.",
+                        help_text="Seconds during which a second push with the same key adds nothing.",
                     ),
                 ),
                 (
@@ -82,19 +82,19 @@ class Migration(migrations.Migration):
                             models.Q(("dead_letter_queue__endswith", "*"), _negated=True),
                         ),
                         name="queue_for_dead_letters_is_no_pattern",
-                        violation_error_message="A dead-letter queue has a name, which does not end in *.",
+                        violation_error_message="A dead-letter queue needs a name that does not end in *.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
                             ("max_tries__isnull", True), ("max_tries__gt", 0), _connector="OR"
                         ),
                         name="queue_max_tries_is_positive",
-                        violation_error_message="The most tries are 1 or more, or not limited.",
+                        violation_error_message="The number of attempts is 1 or more, or empty for no limit.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("key_timeout__gt", 0)),
                         name="queue_key_timeout_is_positive",
-                        violation_error_message="A key counts for 1 second or more.",
+                        violation_error_message="The key timeout is 1 second or more.",
                     ),
                 ],
             },

@@ -38,7 +38,7 @@ class Migration(migrations.Migration):
                     "ident",
                     psqlmessages.models.names.NameField(
                         db_collation="C",
-                        help_text="Node name; a prefix followed by * means all names that begin so.",
+                        help_text="Node name, or a prefix and * for all names that begin with it.",
                         max_length=100,
                     ),
                 ),
@@ -72,14 +72,14 @@ class Migration(migrations.Migration):
                         fields=("ident", "user", "group"),
                         name="web_identity_is_unique",
                         nulls_distinct=False,
-                        violation_error_message="This user or group has this ident already.",
+                        violation_error_message="This user or group already has this ident.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
                             ("user__isnull", True), ("group__isnull", True), _connector="XOR"
                         ),
                         name="web_identity_is_of_a_user_or_a_group",
-                        violation_error_message="Choose a user or a group: one of them, and not both.",
+                        violation_error_message="Choose either a user or a group.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("ident", ""), _negated=True),

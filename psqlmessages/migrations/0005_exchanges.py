@@ -41,14 +41,14 @@ class Migration(migrations.Migration):
                 (
                     "parallel",
                     models.SmallIntegerField(
-                        default=1, help_text="Loops in each process that runs it, 1 to 16."
+                        default=1, help_text="Consumers in each worker process, 1 to 16."
                     ),
                 ),
                 (
                     "wsize",
                     models.SmallIntegerField(
                         default=100,
-                        help_text="Elements in flight in each process at most, 1 to 4096.",
+                        help_text="Maximum number of elements in flight in each process, 1 to 4096.",
                         verbose_name="window size",
                     ),
                 ),
@@ -56,7 +56,7 @@ class Migration(migrations.Migration):
                     "reserve",
                     models.BooleanField(
                         default=True,
-                        help_text="Reserve elements and keep them until every destination in another namespace has its copy; else what fails there is lost.",
+                        help_text="Reserve elements until every destination in another namespace has its copy. Otherwise copies that fail there are lost.",
                     ),
                 ),
                 ("is_running", models.BooleanField(default=True, verbose_name="running")),
@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
                             models.Q(("name__endswith", "*"), _negated=True),
                         ),
                         name="exchange_name_is_no_pattern",
-                        violation_error_message="An exchange has a name, which does not end in *.",
+                        violation_error_message="An exchange needs a name that does not end in *.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(
@@ -80,12 +80,12 @@ class Migration(migrations.Migration):
                             models.Q(("source_queue__endswith", "*"), _negated=True),
                         ),
                         name="exchange_source_is_no_pattern",
-                        violation_error_message="A source is a queue, and a name that ends in * is none.",
+                        violation_error_message="The source must be a queue name and cannot end in *.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("parallel__range", (1, 16))),
                         name="exchange_parallel_is_within_bounds",
-                        violation_error_message="Loops in parallel are 1 to 16.",
+                        violation_error_message="An exchange has 1 to 16 consumers in each process.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("wsize__range", (1, 4096))),
@@ -117,7 +117,7 @@ class Migration(migrations.Migration):
                     models.TextField(
                         blank=True,
                         default="",
-                        help_text="A CEL expression, or @ and the name of a selector in code; empty: always.",
+                        help_text="A CEL expression, or @ and the name of a selector in code. Empty: every element.",
                     ),
                 ),
                 (
@@ -143,7 +143,7 @@ class Migration(migrations.Migration):
                             models.Q(("queue__endswith", "*"), _negated=True),
                         ),
                         name="destination_is_no_pattern",
-                        violation_error_message="A destination is a queue; a name that ends in * is none.",
+                        violation_error_message="The destination must be a queue name and cannot end in *.",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("position__gte", 0)),
@@ -171,7 +171,7 @@ class Migration(migrations.Migration):
                             ("too_many_hops", "too many hops"),
                             ("failed", "failed"),
                             ("to", "copies"),
-                            ("bad_selector", "selectors failed"),
+                            ("bad_selector", "failed selectors"),
                         ],
                         db_collation="C",
                         max_length=13,

@@ -25,7 +25,6 @@ class Migration(migrations.Migration):
                     "name",
                     models.CharField(
                         db_collation="C",
-                        help_text="As it was started.",
                         max_length=100,
                     ),
                 ),
@@ -51,17 +50,20 @@ class Migration(migrations.Migration):
                     "seen_at",
                     models.DateTimeField(db_default=django.db.models.functions.datetime.Now()),
                 ),
-                ("last_batch", models.BigIntegerField(db_default=-1, help_text="-1: none yet.")),
+                (
+                    "last_batch",
+                    models.BigIntegerField(db_default=-1, help_text="-1: no batch yet."),
+                ),
                 ("last_batch_at", models.DateTimeField(null=True)),
-                ("rows", models.BigIntegerField(db_default=0, help_text="Since it was started.")),
+                ("rows", models.BigIntegerField(db_default=0, help_text="Rows since the start.")),
                 (
                     "rows_per_second",
-                    models.FloatField(db_default=0, help_text="Of the last batches."),
+                    models.FloatField(db_default=0, help_text="Rate of the last batches."),
                 ),
                 (
                     "lag_seconds",
                     models.FloatField(
-                        help_text="Age of the oldest message that was not read yet; 0: all are read.",
+                        help_text="Age of the oldest message not read yet. 0: all are read.",
                         null=True,
                     ),
                 ),

@@ -6,6 +6,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import DEFAULT_DB_ALIAS, models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.text import format_lazy
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField
 
@@ -20,26 +22,33 @@ class Exchange(models.Model):
 
     name = NameField(max_length=EXCHANGE_CHARACTERS)
     source_namespace = models.CharField(
-        "namespace of the source",
+        _("namespace of the source"),
         max_length=100,
         default=DEFAULT_DB_ALIAS,
-        help_text="An alias of DATABASES.",
+        help_text=_("An alias of DATABASES."),
     )
     source_queue = NameField()
     parallel = models.SmallIntegerField(
-        default=1, help_text=f"Loops in each process that runs it, 1 to {MAX_PARALLEL}."
+        default=1,
+        help_text=format_lazy(
+            _("Consumers in each worker process, 1 to {most}."), most=MAX_PARALLEL
+        ),
     )
     wsize = models.SmallIntegerField(
-        "window size",
+        _("window size"),
         default=100,
-        help_text=f"Elements in flight in each process at most, 1 to {MAX_WSIZE}.",
+        help_text=format_lazy(
+            _("Maximum number of elements in flight in each process, 1 to {most}."), most=MAX_WSIZE
+        ),
     )
     reserve = models.BooleanField(
         default=True,
-        help_text="Reserve elements and keep them until every destination in another namespace"
-        " has its copy; else what fails there is lost.",
+        help_text=_(
+            "Reserve elements until every destination in another namespace has its copy."
+            " Otherwise copies that fail there are lost."
+        ),
     )
-    is_running = models.BooleanField("running", default=True)
+    is_running = models.BooleanField(_("running"), default=True)
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:
@@ -49,22 +58,26 @@ class Exchange(models.Model):
             models.CheckConstraint(
                 condition=~Q(name="") & ~Q(name__endswith="*"),
                 name="exchange_name_is_no_pattern",
-                violation_error_message="An exchange has a name, which does not end in *.",
+                violation_error_message=_("An exchange needs a name that does not end in *."),
             ),
             models.CheckConstraint(
                 condition=~Q(source_queue="") & ~Q(source_queue__endswith="*"),
                 name="exchange_source_is_no_pattern",
-                violation_error_message="A source is a queue, and a name that ends in * is none.",
+                violation_error_message=_("The source must be a queue name and cannot end in *."),
             ),
             models.CheckConstraint(
                 condition=Q(parallel__range=(1, MAX_PARALLEL)),
                 name="exchange_parallel_is_within_bounds",
-                violation_error_message=f"Loops in parallel are 1 to {MAX_PARALLEL}.",
+                violation_error_message=format_lazy(
+                    _("An exchange has 1 to {most} consumers in each process."), most=MAX_PARALLEL
+                ),
             ),
             models.CheckConstraint(
                 condition=Q(wsize__range=(1, MAX_WSIZE)),
                 name="exchange_wsize_is_within_bounds",
-                violation_error_message=f"A window has 1 to {MAX_WSIZE} elements.",
+                violation_error_message=format_lazy(
+                    _("A window has 1 to {most} elements."), most=MAX_WSIZE
+                ),
             ),
         ]
 
@@ -78,13 +91,15 @@ class Destination(models.Model):
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="destinations")
     position = models.SmallIntegerField()
     namespace = models.CharField(
-        max_length=100, default=DEFAULT_DB_ALIAS, help_text="An alias of DATABASES."
+        max_length=100, default=DEFAULT_DB_ALIAS, help_text=_("An alias of DATABASES.")
     )
     queue = NameField()
     selector = models.TextField(
         blank=True,
         default="",
-        help_text="A CEL expression, or @ and the name of a selector in code; empty: always.",
+        help_text=_(
+            "A CEL expression, or @ and the name of a selector in code. Empty: every element."
+        ),
     )
 
     class Meta:
@@ -98,7 +113,9 @@ class Destination(models.Model):
             models.CheckConstraint(
                 condition=~Q(queue="") & ~Q(queue__endswith="*"),
                 name="destination_is_no_pattern",
-                violation_error_message="A destination is a queue; a name that ends in * is none.",
+                violation_error_message=_(
+                    "The destination must be a queue name and cannot end in *."
+                ),
             ),
             models.CheckConstraint(
                 condition=Q(position__gte=0), name="destination_position_is_not_negative"
@@ -118,12 +135,12 @@ class ExchangeCount(models.Model):
     """
 
     class Outcome(models.TextChoices):
-        OK = "ok", "routed"
-        NO_ROUTE = "no_route", "no route"
-        TOO_MANY_HOPS = "too_many_hops", "too many hops"
-        FAILED = "failed", "failed"
-        TO = "to", "copies"
-        BAD_SELECTOR = "bad_selector", "selectors failed"
+        OK = "ok", _("routed")
+        NO_ROUTE = "no_route", _("no route")
+        TOO_MANY_HOPS = "too_many_hops", _("too many hops")
+        FAILED = "failed", _("failed")
+        TO = "to", _("copies")
+        BAD_SELECTOR = "bad_selector", _("failed selectors")
 
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="counts")
     worker = models.UUIDField()

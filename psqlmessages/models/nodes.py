@@ -6,6 +6,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField, RoleField
 
@@ -21,7 +22,7 @@ class Session(models.Model):
 
     class Meta:
         permissions: ClassVar = [
-            ("terminate_session", "Can end connections that have transactions open"),
+            ("terminate_session", "Can end connections with open transactions"),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["channel"], name="session_channel_is_its_own"),
@@ -40,7 +41,7 @@ class Client(models.Model):
     connected_at = models.DateTimeField(db_default=Now())
 
     class Meta:
-        verbose_name = "connected node"
+        verbose_name = _("connected node")
         ordering: ClassVar = ["ident"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["ident"], name="ident_is_registered_once"),
@@ -63,7 +64,7 @@ class Topic(models.Model):
     retention = models.IntegerField(
         db_default=0,
         default=0,
-        help_text="Seconds that every message is kept at least, be it subscribed to or not.",
+        help_text=_("Seconds that each message is stored, even without a subscription."),
     )
     listeners = models.IntegerField(db_default=0, editable=False)
     channels = ArrayField(models.TextField(), db_default=[], editable=False)
@@ -82,7 +83,7 @@ class Topic(models.Model):
             models.CheckConstraint(
                 condition=Q(retention__gte=0),
                 name="topic_retention_is_not_negative",
-                violation_error_message="A retention is of 0 seconds or more.",
+                violation_error_message=_("The retention is 0 seconds or more."),
             ),
         ]
 
@@ -99,8 +100,8 @@ class Membership(models.Model):
     """
 
     class Kind(models.TextChoices):
-        NOTIFY = "notify", "sends"
-        LISTEN = "listen", "listens"
+        NOTIFY = "notify", _("sends")
+        LISTEN = "listen", _("listens")
 
     client = models.ForeignKey(
         Client, models.DO_NOTHING, related_name="memberships", db_index=False
@@ -166,7 +167,7 @@ class Body(models.Model):
     body = models.TextField()
 
     class Meta:
-        verbose_name_plural = "bodies"
+        verbose_name_plural = _("bodies")
 
     def __str__(self) -> str:
         return f"{self.id} until {self.expires_at}"

@@ -5,6 +5,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField
 
@@ -18,15 +19,15 @@ class Traffic(models.Model):
     """
 
     class Window(models.IntegerChoices):
-        SECONDS_10 = 10, "10 seconds"
-        MINUTE = 60, "1 minute"
-        HOUR = 3600, "1 hour"
+        SECONDS_10 = 10, _("10 seconds")
+        MINUTE = 60, _("1 minute")
+        HOUR = 3600, _("1 hour")
 
     topic = NameField()
     sender = NameField()
-    window_seconds = models.IntegerField("window", choices=Window)
+    window_seconds = models.IntegerField(_("window"), choices=Window)
     starts_at = models.DateTimeField()
-    count = models.BigIntegerField("messages")
+    count = models.BigIntegerField(_("messages"))
     bytes = models.BigIntegerField()
     size_p50 = models.FloatField()
     size_p95 = models.FloatField()
@@ -36,7 +37,7 @@ class Traffic(models.Model):
     latency_p99 = models.FloatField()
 
     class Meta:
-        verbose_name_plural = "traffic"
+        verbose_name_plural = _("traffic")
         ordering: ClassVar = ["-starts_at", "window_seconds", "topic", "sender"]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -58,27 +59,27 @@ class PipelineJob(models.Model):
     """State of a pipeline job, reported by its process. It is alive while ``seen_at`` changes."""
 
     class State(models.TextChoices):
-        STARTING = "starting", "starting"
-        RUNNING = "running", "running"
-        WAITING = "waiting", "waiting for the database"
-        STOPPED = "stopped", "stopped"
-        FAILED = "failed", "failed"
+        STARTING = "starting", _("starting")
+        RUNNING = "running", _("running")
+        WAITING = "waiting", _("waiting for the database")
+        STOPPED = "stopped", _("stopped")
+        FAILED = "failed", _("failed")
 
-    name = models.CharField(max_length=100, db_collation="C", help_text="As it was started.")
+    name = models.CharField(max_length=100, db_collation="C")
     state = models.CharField(max_length=8, choices=State, db_collation="C")
     started_at = models.DateTimeField(db_default=Now())
     seen_at = models.DateTimeField(db_default=Now())
-    last_batch = models.BigIntegerField(db_default=-1, help_text="-1: none yet.")
+    last_batch = models.BigIntegerField(db_default=-1, help_text=_("-1: no batch yet."))
     last_batch_at = models.DateTimeField(null=True)
-    rows = models.BigIntegerField(db_default=0, help_text="Since it was started.")
-    rows_per_second = models.FloatField(db_default=0, help_text="Of the last batches.")
+    rows = models.BigIntegerField(db_default=0, help_text=_("Rows since the start."))
+    rows_per_second = models.FloatField(db_default=0, help_text=_("Rate of the last batches."))
     lag_seconds = models.FloatField(
-        null=True, help_text="Age of the oldest message that was not read yet; 0: all are read."
+        null=True, help_text=_("Age of the oldest message not read yet. 0: all are read.")
     )
     error = models.TextField(blank=True, db_default="")
 
     class Meta:
-        verbose_name = "pipeline job"
+        verbose_name = _("pipeline job")
         ordering: ClassVar = ["name"]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="pipeline_job_name_is_unique")

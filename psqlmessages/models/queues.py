@@ -6,6 +6,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField
 
@@ -19,19 +20,24 @@ class Queue(models.Model):
     """
 
     name = NameField()
-    is_paused = models.BooleanField("paused", db_default=False, default=False)
+    is_paused = models.BooleanField(_("paused"), db_default=False, default=False)
     max_tries = models.IntegerField(
         null=True,
         blank=True,
-        help_text="An element that was taken so often in vain is a dead letter; empty: never.",
+        help_text=_(
+            "After this many failed attempts an element moves to the dead-letter queue."
+            " Empty: retry forever."
+        ),
     )
     dead_letter_queue = NameField(
-        db_default=DEAD_LETTERS, default=DEAD_LETTERS, help_text="Where dead letters go."
+        db_default=DEAD_LETTERS,
+        default=DEAD_LETTERS,
+        help_text=_("The queue to which elements move after the last failed attempt."),
     )
     key_timeout = models.IntegerField(
         db_default=24 * 60 * 60,
         default=24 * 60 * 60,
-        help_text="Seconds that a second push with the same key counts as the first.",
+        help_text=_("Seconds during which a second push with the same key adds nothing."),
     )
     channel = models.CharField(max_length=63, db_collation="C", db_default="", editable=False)
     awaited_until = models.DateTimeField(db_default=Now(), editable=False)
@@ -46,17 +52,21 @@ class Queue(models.Model):
             models.CheckConstraint(
                 condition=~Q(dead_letter_queue="") & ~Q(dead_letter_queue__endswith="*"),
                 name="queue_for_dead_letters_is_no_pattern",
-                violation_error_message="A dead-letter queue has a name, which does not end in *.",
+                violation_error_message=_(
+                    "A dead-letter queue needs a name that does not end in *."
+                ),
             ),
             models.CheckConstraint(
                 condition=Q(max_tries__isnull=True) | Q(max_tries__gt=0),
                 name="queue_max_tries_is_positive",
-                violation_error_message="The most tries are 1 or more, or not limited.",
+                violation_error_message=_(
+                    "The number of attempts is 1 or more, or empty for no limit."
+                ),
             ),
             models.CheckConstraint(
                 condition=Q(key_timeout__gt=0),
                 name="queue_key_timeout_is_positive",
-                violation_error_message="A key counts for 1 second or more.",
+                violation_error_message=_("The key timeout is 1 second or more."),
             ),
         ]
 

@@ -6,6 +6,7 @@ from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import models
 from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField, RoleField
 
@@ -23,32 +24,36 @@ class Auth(models.Model):
         QUEUE = "Queue", "Queue"
 
     class Mode(models.TextChoices):
-        WRITE = "W", "W (send)"
-        READ = "R", "R (receive)"
-        BOTH = "RW", "RW (send and receive)"
-        OBSERVE = "O", "O (observe)"
+        WRITE = "W", _("W (send)")
+        READ = "R", _("R (receive)")
+        BOTH = "RW", _("RW (send and receive)")
+        OBSERVE = "O", _("O (observe)")
 
-    role = RoleField(help_text="PostgreSQL role allowed; members of a group role are allowed too.")
-    ident = NameField(help_text="Node name; a prefix followed by * means all names that begin so.")
+    role = RoleField(
+        help_text=_("The PostgreSQL role allowed. For a group role, its members are allowed.")
+    )
+    ident = NameField(help_text=_("Node name, or a prefix and * for all names that begin with it."))
     type = models.CharField(max_length=5, choices=Type, db_collation="C")
     dest = NameField(
-        "destination",
-        help_text="Node (Rpc), topic or queue; a prefix followed by * means all that begin so.",
+        _("destination"),
+        help_text=_("Node (Rpc), topic or queue, or a prefix and * for all that begin with it."),
     )
     mode = models.CharField(max_length=2, choices=Mode, db_collation="C")
     timeout = models.IntegerField(
-        help_text="Seconds that a body over the NOTIFY limit is kept, and that a reply token says."
+        help_text=_("How long large bodies are stored and reply tokens stay valid, in seconds.")
     )
 
     class Meta:
-        verbose_name = "rule"
+        verbose_name = _("rule")
         ordering: ClassVar = ["type", "dest", "ident", "role"]
         constraints: ClassVar = [
             # This order supports the lookup of a node's permissions.
             models.UniqueConstraint(
                 fields=["ident", "type", "dest", "role"],
                 name="rule_is_unique",
-                violation_error_message="This role, ident, type and destination have a rule.",
+                violation_error_message=_(
+                    "There is already a rule for this role, ident, type and destination."
+                ),
             ),
             models.CheckConstraint(
                 condition=~Q(role="") & ~Q(ident="") & ~Q(dest=""),
@@ -90,23 +95,23 @@ class WebIdentity(models.Model):
         settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, related_name="+"
     )
     group = models.ForeignKey(Group, models.CASCADE, null=True, blank=True, related_name="+")
-    ident = NameField(help_text="Node name; a prefix followed by * means all names that begin so.")
+    ident = NameField(help_text=_("Node name, or a prefix and * for all names that begin with it."))
 
     class Meta:
-        verbose_name = "web identity"
-        verbose_name_plural = "web identities"
+        verbose_name = _("web identity")
+        verbose_name_plural = _("web identities")
         ordering: ClassVar = ["ident"]
         constraints: ClassVar = [
             models.UniqueConstraint(
                 fields=["ident", "user", "group"],
                 nulls_distinct=False,
                 name="web_identity_is_unique",
-                violation_error_message="This user or group has this ident already.",
+                violation_error_message=_("This user or group already has this ident."),
             ),
             models.CheckConstraint(
                 condition=Q(user__isnull=True) ^ Q(group__isnull=True),
                 name="web_identity_is_of_a_user_or_a_group",
-                violation_error_message="Choose a user or a group: one of them, and not both.",
+                violation_error_message=_("Choose either a user or a group."),
             ),
             models.CheckConstraint(condition=~Q(ident=""), name="web_identity_ident_is_not_empty"),
         ]

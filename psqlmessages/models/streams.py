@@ -5,6 +5,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models.names import NameField
 
@@ -17,8 +18,8 @@ class Subscription(models.Model):
 
     ident = NameField()
     topic = NameField()
-    position = models.BigIntegerField(help_text="Id of the last message passed.")
-    timeout = models.IntegerField(help_text="Seconds that it outlives its last ping.")
+    position = models.BigIntegerField(help_text=_("Id of the last message read."))
+    timeout = models.IntegerField(help_text=_("Seconds after its last ping at which it ends."))
     started_at = models.DateTimeField(db_default=Now())
     pinged_at = models.DateTimeField(db_default=Now())
     is_alive = models.BooleanField(db_default=True)
@@ -54,7 +55,7 @@ class StreamMessage(models.Model):
     payload = models.TextField()
 
     class Meta:
-        verbose_name = "stream message"
+        verbose_name = _("stream message")
 
     def __str__(self) -> str:
         return f"{self.id} from {self.sender}"

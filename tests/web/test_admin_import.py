@@ -215,7 +215,7 @@ def add(desk: Desk, **values: object) -> Page:
 
 def test_a_user_or_a_group_is_given_an_ident(desk: Desk):
     alice, traders = User.objects.create_user("alice"), Group.objects.create(name=SCRIPT)
-    one = "Choose a user or a group: one of them, and not both."
+    one = "Choose either a user or a group."
     assert add(desk, user=alice.pk, group=traders.pk, ident="x").errors == [one]
     assert add(desk, ident="x").errors == [one]
     assert add(desk, user=alice.pk, ident="").errors == ["This field is required."]
@@ -228,7 +228,7 @@ def test_a_user_or_a_group_is_given_an_ident(desk: Desk):
     LogEntry.objects.all().delete()
     add(desk, user=alice.pk, ident="x")
     answer = add(desk, user=alice.pk, ident="x")
-    assert answer.errors == ["This user or group has this ident already."]
+    assert answer.errors == ["This user or group already has this ident."]
     path = f"{IDENTITIES}{WebIdentity.objects.get(user=alice).pk}"
     desk.send(desk.open(f"{path}/change/"), "Save", ident="y")
     desk.send(desk.open(f"{path}/delete/"), SURE)

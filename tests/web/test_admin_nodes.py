@@ -195,7 +195,7 @@ def test_editing_the_retention_of_a_topic_writes_nothing_else(desk: Desk, reader
     assert (topic.retention, topic.listeners, topic.subscriptions) == (3600, 1, 1)
     assert "Retention" in LogEntry.objects.get().change_message
     page = desk.send(desk.open(path), "Save", retention="-1")
-    assert "A retention is of 0 seconds or more." in page.text
+    assert "The retention is 0 seconds or more." in page.text
 
 
 # Archive

@@ -103,9 +103,9 @@ def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Pro
     assert queue.is_paused
     assert "Max tries: None → 3" in history()[0]
     refused = {
-        ("max_tries", "0"): "The most tries are 1 or more, or not limited.",
+        ("max_tries", "0"): "The number of attempts is 1 or more, or empty for no limit.",
         ("dead_letter_queue", "a*"): "ends in *: this is a pattern, not a name.",
-        ("key_timeout", "0"): "A key counts for 1 second or more.",
+        ("key_timeout", "0"): "The key timeout is 1 second or more.",
     }
     for (field, value), said in refused.items():
         text = desk.send(desk.open(queue_page("orders")), "Save", **{field: value}).text
