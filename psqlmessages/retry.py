@@ -14,10 +14,10 @@ class Backoff:
     """Exponential delays with jitter, so that many nodes do not return at the same moment."""
 
     def __init__(
-        self, least: timedelta, most: timedelta, *, chance: Callable[[], float] = random.random
+        self, minimum: timedelta, maximum: timedelta, *, chance: Callable[[], float] = random.random
     ) -> None:
-        self._least = least.total_seconds()
-        self._most = most.total_seconds()
+        self._minimum = minimum.total_seconds()
+        self._maximum = maximum.total_seconds()
         self._chance = chance
         self.attempts = 0
         self.next_at = 0.0
@@ -25,7 +25,7 @@ class Backoff:
     def failed(self, now: float) -> float:
         """Count a failed attempt; return the seconds until the next: half fixed, half random."""
         # The exponent is bounded: 2.0 ** 1100 overflows after a night without a server.
-        ceiling = min(self._most, self._least * 2.0 ** min(self.attempts, 60))
+        ceiling = min(self._maximum, self._minimum * 2.0 ** min(self.attempts, 60))
         delay = ceiling * (0.5 + 0.5 * self._chance())
         self.attempts += 1
         self.next_at = now + delay
@@ -54,17 +54,17 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval.total_seconds()
         self._clock = clock
-        # By text: when it was last logged, and how often it was suppressed since.
-        self._logged: dict[str, tuple[float, int]] = {}
+        # When each text was last logged, and how often it was suppressed since.
+        self._by_text: dict[str, tuple[float, int]] = {}
 
     def warning(self, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
         """Log ``text % values`` as a warning; warnings with the same ``text`` count as the same."""
         now = self._clock()
-        logged_at, suppressed = self._logged.get(text, (-self._interval, 0))
+        logged_at, suppressed = self._by_text.get(text, (-self._interval, 0))
         if now - logged_at < self._interval:
-            self._logged[text] = logged_at, suppressed + 1
+            self._by_text[text] = logged_at, suppressed + 1
             return
-        self._logged[text] = now, 0
+        self._by_text[text] = now, 0
         if suppressed:
             text += " (and %d more times since)"
             values += (suppressed,)
@@ -81,26 +81,26 @@ class TokenBucket:
         self._burst = burst
         self._clock = clock
         self.tokens = burst
-        self._at = clock()
+        self._refilled_at = clock()
 
     def refill(self) -> float:
         """Add the tokens that have returned since the last call; return how many there are."""
         now = self._clock()
-        self.tokens = min(self._burst, self.tokens + (now - self._at) * self._rate)
-        self._at = now
+        self.tokens = min(self._burst, self.tokens + (now - self._refilled_at) * self._rate)
+        self._refilled_at = now
         return self.tokens
 
 
 # Lock waits: a session shared by many nodes must not wait long for locks of other sessions.
 
-MOST_SECONDS: Final = 0.5
+MAX_WAIT_SECONDS: Final = 0.5
 # A lock_timeout that only succeeds if the lock is free.
-LEAST_SECONDS: Final = 0.001
-# The share of time that failed waits may take, and the most in one burst.
+MIN_WAIT_SECONDS: Final = 0.001
+# The share of time that failed waits may take, and the seconds that one burst may take.
 _SHARE: Final = 0.1
 _BURST_SECONDS: Final = 1.0
-_REMEMBERED_SECONDS: Final = 60.0
-_REMEMBERED: Final = 1000
+_LOCKED_SECONDS: Final = 60.0
+_MAX_SUBJECTS: Final = 1000
 
 
 class LockWaitBudget:
@@ -108,39 +108,39 @@ class LockWaitBudget:
 
     After one timeout on a subject, such as a topic or an ident, later attempts use 1 ms until one
     succeeds. A token bucket limits all failed waits together to a tenth of the time. A single wait
-    takes at most ``most`` seconds, a burst of waits ``burst``.
+    takes at most ``max_wait`` seconds, a burst of waits ``burst``.
     """
 
     def __init__(
         self,
         *,
-        most: float = MOST_SECONDS,
+        max_wait: float = MAX_WAIT_SECONDS,
         burst: float = _BURST_SECONDS,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
-        self._most = most
+        self._max_wait = max_wait
         self._bucket = TokenBucket(_SHARE, burst, clock=clock)
-        # Locked subjects, each until when, oldest first. Limited, since users choose the names.
-        self._held: dict[str, float] = {}
+        # By subject, oldest first. Limited, since users choose the names.
+        self._locked_until: dict[str, float] = {}
 
     def seconds(self, subjects: Iterable[str] = ()) -> float:
         """Return the lock timeout, in seconds, of an attempt that concerns these subjects."""
         now, left = self._clock(), self._bucket.refill()
-        if any(self._held.get(subject, now) > now for subject in subjects):
-            return LEAST_SECONDS
-        return max(LEAST_SECONDS, min(self._most, left))
+        if any(self._locked_until.get(subject, now) > now for subject in subjects):
+            return MIN_WAIT_SECONDS
+        return max(MIN_WAIT_SECONDS, min(self._max_wait, left))
 
-    def waited(self, seconds: float, subject: str | None = None) -> None:
+    def record_timeout(self, seconds: float, subject: str | None = None) -> None:
         """Record a lock timeout; ``subject`` is the locked one if there was only one."""
         self._bucket.tokens = max(0.0, self._bucket.tokens - seconds)
         if subject is not None:
-            self._held.pop(subject, None)
-            self._held[subject] = self._clock() + _REMEMBERED_SECONDS
-            if len(self._held) > _REMEMBERED:
-                del self._held[next(iter(self._held))]
+            self._locked_until.pop(subject, None)
+            self._locked_until[subject] = self._clock() + _LOCKED_SECONDS
+            if len(self._locked_until) > _MAX_SUBJECTS:
+                del self._locked_until[next(iter(self._locked_until))]
 
-    def found_free(self, *subjects: str) -> None:
+    def record_success(self, *subjects: str) -> None:
         """Record a successful attempt."""
         for subject in subjects:
-            self._held.pop(subject, None)
+            self._locked_until.pop(subject, None)

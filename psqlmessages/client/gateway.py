@@ -22,7 +22,7 @@ from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.client.registration import ENDS, Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
-from psqlmessages.retry import LEAST_SECONDS, LockWaitBudget
+from psqlmessages.retry import MIN_WAIT_SECONDS, LockWaitBudget
 
 # State of a gateway: its nodes, and how they are registered again. No I/O.
 
@@ -106,7 +106,7 @@ class GatewayState(NodeState):
             (yield calls.backend_info(synchronous_commit=self.options.synchronous_commit))
         )
         del self._backends[:-_BACKENDS]
-        self._returning = LockWaitBudget(most=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
+        self._returning = LockWaitBudget(max_wait=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
         if self.registration.idents:
             yield from self._end_earlier_session()
         for chunk in _chunks(self.registration.idents):
@@ -170,7 +170,7 @@ class GatewayState(NodeState):
             if isinstance(error, MessagesError) and error.number is None:
                 raise
             if isinstance(error, errors.LockNotAvailable):
-                self._returning.waited(seconds, subjects[0] if is_alone else None)
+                self._returning.record_timeout(seconds, subjects[0] if is_alone else None)
             if is_alone:
                 self.log.warning("%s: a registration failed: %s", self.ident, error)
                 return [{"Err": "56", "Errstr": str(error)}]
@@ -178,7 +178,7 @@ class GatewayState(NodeState):
             for value in values:
                 answers += yield from self._each(make, [value], subject_of)
             return answers
-        self._returning.found_free(*subjects)
+        self._returning.record_success(*subjects)
         return answers
 
     def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:
@@ -302,7 +302,7 @@ class Gateway:
             if not self.is_connected and monotonic() >= deadline:
                 # It has waited for the connection already, together with the calls before it.
                 raise ConnectionLost(f"{self.name} is not connected")
-            seconds = lock_budget.seconds((subject,)) if can_wait else LEAST_SECONDS
+            seconds = lock_budget.seconds((subject,)) if can_wait else MIN_WAIT_SECONDS
             if function in REGISTRATIONS:
                 call = gateway_calls.registration(function, ident, seconds)
             else:
@@ -310,9 +310,9 @@ class Gateway:
             try:
                 answer = await self._session.run(call)
             except errors.LockNotAvailable:
-                lock_budget.waited(seconds, subject)
+                lock_budget.record_timeout(seconds, subject)
                 raise
-            lock_budget.found_free(subject)
+            lock_budget.record_success(subject)
             return answer
 
     def forget(self, ident: str, function: str = "init", topic: str = "") -> None:

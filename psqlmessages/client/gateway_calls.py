@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from psqlmessages.client.calls import Call, check_names, payload_of, raise_for_error
 from psqlmessages.client.registration import CALL_BUILDERS, ENDS
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.retry import MOST_SECONDS
+from psqlmessages.retry import MAX_WAIT_SECONDS
 
 Answer = dict[str, Any]
 
@@ -82,7 +82,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 
 
 def join_or_leave(
-    ident: str, function: str, topic: str, seconds: float = MOST_SECONDS
+    ident: str, function: str, topic: str, seconds: float = MAX_WAIT_SECONDS
 ) -> Call[Answer]:
     """Call a function of CALL_BUILDERS or ENDS as a node; wait up to ``seconds`` per lock."""
     return Call(
@@ -94,7 +94,7 @@ def join_or_leave(
     )
 
 
-def registration(function: str, ident: str, seconds: float = MOST_SECONDS) -> Call[Answer]:
+def registration(function: str, ident: str, seconds: float = MAX_WAIT_SECONDS) -> Call[Answer]:
     """Call init, deinit, crash or use; the result is the answer."""
     kept = "deinit" if function == "crash" else function
     return Call(

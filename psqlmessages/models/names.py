@@ -17,9 +17,9 @@ def is_name(name: str) -> bool:
 
 def patterns(name: str) -> list[str]:
     """List the values that match a name: itself, and each of its prefixes followed by *."""
-    # Rows hold no longer patterns. Without this limit, the cost is quadratic for a very long name.
-    most = min(len(name), NAME_CHARACTERS)
-    return [name, *(f"{name[:length]}*" for length in range(most + 1))]
+    # Rules contain no longer patterns, and the cost grows with the square of the length.
+    longest = min(len(name), NAME_CHARACTERS)
+    return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 
 
 class NameField(models.CharField):

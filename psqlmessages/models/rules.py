@@ -52,7 +52,7 @@ class Auth(models.Model):
                 fields=["ident", "type", "dest", "role"],
                 name="rule_is_unique",
                 violation_error_message=_(
-                    "There is already a rule for this role, ident, type and destination."
+                    "This role, ident, type and destination already have a rule."
                 ),
             ),
             models.CheckConstraint(

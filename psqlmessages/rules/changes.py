@@ -91,18 +91,26 @@ def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) 
 
     A part that is None in ``wanted`` never changes.
     """
-    there = {rule.key: rule for rule in now.rules or ()}
-    asked = {rule.key: rule for rule in wanted.rules or ()}
-    identities_there, identities_asked = now.web_identities or (), wanted.web_identities or ()
-    known, kept = set(identities_there), set(identities_asked)
+    present_rules = {rule.key: rule for rule in now.rules or ()}
+    wanted_rules = {rule.key: rule for rule in wanted.rules or ()}
+    present_identities, wanted_identities = now.web_identities or (), wanted.web_identities or ()
+    present_set, wanted_set = set(present_identities), set(wanted_identities)
     removes_rules = replace and wanted.rules is not None
     removes_identities = replace and wanted.web_identities is not None
     return RuleDifference(
-        tuple(rule for key, rule in asked.items() if key not in there),
-        tuple((there[key], rule) for key, rule in asked.items() if there.get(key, rule) != rule),
-        tuple(rule for key, rule in there.items() if removes_rules and key not in asked),
-        tuple(entry for entry in identities_asked if entry not in known),
-        tuple(entry for entry in identities_there if removes_identities and entry not in kept),
+        tuple(rule for key, rule in wanted_rules.items() if key not in present_rules),
+        tuple(
+            (present_rules[key], rule)
+            for key, rule in wanted_rules.items()
+            if present_rules.get(key, rule) != rule
+        ),
+        tuple(
+            rule for key, rule in present_rules.items() if removes_rules and key not in wanted_rules
+        ),
+        tuple(entry for entry in wanted_identities if entry not in present_set),
+        tuple(
+            entry for entry in present_identities if removes_identities and entry not in wanted_set
+        ),
     )
 
 
@@ -120,10 +128,10 @@ def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -
         raise MalformedDefinitions(errors)
 
 
-def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Apply changes in one transaction; raise DefinitionsChanged if ``shown`` is outdated.
+def apply(todo: RuleDifference, expected: str, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Apply changes in one transaction; raise DefinitionsChanged if ``expected`` is outdated.
 
-    ``shown`` is the fingerprint of the definitions that were compared. Raises PostgreSQL's error
+    ``expected`` is the fingerprint of the definitions that were compared. Raises PostgreSQL's error
     if rules cannot be changed now.
     """
     with transaction.atomic(using=using):
@@ -131,7 +139,7 @@ def apply(todo: RuleDifference, shown: str, using: str = DEFAULT_DB_ALIAS) -> No
             cursor.execute("SELECT messages._lock_rules()")
             table = connections[using].ops.quote_name(WebIdentity._meta.db_table)
             cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-        if fingerprint(present(using)) != shown:
+        if fingerprint(present(using)) != expected:
             raise DefinitionsChanged
         _apply_rules(todo, using)
         _apply_identities(todo, using)

@@ -15,7 +15,7 @@ TYPES = ("Rpc", "Topic", "Queue")
 MODES = ("W", "R", "RW", "O")
 NAME_CHARACTERS = 100
 ROLE_CHARACTERS = 63
-MOST_SECONDS = 2**31 - 1
+MAX_SECONDS = 2**31 - 1
 
 
 class RuleError(NamedTuple):
@@ -66,13 +66,13 @@ class RuleEntry(NamedTuple):
             yield RuleError("mode", "Mode O is for topics only: a queue cannot be observed.")
         if self.timeout <= 0:
             yield RuleError("timeout", "The timeout must be 1 second or more.")
-        elif self.timeout > MOST_SECONDS:
-            yield RuleError("timeout", f"The timeout must be {MOST_SECONDS:,} seconds or less.")
+        elif self.timeout > MAX_SECONDS:
+            yield RuleError("timeout", f"The timeout must be {MAX_SECONDS:,} seconds or less.")
 
     def remarks(self) -> Iterator[str]:
         """Yield warnings about values that are allowed, but probably not intended."""
-        for what, name in (("ident", self.ident), ("destination", self.dest)):
-            yield from _remarks_of_name(what, name)
+        for label, name in (("ident", self.ident), ("destination", self.dest)):
+            yield from _remarks_of_name(label, name)
         yield from _remarks_of_blanks("role", self.role)
 
 
@@ -84,8 +84,8 @@ class Identity(NamedTuple):
     ident: str
 
     def __str__(self) -> str:
-        who = f"user {self.user}" if self.group is None else f"group {self.group}"
-        return f"{who} as {self.ident}"
+        owner = f"user {self.user}" if self.group is None else f"group {self.group}"
+        return f"{owner} as {self.ident}"
 
     def errors(self) -> Iterator[RuleError]:
         """Yield the errors of this identity."""
@@ -98,33 +98,33 @@ class Identity(NamedTuple):
         yield from _remarks_of_name("ident", self.ident)
 
 
-def _name_errors(field: str, name: str, most: int = NAME_CHARACTERS) -> Iterator[RuleError]:
+def _name_errors(field: str, name: str, longest: int = NAME_CHARACTERS) -> Iterator[RuleError]:
     if not name:
         yield RuleError(field, "It is empty.")
-    elif len(name) > most:
-        yield RuleError(field, f"It has {len(name):,} characters; the maximum is {most}.")
+    elif len(name) > longest:
+        yield RuleError(field, f"It has {len(name):,} characters; the maximum is {longest}.")
     elif "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
         yield RuleError(field, f"{name!r:.100} contains a character that PostgreSQL cannot store.")
 
 
-def _remarks_of_name(what: str, name: str) -> Iterator[str]:
+def _remarks_of_name(label: str, name: str) -> Iterator[str]:
     if "*" in name[:-1]:
         yield (
-            f"The * in the {what} {name} is not at the end: there it is a plain character, and"
+            f"The * in the {label} {name} is not at the end: there it is a plain character, and"
             " matches only itself."
         )
-    yield from _remarks_of_blanks(what, name)
+    yield from _remarks_of_blanks(label, name)
 
 
-def _remarks_of_blanks(what: str, name: str) -> Iterator[str]:
+def _remarks_of_blanks(label: str, name: str) -> Iterator[str]:
     if name != name.strip():
-        yield f"The {what} “{name}” begins or ends with a space, which is part of the name."
+        yield f"The {label} “{name}” begins or ends with a space, which is part of the name."
 
 
 VERSION = 1
 MAX_BYTES = 10 * 1024 * 1024
 
-_ERRORS_SHOWN = 20
+_MAX_ERRORS = 20
 _Entry = TypeVar("_Entry", RuleEntry, Identity)
 
 
@@ -178,9 +178,9 @@ def read(text: bytes | str) -> Definitions:
         _entries(document, "web_identities", _identity, errors),
     )
     if errors:
-        more = len(errors) - _ERRORS_SHOWN
+        more = len(errors) - _MAX_ERRORS
         raise MalformedDefinitions(
-            errors[:_ERRORS_SHOWN] + ([f"And {more:,} more."] if more > 0 else [])
+            errors[:_MAX_ERRORS] + ([f"And {more:,} more."] if more > 0 else [])
         )
     return found
 
@@ -235,13 +235,13 @@ def _rule(given: dict[str, Any]) -> RuleEntry | list[str]:
 
 
 def _identity(given: dict[str, Any]) -> Identity | list[str]:
-    with_both: dict[str, Any] = {"user": None, "group": None, **given}
+    with_defaults: dict[str, Any] = {"user": None, "group": None, **given}
     texts = [
-        field for field in Identity._fields if field == "ident" or with_both[field] is not None
+        field for field in Identity._fields if field == "ident" or with_defaults[field] is not None
     ]
-    if errors := list(_field_errors(with_both, Identity._fields, texts)):
+    if errors := list(_field_errors(with_defaults, Identity._fields, texts)):
         return errors
-    identity = Identity(**with_both)
+    identity = Identity(**with_defaults)
     return [f"{field}: {sentence}" for field, sentence in identity.errors()] or identity
 
 

@@ -108,7 +108,7 @@ REFUSED = {
     f"user1 {'A' * 101} Topic B R 9": "Ensure this value has at most 100 characters (it has 101).",
     f"{'r' * 64} A Topic B R 9": "Ensure this value has at most 63 characters (it has 64).",
     "user1 A Stream B R 9": "Select a valid choice. Stream is not one of the available choices.",
-    "user1 TAKEN Topic T W 9": "There is already a rule for this role, ident, type and destination.",
+    "user1 TAKEN Topic T W 9": "This role, ident, type and destination already have a rule.",
 }
 
 

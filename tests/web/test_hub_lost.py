@@ -14,7 +14,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.client import async_session, gateway
 from psqlmessages.relay.hub import Hub, get_hub
-from psqlmessages.retry import LEAST_SECONDS, MOST_SECONDS, LockWaitBudget
+from psqlmessages.retry import MAX_WAIT_SECONDS, MIN_WAIT_SECONDS, LockWaitBudget
 from tests.sql.conftest import Program, World
 from tests.web.receivers import (
     QUICK,
@@ -234,13 +234,13 @@ async def test_a_hub_waits_the_whole_idle_time_after_its_last_node_has_left(worl
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each wait in vain was, during which the whole session stood still."""
     waits: list[float] = []
-    waited = LockWaitBudget.waited
+    waited = LockWaitBudget.record_timeout
 
     def note(patience: LockWaitBudget, seconds: float, subject: str | None = None) -> None:
         waits.append(seconds)
         waited(patience, seconds, subject)
 
-    monkeypatch.setattr(LockWaitBudget, "waited", note)
+    monkeypatch.setattr(LockWaitBudget, "record_timeout", note)
     return waits
 
 
@@ -294,7 +294,7 @@ async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, wait
     await until_free(lambda: hub.run("A.1", boxes[1], "topic_listen", "T"))
     assert hub.counters.lost_connections == 0
     assert len(waits) > MANY
-    assert len([seconds for seconds in waits if seconds > LEAST_SECONDS]) == 1
+    assert len([seconds for seconds in waits if seconds > MIN_WAIT_SECONDS]) == 1
 
 
 @in_loop
@@ -336,8 +336,8 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
     # All of them wait together once, as the session returns.
-    most = gateway._RETURNING_SECONDS + MANY * MOST_SECONDS / 4
-    assert sum(waits) < most < MANY * MOST_SECONDS / 2
+    most = gateway._RETURNING_SECONDS + MANY * MAX_WAIT_SECONDS / 4
+    assert sum(waits) < most < MANY * MAX_WAIT_SECONDS / 2
 
 
 @in_loop
@@ -359,15 +359,15 @@ def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memo
     patience = LockWaitBudget(clock=lambda: now)
     for number in range(20_000):
         seconds = patience.seconds([f"T.{number}"])
-        patience.waited(seconds, f"T.{number}")
+        patience.record_timeout(seconds, f"T.{number}")
         now += seconds + 0.05
         waited += seconds
     assert waited < 0.15 * now
-    assert len(patience._held) == 1000
+    assert len(patience._locked_until) == 1000
     # A held topic costs one wait until it is found free.
     now += 100.0
-    assert patience.seconds(["T"]) == MOST_SECONDS
-    patience.waited(MOST_SECONDS, "T")
-    assert patience.seconds(["U", "T"]) == LEAST_SECONDS
-    patience.found_free("T")
-    assert patience.seconds(["T"]) == MOST_SECONDS
+    assert patience.seconds(["T"]) == MAX_WAIT_SECONDS
+    patience.record_timeout(MAX_WAIT_SECONDS, "T")
+    assert patience.seconds(["U", "T"]) == MIN_WAIT_SECONDS
+    patience.record_success("T")
+    assert patience.seconds(["T"]) == MAX_WAIT_SECONDS
