@@ -1,1 +1,1 @@
-"""REST: queues, exchanges and topics over HTTP, with waiting readers. Needs django-ninja."""
+"""REST API: queues, exchanges and topics over HTTP. Needs django-ninja."""

@@ -14,8 +14,8 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
-from psqlmessages.rest.docs import Page
-from psqlmessages.rest.errors import RETRY_SECONDS, ApiError, ServiceUnavailable, refused
+from psqlmessages.rest.docs import DocsPage
+from psqlmessages.rest.errors import RETRY_SECONDS, ApiError, ServiceUnavailable, to_api_error
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
@@ -26,15 +26,15 @@ api = NinjaAPI(
     description="Queues, exchanges and topics in PostgreSQL. All delays are in seconds.",
     urls_namespace="psqlmessages:api",
     auth=[ByToken(), BySession()],
-    docs=Page(),
+    docs=DocsPage(),
 )
 
 
-def answer(error: ApiError) -> HttpResponse:
+def build_response(error: ApiError) -> HttpResponse:
     """Build the response of an error."""
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
-    if (errors := getattr(error, "errors", None)) is not None:
-        content["errors"] = errors
+    if error.errors is not None:
+        content["errors"] = error.errors
     response = JsonResponse(content, status=error.status)
     if error.status == 503:
         response.headers["Retry-After"] = str(RETRY_SECONDS)
@@ -44,49 +44,49 @@ def answer(error: ApiError) -> HttpResponse:
 
 
 @api.exception_handler(ApiError)
-def _refused(_request: HttpRequest, error: ApiError) -> HttpResponse:
-    return answer(error)
+def _on_api_error(_request: HttpRequest, error: ApiError) -> HttpResponse:
+    return build_response(error)
 
 
 @api.exception_handler(MessagesError)
 @api.exception_handler(psycopg.Error)
 @api.exception_handler(TimeoutError)
-def _failed(_request: HttpRequest, error: Any) -> HttpResponse:
-    translated = refused(error)
-    if translated is None:
+def _on_failed_call(_request: HttpRequest, error: Any) -> HttpResponse:
+    api_error = to_api_error(error)
+    if api_error is None:
         raise error
-    if translated.status == 503:
+    if api_error.status == 503:
         log.warning("a call of the API failed: %s", error)
-    return answer(translated)
+    return build_response(api_error)
 
 
 @api.exception_handler(Error)
-def _unavailable(_request: HttpRequest, error: Exception) -> HttpResponse:
+def _on_django_database_error(_request: HttpRequest, error: Exception) -> HttpResponse:
     log.warning("a call of the API failed: %s", error)
-    return answer(ServiceUnavailable())
+    return build_response(ServiceUnavailable())
 
 
 @api.exception_handler(AuthenticationError)
-def _unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-    return answer(ApiError(401, "log in, or send a token: Authorization: Bearer …"))
+def _on_unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
+    return build_response(ApiError(401, "log in, or send a token: Authorization: Bearer …"))
 
 
 @api.exception_handler(HttpError)
-def _http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
-    return answer(ApiError(error.status_code, str(error)))
+def _on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
+    return build_response(ApiError(error.status_code, str(error)))
 
 
 @api.exception_handler(Http404)
-def _not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
-    return answer(ApiError(404, "not found"))
+def _on_not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
+    return build_response(ApiError(404, "not found"))
 
 
 @api.exception_handler(ValidationError)
-def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
+def _on_invalid_argument(_request: HttpRequest, error: ValidationError) -> HttpResponse:
     first = error.errors[0]
-    where = ".".join(str(step) for step in first["loc"][1:])
-    return answer(ApiError(400, f"{where}: {first['msg']}"))
+    argument = ".".join(str(step) for step in first["loc"][1:])
+    return build_response(ApiError(400, f"{argument}: {first['msg']}"))
 
 
-for part in (queues, exchanges, topics):
-    api.add_router("", part.router)
+for endpoints in (queues, exchanges, topics):
+    api.add_router("", endpoints.router)

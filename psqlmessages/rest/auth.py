@@ -21,30 +21,27 @@ from psqlmessages.relay.auth import Claim, idents_of, matches_any
 from psqlmessages.relay.revalidation import Credentials, in_thread
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 
-# Tokens for API calls. They cannot open a WebSocket, and WebSocket tokens cannot call the API.
-
+# API tokens cannot open a WebSocket, and WebSocket tokens cannot call the API.
 PURPOSE: Final = "psqlmessages.rest"
+_TIMEOUT_SECONDS: Final = 5.0
+_SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+_MAX_LISTED: Final = 50
+
+T = TypeVar("T")
 
 
 def token_for(user: Any, lifetime: timedelta) -> str:
     """Issue a token for calls as a user: ``Authorization: Bearer …``.
 
-    It ends with its lifetime, with a change of the user's password, and with the user. Anyone who
-    has the token acts as the user.
+    Anyone who has the token acts as the user. It becomes invalid after its lifetime, and if the
+    user's password changes or the user is deactivated or deleted.
     """
     return auth.token_for(user, lifetime, purpose=PURPOSE)
 
 
-def read(token: str) -> Claim | None:
+def verify_token(token: str) -> Claim | None:
     """Verify a token; None if it is altered or expired, or the user is inactive or deleted."""
     return auth.read(token, purpose=PURPOSE)
-
-
-_TIMEOUT_SECONDS: Final = 5.0
-_SAFE: Final = ("GET", "HEAD", "OPTIONS")
-_LISTED: Final = 50
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +52,19 @@ class ApiCaller:
     credentials: Credentials
     allowed: frozenset[str]
 
-    def ident(self, asked: str | None) -> str:
-        """Return the acting node: the one given, or the only one the user may be."""
+    def choose_ident(self, ident: str | None) -> str:
+        """Return the acting node: the given one, or the only node that the user may act as."""
         if not self.allowed:
             raise ApiError(403, "no web identity allows you to act as a node")
-        if asked is not None:
-            if asked.endswith("*") or not matches_any(asked, self.allowed):
-                raise ApiError(403, f"you may not act as {asked:.100}")
-            return asked
-        exact = [ident for ident in self.allowed if not ident.endswith("*")]
-        if len(exact) != 1:
-            shown = ", ".join(sorted(self.allowed)[:_LISTED])
-            raise ApiError(400, f"name the acting node in ?ident=: you may act as {shown}")
-        return exact[0]
+        if ident is not None:
+            if ident.endswith("*") or not matches_any(ident, self.allowed):
+                raise ApiError(403, f"you may not act as {ident:.100}")
+            return ident
+        idents = [allowed for allowed in self.allowed if not allowed.endswith("*")]
+        if len(idents) != 1:
+            listed = ", ".join(sorted(self.allowed)[:_MAX_LISTED])
+            raise ApiError(400, f"name the acting node in ?ident=: you may act as {listed}")
+        return idents[0]
 
 
 class ByToken(AuthBase):
@@ -78,14 +75,11 @@ class ByToken(AuthBase):
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
         """Authenticate; without a token, leave it to the session."""
-        token = _bearer(request)
+        token = _bearer_token(request)
         if token is None:
             return None
-        readings = _readings.setdefault(asyncio.get_running_loop(), _TokenBatch())
-        try:
-            return await readings.caller_of(token)
-        except (DatabaseError, TimeoutError):
-            raise ServiceUnavailable from None
+        batch = _batches.setdefault(asyncio.get_running_loop(), _TokenBatch())
+        return await batch.find_caller(token)
 
     authenticate = __call__
 
@@ -101,13 +95,10 @@ class BySession(AuthBase):
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
         """Authenticate, unless the request has a token, which takes precedence."""
-        if _bearer(request) is not None or not hasattr(request, "session"):
+        if _bearer_token(request) is not None or not hasattr(request, "session"):
             return None
-        try:
-            caller = await _read_in_time(_caller_of_session, request)
-        except (DatabaseError, TimeoutError):
-            raise ServiceUnavailable from None
-        if caller is not None and request.method not in _SAFE:
+        caller = await _query(_find_caller_of_session, request)
+        if caller is not None and request.method not in _SAFE_METHODS:
             require_csrf_header(request)
         return caller
 
@@ -118,45 +109,49 @@ class _TokenBatch:
     """Looks up the tokens of concurrent calls in one batch; equal tokens only once."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, asyncio.Future[ApiCaller | None]] = {}
+        self._callers: dict[str, asyncio.Future[ApiCaller | None]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def caller_of(self, token: str) -> ApiCaller | None:
-        """Look up the current owner of a token; raises DatabaseError and TimeoutError."""
-        future = self._asked.get(token)
-        if future is None:
-            future = self._asked[token] = asyncio.get_running_loop().create_future()
+    async def find_caller(self, token: str) -> ApiCaller | None:
+        """Look up the current owner of a token; raises ServiceUnavailable."""
+        caller = self._callers.get(token)
+        if caller is None:
+            caller = self._callers[token] = asyncio.get_running_loop().create_future()
         if self._task is None:
-            self._task = asyncio.create_task(self._read(), name="rest reads tokens")
+            self._task = asyncio.create_task(self._find_callers(), name="rest reads tokens")
         # Other calls wait for the same future.
-        return await asyncio.shield(future)
+        return await asyncio.shield(caller)
 
-    async def _read(self) -> None:
-        while self._asked:
-            asked, self._asked = self._asked, {}
+    async def _find_callers(self) -> None:
+        while self._callers:
+            futures, self._callers = self._callers, {}
             try:
-                found = await _read_in_time(_callers_of_tokens, list(asked))
+                callers = await _query(_find_callers_of_tokens, list(futures))
             except Exception as error:  # noqa: BLE001 - passed on to the callers
-                for future in asked.values():
+                for future in futures.values():
                     future.set_exception(error)
                     # Mark the exception as retrieved, in case all callers have gone.
                     future.exception()
             else:
-                for token, future in asked.items():
-                    future.set_result(found[token])
+                for token, future in futures.items():
+                    future.set_result(callers[token])
         self._task = None
 
 
-_readings: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenBatch] = WeakKeyDictionary()
+_batches: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenBatch] = WeakKeyDictionary()
 
 
-async def _read_in_time(read: Callable[[Any], T], subject: Any) -> T:
-    async with asyncio.timeout(_TIMEOUT_SECONDS):
-        return await in_thread(read, subject)
+async def _query(function: Callable[[Any], T], argument: Any) -> T:
+    """Call a function that queries the database, in a thread; raises ServiceUnavailable."""
+    try:
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return await in_thread(function, argument)
+    except (DatabaseError, TimeoutError):
+        raise ServiceUnavailable from None
 
 
-def _callers_of_tokens(given: list[str]) -> dict[str, ApiCaller | None]:
-    claims = {token: read(token) for token in given}
+def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
+    claims = {token: verify_token(token) for token in tokens}
     allowed = idents_of({claim.user.pk for claim in claims.values() if claim})
     return {
         token: claim and _caller(claim.user, allowed, expires_at=claim.expires_at)
@@ -164,43 +159,43 @@ def _callers_of_tokens(given: list[str]) -> dict[str, ApiCaller | None]:
     }
 
 
-def _caller_of_session(request: HttpRequest) -> ApiCaller | None:
+def _find_caller_of_session(request: HttpRequest) -> ApiCaller | None:
     user = request.user
     if not user.is_authenticated or not request.session.session_key:
         return None
     return _caller(user, idents_of([user.pk]), session=request.session.session_key)
 
 
-def _caller(user: Any, allowed: Mapping[Any, Iterable[str]], **by: Any) -> ApiCaller:
-    credentials = Credentials(user.pk, user.get_session_auth_hash(), **by)
+def _caller(user: Any, allowed: Mapping[Any, Iterable[str]], **source: Any) -> ApiCaller:
+    credentials = Credentials(user.pk, user.get_session_auth_hash(), **source)
     return ApiCaller(user, credentials, frozenset(allowed[user.pk]))
 
 
-def _bearer(request: HttpRequest) -> str | None:
+def _bearer_token(request: HttpRequest) -> str | None:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
 def require_csrf_header(request: HttpRequest) -> None:
     """Refuse a session call without a valid X-CSRFToken header, whatever its method."""
-    if _bearer(request) is not None:
+    if _bearer_token(request) is not None:
         return
-    asked = copy(request)
-    asked.method = "POST"
+    post = copy(request)
+    post.method = "POST"
     # Only the header counts: looking for a form field would read the body.
-    asked.POST = QueryDict()  # type: ignore[misc]
-    asked.csrf_processing_done = False  # type: ignore[attr-defined]
-    check = CsrfViewMiddleware(_nothing)
-    check.process_request(asked)
-    if check.process_view(asked, _nothing, (), {}) is not None:
+    post.POST = QueryDict()  # type: ignore[misc]
+    post.csrf_processing_done = False  # type: ignore[attr-defined]
+    middleware = CsrfViewMiddleware(_empty_response)
+    middleware.process_request(post)
+    if middleware.process_view(post, _empty_response, (), {}) is not None:
         raise ApiError(403, "the header X-CSRFToken is missing or wrong")
 
 
-def _nothing(_request: HttpRequest) -> HttpResponse:
+def _empty_response(_request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 
 
-def missing(caller: ApiCaller, permissions: Iterable[str]) -> str | None:
+def find_missing_permission(caller: ApiCaller, permissions: Iterable[str]) -> str | None:
     """Return the first permission that the caller lacks; queries the database."""
     if not (caller.user.is_active and caller.user.is_staff):
         return "is_staff"

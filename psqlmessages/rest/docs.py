@@ -24,7 +24,7 @@ _FILES: Final = {
 _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 
 
-class Page(DocsBase):
+class DocsPage(DocsBase):
     """Swagger UI, served by this app: "ninja" need not be in INSTALLED_APPS."""
 
     def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
@@ -38,27 +38,27 @@ class Page(DocsBase):
             ],
         }
         response = render(request, "psqlmessages/rest/docs.html", context)
-        response.headers["Content-Security-Policy"] = _policy()
+        response.headers["Content-Security-Policy"] = _content_security_policy()
         return response
 
 
 @require_safe
-def file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
+def serve_file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
     """Serve a file of the page; browsers cache it, since the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):
         raise Http404("There is no such file.")
-    response = HttpResponse(_content(name), content_type=_FILES[name])
+    response = HttpResponse(_read_file(name), content_type=_FILES[name])
     response.headers["Cache-Control"] = f"public, max-age={_YEAR_SECONDS}, immutable"
     return response
 
 
 @cache
-def _content(name: str) -> bytes:
+def _read_file(name: str) -> bytes:
     return (Path(ninja.__file__).parent / "static" / "ninja" / name).read_bytes()
 
 
-def _policy() -> str:
-    """Build the policy: Swagger UI writes style attributes and uses images as data URLs."""
+def _content_security_policy() -> str:
+    """Build the policy. Swagger UI needs no inline scripts, but images as data URLs."""
     static = urlsplit(settings.STATIC_URL or "")
     files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

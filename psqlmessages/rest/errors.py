@@ -6,37 +6,42 @@ from typing import Final
 
 import psycopg
 
-from psqlmessages.exceptions import (
-    MessagesError,
-    NotificationQueueFull,
-    NotInstalled,
-    ServerUnreachable,
-)
+from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotInstalled
 
 # Retry-After of status 503, for example if the database is unreachable.
 RETRY_SECONDS: Final = 2
 
+# By error number. Errors with other numbers, or without one, have status 503.
 _STATUSES: Final = {
     **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),
     **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),
     **dict.fromkeys((9, 12, 13, 19, 61, 62), 404),
     **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53), 409),
     51: 413,
-    59: 503,
 }
-# Transient SQLSTATE classes: connection lost, out of resources, operator intervention, deadlock,
-# lock not available.
-_PASSING: Final = ("08", "40", "53", "55", "57", "58")
+# Classes of SQLSTATE after which a retry may succeed: connection lost, out of resources, operator
+# intervention, deadlock, lock not available.
+_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58")
 
 
 class ApiError(Exception):
-    """A failed call: HTTP status, reason, and the error number from PostgreSQL, if any."""
+    """A failed call: HTTP status, reason, and the error number from PostgreSQL, if any.
 
-    def __init__(self, status: int, detail: str, number: int | None = None) -> None:
+    ``errors`` are the lines of an error that has several.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        number: int | None = None,
+        errors: list[str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.number = number
+        self.errors = errors
 
 
 class ServiceUnavailable(ApiError):
@@ -46,23 +51,17 @@ class ServiceUnavailable(ApiError):
         super().__init__(503, detail)
 
 
-def refused(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
+def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
     """Convert an error to an API error; None if the cause is a bug in this server."""
-    if isinstance(error, ServerUnreachable | TimeoutError):
-        return ServiceUnavailable()
     if isinstance(error, NotInstalled):
         return ApiError(404, "psqlmessages is not installed in this namespace: run its migrations")
-    if isinstance(error, MessagesError):
-        return _refused_by_us(error)
-    if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _PASSING:
+    if isinstance(error, MessagesError) and (status := _STATUSES.get(error.number or 0)):
+        return ApiError(status, error.text, error.number)
+    if isinstance(error, MessagesError | TimeoutError):
+        is_full = isinstance(error, NotificationQueueFull)
+        return ServiceUnavailable(error.text) if is_full else ServiceUnavailable()
+    if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _TRANSIENT:
         return ServiceUnavailable("the database is temporarily unavailable")
     if isinstance(error, psycopg.DataError):
         return ApiError(400, f"malformed: {str(error).partition(chr(10))[0]}")
     return None
-
-
-def _refused_by_us(error: MessagesError) -> ApiError:
-    if isinstance(error, NotificationQueueFull):
-        return ServiceUnavailable(error.text)
-    status = _STATUSES.get(error.number or 0, 500)
-    return ApiError(status, error.text, error.number) if status < 500 else ServiceUnavailable()

@@ -12,19 +12,18 @@ from ninja import Router, Status
 
 from psqlmessages.exchanges.store import definitions, files, permissions, repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
+from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.rest import schemas
-from psqlmessages.rest.auth import missing
+from psqlmessages.rest.auth import find_missing_permission
 from psqlmessages.rest.errors import ApiError
-from psqlmessages.rest.schemas import REFUSALS, body_of, caller_of, name_of
+from psqlmessages.rest.schemas import ERRORS, check_name, get_caller, read_body
 from psqlmessages.wire import MalformedText
 
 # Names may contain slashes and routes match in order, so longer paths come first.
 router = Router(tags=["exchanges"])
 
 T = TypeVar("T")
-Outcome = ExchangeCount.Outcome
-_OUTCOMES = (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
 _DEFINITION = {
     "requestBody": {
         "required": True,
@@ -46,54 +45,48 @@ _DEFINITION = {
 }
 
 
-class Malformed(ApiError):
-    """An invalid definition, with one line per error."""
+async def _run(
+    request: HttpRequest, permission: str, function: Callable[..., T], *arguments: Any
+) -> T:
+    """Check the permission, then call a function, both in the thread of this request."""
 
-    def __init__(self, errors: list[str]) -> None:
-        super().__init__(400, errors[0])
-        self.errors = errors
-
-
-async def _run(request: HttpRequest, permission: str, work: Callable[..., T], *given: Any) -> T:
-    """Check the permission, then run ``work``, both in the thread of this request."""
-
-    def permitted() -> T:
-        _see_permission(request, permission)
+    def run() -> T:
+        _check_permission(request, permission)
         try:
-            return work(*given)
+            return function(*arguments)
         except Exchange.DoesNotExist:
             raise ApiError(404, "there is no exchange with this name") from None
 
-    return await sync_to_async(permitted)()
+    return await sync_to_async(run)()
 
 
-def _see_permission(request: HttpRequest, permission: str) -> None:
-    if lacked := missing(caller_of(request), [f"psqlmessages.{permission}"]):
-        raise ApiError(403, f"this needs a staff user with {lacked}")
+def _check_permission(request: HttpRequest, permission: str) -> None:
+    if missing := find_missing_permission(get_caller(request), [f"psqlmessages.{permission}"]):
+        raise ApiError(403, f"this needs a staff user with {missing}")
 
 
-@router.get("/x", response={200: schemas.Exchanges, **REFUSALS})
+@router.get("/x", response={200: schemas.Exchanges, **ERRORS})
 async def list_exchanges(request: HttpRequest):
     """List the exchanges."""
-    return {"exchanges": await _run(request, "view_exchange", _states)}
+    return {"exchanges": await _run(request, "view_exchange", _list_exchanges)}
 
 
-@router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **REFUSALS})
+@router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **ERRORS})
 async def start(request: HttpRequest, name: str):
     """Start the exchange: processes of ``exchange run`` start its workers."""
-    return await _run(request, "change_exchange", _set, name_of(name, "name"), True)
+    return await _run(request, "change_exchange", _set_running, check_name(name, "name"), True)
 
 
-@router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **REFUSALS})
+@router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **ERRORS})
 async def stop(request: HttpRequest, name: str):
     """Stop the exchange: its workers finish their current batch first."""
-    return await _run(request, "change_exchange", _set, name_of(name, "name"), False)
+    return await _run(request, "change_exchange", _set_running, check_name(name, "name"), False)
 
 
-@router.get("/x/{ks_name:name}", response={200: schemas.ExchangeState, **REFUSALS})
+@router.get("/x/{ks_name:name}", response={200: schemas.ExchangeState, **ERRORS})
 async def show(request: HttpRequest, name: str):
     """Show an exchange."""
-    return await _run(request, "view_exchange", _state, name_of(name, "name"))
+    return await _run(request, "view_exchange", _find_exchange, check_name(name, "name"))
 
 
 @router.put(
@@ -102,7 +95,7 @@ async def show(request: HttpRequest, name: str):
         (200, 201): schemas.ExchangePut,
         409: schemas.ErrorBody,
         413: schemas.ErrorBody,
-        **REFUSALS,
+        **ERRORS,
         400: schemas.ErrorList,
     },
     openapi_extra=_DEFINITION,
@@ -113,56 +106,59 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
     A new exchange runs: 201. An existing one is replaced only with ``replace``, and its running
     state does not change: 200. Otherwise 409.
     """
-    text = body_of(request, files.MAX_BYTES)
+    check_name(name, "name")
+    text = read_body(request, files.MAX_BYTES)
     permission = "change_exchange" if replace else "add_exchange"
-    return await _run(request, permission, _put, request, name_of(name, "name"), text, replace)
+    return await _run(request, permission, _store_exchange, request, name, text, replace)
 
 
-@router.delete("/x/{ks_name:name}", response={204: None, **REFUSALS})
+@router.delete("/x/{ks_name:name}", response={204: None, **ERRORS})
 async def delete(request: HttpRequest, name: str):
     """Delete an exchange, but not its queues."""
-    await _run(request, "delete_exchange", _delete, name_of(name, "name"))
+    await _run(request, "delete_exchange", _delete_exchange, check_name(name, "name"))
     return Status(204, None)
 
 
-# Functions that run in the thread
+# Functions that run in the thread of a request
 
 
-def _states() -> list[dict[str, Any]]:
-    counted: dict[Any, dict[str, int]] = {}
-    sums = ExchangeCount.objects.filter(outcome__in=_OUTCOMES).values_list("exchange", "outcome")
-    for key, outcome, count in sums.annotate(Sum("count")):
-        counted.setdefault(key, {})[outcome] = count
-    return [_as_json(row, counted.get(row.pk, {})) for row in repository.rows()]
+def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
+    rows = list(repository.rows().filter(**filters))
+    sums = ExchangeCount.objects.filter(exchange__in=rows).values_list("exchange", "outcome")
+    counts = {(key, outcome): count for key, outcome, count in sums.annotate(Sum("count"))}
+    return [
+        {
+            "name": row.name,
+            "running": row.is_running,
+            "definition": repository.to_definition(row).to_document(),
+            "counts": {str(each): counts.get((row.pk, each), 0) for each in ELEMENT_OUTCOMES},
+        }
+        for row in rows
+    ]
 
 
-def _state(name: str) -> dict[str, Any]:
-    row = repository.rows().get(name=name)
-    sums = row.counts.filter(outcome__in=_OUTCOMES).values_list("outcome").annotate(Sum("count"))
-    return _as_json(row, dict(sums))
+def _find_exchange(name: str) -> dict[str, Any]:
+    for exchange in _list_exchanges(name=name):
+        return exchange
+    raise Exchange.DoesNotExist
 
 
-def _as_json(row: Exchange, counted: dict[str, int]) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "running": row.is_running,
-        "definition": repository.to_definition(row).to_document(),
-        "counts": {str(outcome): counted.get(outcome, 0) for outcome in _OUTCOMES},
-    }
-
-
-def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
+def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
         definition = definitions.parse_exchange(name, files.parse(text))
     except MalformedText as error:
-        raise Malformed([error.sentence()]) from None
+        errors = [error.sentence()]
     except files.YAMLMissing as error:
-        raise Malformed([str(error)]) from None
+        errors = [str(error)]
     except MalformedExchanges as error:
-        raise Malformed([str(problem) for problem in error.errors]) from None
-    was_there = Exchange.objects.filter(name=name).exists()
-    if not was_there:
-        _see_permission(request, "add_exchange")
+        errors = [str(each) for each in error.errors]
+    else:
+        errors = []
+    if errors:
+        raise ApiError(400, errors[0], errors=errors)
+    exists = Exchange.objects.filter(name=name).exists()
+    if not exists:
+        _check_permission(request, "add_exchange")
     try:
         row = repository.store(definition, replace=replace)
     except repository.ExchangeExists:
@@ -174,14 +170,14 @@ def _put(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
         "missing_rules": [f"{rule.namespace}: {rule.statement}" for rule in missing.rules],
         "unasked": [f"{alias}: {reason}" for alias, reason in missing.errors.items()],
     }
-    return Status(200 if was_there else 201, answer)
+    return Status(200 if exists else 201, answer)
 
 
-def _delete(name: str) -> None:
+def _delete_exchange(name: str) -> None:
     if not repository.delete([name]):
         raise Exchange.DoesNotExist
 
 
-def _set(name: str, is_running: bool) -> dict[str, bool]:
+def _set_running(name: str, is_running: bool) -> dict[str, bool]:
     repository.set_running(name, is_running)
     return {"running": is_running}

@@ -1,11 +1,11 @@
-"""Databases whose queues the API serves, with a few connections each."""
+"""Databases of the API: their connections, and the requests that wait for their queues."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -28,8 +28,8 @@ log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
 _CONNECTIONS: Final = 5
 # Limits for waiting requests per process and namespace; further requests get 429.
-MOST_READERS: Final = 10_000
-MOST_READERS_OF_USER: Final = 2_000
+MAX_WAITERS: Final = 10_000
+MAX_WAITERS_PER_USER: Final = 2_000
 
 
 class RestDatabase:
@@ -38,74 +38,68 @@ class RestDatabase:
     def __init__(self, alias: str) -> None:
         self.calls = Pool(dsn(alias), "rest", _CONNECTIONS)
         self._listener = QueueListener(direct_dsn(alias), "rest listens", may_poll=True)
-        self._waiting: dict[str, QueueWaiters] = {}
-        self._readers: dict[tuple[str, str], WaitingRequest] = {}
+        self._queues: dict[str, QueueWaiters] = {}
+        self._waiters: dict[tuple[str, str], WaitingRequest] = {}
         self._by_user: Counter[Any] = Counter()
         self._releasing: set[asyncio.Task[None]] = set()
 
     # Waiting requests
 
-    async def take(self, reader: WaitingRequest) -> TakenRow:
+    async def take(self, waiter: WaitingRequest) -> TakenRow:
         """Wait in order of arrival for an element, and reserve it.
 
-        Raises the error that ends the wait. If cancelled, releases the element for the next reader.
+        Raises the error that ends the wait. If cancelled, it releases the element.
         """
-        self._admit(reader)
+        self._add(waiter)
         timer = None
-        if not reader.is_hasty:
-            seconds = (reader.until - reader.since).total_seconds()
-            timer = asyncio.get_running_loop().call_later(seconds, reader.time_out)
-            get_credential_monitor().add(reader)
-        waiting = self._waiting.get(reader.queue)
-        if waiting is None:
-            waiting = self._waiting[reader.queue] = QueueWaiters(reader.queue, self, self._ended)
-            self._listener.add(reader.queue, waiting.wake)
-        waiting.join(reader)
+        if waiter.may_wait:
+            seconds = (waiter.until - waiter.since).total_seconds()
+            timer = asyncio.get_running_loop().call_later(seconds, waiter.time_out)
+            get_credential_monitor().add(waiter)
+        queue_waiters = self._queues.get(waiter.queue)
+        if queue_waiters is None:
+            queue_waiters = QueueWaiters(waiter.queue, self, self._on_empty)
+            self._queues[waiter.queue] = queue_waiters
+            self._listener.add(waiter.queue, queue_waiters.wake)
+        queue_waiters.join(waiter)
         try:
-            return await reader.result
+            return await waiter.result
         except asyncio.CancelledError:
-            result = reader.result
+            result = waiter.result
             if result.done() and not result.cancelled() and result.exception() is None:
-                self.give_back(reader.ident, [result.result()])
+                self.release(waiter.ident, [result.result()])
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-                get_credential_monitor().discard(reader)
-            waiting.leave(reader)
-            self._forget(reader)
+                get_credential_monitor().discard(waiter)
+            queue_waiters.leave(waiter)
+            self._remove(waiter)
 
-    def _admit(self, reader: WaitingRequest) -> None:
-        if (reader.queue, reader.tid) in self._readers:
-            raise ApiError(409, f"a reader {reader.tid} is already waiting for this queue")
-        if self._by_user[reader.credentials.user] >= MOST_READERS_OF_USER:
-            raise ApiError(
-                429, f"more than {MOST_READERS_OF_USER} readers of this user are waiting"
-            )
-        if len(self._readers) >= MOST_READERS:
-            raise ApiError(429, f"more than {MOST_READERS} readers are waiting")
-        self._readers[reader.queue, reader.tid] = reader
-        self._by_user[reader.credentials.user] += 1
+    def _add(self, waiter: WaitingRequest) -> None:
+        if (waiter.queue, waiter.tid) in self._waiters:
+            raise ApiError(409, f"a request {waiter.tid} is already waiting for this queue")
+        if self._by_user[waiter.credentials.user] >= MAX_WAITERS_PER_USER:
+            text = f"more than {MAX_WAITERS_PER_USER} requests of this user are waiting"
+            raise ApiError(429, text)
+        if len(self._waiters) >= MAX_WAITERS:
+            raise ApiError(429, f"more than {MAX_WAITERS} requests are waiting")
+        self._waiters[waiter.queue, waiter.tid] = waiter
+        self._by_user[waiter.credentials.user] += 1
 
-    def _forget(self, reader: WaitingRequest) -> None:
-        del self._readers[reader.queue, reader.tid]
-        self._by_user[reader.credentials.user] -= 1
-        if not self._by_user[reader.credentials.user]:
-            del self._by_user[reader.credentials.user]
+    def _remove(self, waiter: WaitingRequest) -> None:
+        del self._waiters[waiter.queue, waiter.tid]
+        self._by_user[waiter.credentials.user] -= 1
+        if not self._by_user[waiter.credentials.user]:
+            del self._by_user[waiter.credentials.user]
 
-    def readers(self, queue: str) -> Iterator[WaitingRequest]:
-        """Yield this process's waiting requests for a queue, in order of arrival."""
-        waiting = self._waiting.get(queue)
-        yield from (reader for reader in waiting.readers if reader.is_waiting) if waiting else ()
+    def list_waiters(self, queue: str) -> list[WaitingRequest]:
+        """Return this process's waiting requests for a queue, in order of arrival."""
+        return self._queues[queue].list_waiting() if queue in self._queues else []
 
-    def reader(self, queue: str, tid: str) -> WaitingRequest | None:
-        """Return a waiting request of this process, or None."""
-        reader = self._readers.get((queue, tid))
-        return reader if reader is not None and reader.is_waiting else None
-
-    def _ended(self, waiting: QueueWaiters) -> None:
-        self._listener.remove(waiting.queue, waiting.wake)
-        del self._waiting[waiting.queue]
+    def _on_empty(self, queue_waiters: QueueWaiters) -> None:
+        self._listener.remove(queue_waiters.queue, queue_waiters.wake)
+        del self._queues[queue_waiters.queue]
 
     # Called by QueueWaiters
 
@@ -117,10 +111,10 @@ class RestDatabase:
         """Listen to a queue on the connection that all queues share."""
         return await self._listener.listen(ident, queue)
 
-    def give_back(self, ident: str, given: Sequence[TakenRow]) -> None:
-        """Release unread elements in the background."""
-        leases = [element.lease for element in given]
-        task = asyncio.create_task(self._release(ident, leases), name="rest gives back")
+    def release(self, ident: str, elements: Sequence[TakenRow]) -> None:
+        """Release undelivered elements in the background."""
+        leases = [element.lease for element in elements]
+        task = asyncio.create_task(self._release(ident, leases), name="rest releases")
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
 
@@ -128,29 +122,27 @@ class RestDatabase:
         try:
             await self.calls.call("release(%s, VARIADIC %s::text[])", ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
-            # They become available again when their leases expire.
-            log.warning(
-                "elements could not be given back, and return when their leases expire: %s", error
-            )
+            log.warning("elements were not released, and return after their lease: %s", error)
 
 
-_open: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]] = WeakKeyDictionary()
+_Databases = dict[str, RestDatabase]
+_databases: WeakKeyDictionary[asyncio.AbstractEventLoop, _Databases] = WeakKeyDictionary()
 
 
 def namespace(alias: str) -> RestDatabase:
     """Return the namespace for the running event loop; raise 404 if there is none."""
-    opened = _open.setdefault(asyncio.get_running_loop(), {})
-    if alias not in opened:
+    databases = _databases.setdefault(asyncio.get_running_loop(), {})
+    if alias not in databases:
         if problem := namespace_error(alias):
             raise ApiError(404, problem)
-        opened[alias] = RestDatabase(alias)
-    return opened[alias]
+        databases[alias] = RestDatabase(alias)
+    return databases[alias]
 
 
 def _is_broken() -> bool:
     """Return whether the API's last attempt to reach a database failed."""
-    opened = _open.get(asyncio.get_running_loop(), {})
-    return any(each.calls.is_broken() for each in opened.values())
+    databases = _databases.get(asyncio.get_running_loop(), {})
+    return any(database.calls.is_broken() for database in databases.values())
 
 
 health.register("rest", _is_broken)

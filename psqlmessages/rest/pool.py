@@ -20,43 +20,32 @@ Row = tuple[Any, ...]
 ANSWER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
 # Maximum wait for a free connection.
-_TURN_SECONDS: Final = 5.0
-# After a failed connection, refuse all calls for a moment: each attempt may take seconds.
-_REFUSING_SECONDS: Final = 0.5
+_MAX_WAIT_SECONDS: Final = 5.0
+# After a failed connection attempt, calls fail immediately: each further attempt may take seconds.
+_FAIL_FAST_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 60.0
-# Without requests no later success is seen, so a failure is reported for this long.
-_REPORTED_SECONDS: Final = 5.0
-
-
-async def connected(dsn: str, name: str) -> AsyncConnection:
-    """Connect within five seconds; raises ServerUnreachable."""
-    try:
-        async with asyncio.timeout(_CONNECT_SECONDS):
-            connection = await AsyncConnection.connect(conninfo(dsn, name), autocommit=True)
-    except (psycopg.OperationalError, TimeoutError) as error:
-        raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-    connection.answer_seconds = ANSWER_SECONDS
-    return connection
+# How long a failure counts as current if no call follows it.
+_BROKEN_SECONDS: Final = 5.0
 
 
 class Pool:
     """A limited number of connections, opened on demand and closed when idle."""
 
-    def __init__(self, dsn: str, name: str, most: int) -> None:
+    def __init__(self, dsn: str, name: str, max_connections: int) -> None:
         self._dsn = dsn
         self._name = name
         self._idle: list[AsyncConnection] = []
-        self._turns = asyncio.Semaphore(most)
-        self._refused_until = 0.0
+        self._slots = asyncio.Semaphore(max_connections)
+        self._fail_fast_until = 0.0
         self._failed_at: float | None = None
-        self._working: set[asyncio.Task[list[Row]]] = set()
+        self._tasks: set[asyncio.Task[list[Row]]] = set()
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
         """Return whether the server was unreachable recently and has not answered since."""
         if self._failed_at is None:
             return False
-        return asyncio.get_running_loop().time() - self._failed_at < _REPORTED_SECONDS
+        return asyncio.get_running_loop().time() - self._failed_at < _BROKEN_SECONDS
 
     async def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         """Run a statement in its own transaction and return its rows.
@@ -66,13 +55,13 @@ class Pool:
         long; and psycopg's errors for statements that the server aborts.
         """
         try:
-            async with asyncio.timeout(_TURN_SECONDS):
-                await self._turns.acquire()
+            async with asyncio.timeout(_MAX_WAIT_SECONDS):
+                await self._slots.acquire()
         except TimeoutError:
             raise ServiceUnavailable("too many calls are waiting for the database") from None
         task = asyncio.create_task(self._fetch(sql, params), name=self._name)
-        self._working.add(task)
-        task.add_done_callback(self._ended)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
         return await asyncio.shield(task)
 
     async def call(self, function: str, *params: Any) -> dict[str, Any]:
@@ -80,33 +69,31 @@ class Pool:
         ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
         return raise_for_error(answer)
 
-    def _ended(self, task: asyncio.Task[list[Row]]) -> None:
-        self._working.discard(task)
+    def _on_task_done(self, task: asyncio.Task[list[Row]]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled():
             # Mark the exception as retrieved, in case the caller has gone.
             task.exception()
 
     async def _fetch(self, sql: str, params: Sequence[Any]) -> list[Row]:
         try:
-            connection = await self._connection()
+            connection = await self._get_connection()
             try:
                 cursor = await connection.execute(sql, params)
                 rows = await cursor.fetchall()
             except psycopg.Error as error:
                 broken = is_broken(connection, error)
-                self._answered(is_lost=broken)
-                await self._put_back(connection, is_usable=not broken)
+                await self._return_connection(connection, is_broken=broken)
                 raise translate_error(error, is_broken=broken) from error
             except BaseException:
                 await connection.close()
                 raise
-            self._answered(is_lost=False)
-            await self._put_back(connection, is_usable=True)
+            await self._return_connection(connection, is_broken=False)
             return rows
         finally:
-            self._turns.release()
+            self._slots.release()
 
-    async def _connection(self) -> AsyncConnection:
+    async def _get_connection(self) -> AsyncConnection:
         while self._idle:
             connection = self._idle.pop()
             # Unexpected data: the server has closed the connection.
@@ -114,22 +101,24 @@ class Pool:
                 return connection
             await connection.close()
         loop = asyncio.get_running_loop()
-        if loop.time() < self._refused_until:
+        if loop.time() < self._fail_fast_until:
             raise ServerUnreachable("connecting failed a moment ago")
         try:
-            connection = await connected(self._dsn, self._name)
+            address = conninfo(self._dsn, self._name)
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                connection = await AsyncConnection.connect(address, autocommit=True)
+            connection.answer_seconds = ANSWER_SECONDS
             await bound(connection, ANSWER_SECONDS * 0.8)
-        except (ServerUnreachable, psycopg.Error) as error:
-            self._answered(is_lost=True)
-            self._refused_until = loop.time() + _REFUSING_SECONDS
-            raise ServerUnreachable(str(error)) from error
+        except (psycopg.Error, TimeoutError) as error:
+            self._failed_at = loop.time()
+            self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS
+            raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
         return connection
 
-    def _answered(self, *, is_lost: bool) -> None:
-        self._failed_at = asyncio.get_running_loop().time() if is_lost else None
-
-    async def _put_back(self, connection: AsyncConnection, *, is_usable: bool) -> None:
-        if not is_usable or connection.closed:
+    async def _return_connection(self, connection: AsyncConnection, *, is_broken: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._failed_at = loop.time() if is_broken else None
+        if is_broken or connection.closed:
             await connection.close()
             # The idle connections may have failed too: close them now, not one call at a time.
             self._close_idle()
@@ -137,7 +126,6 @@ class Pool:
         self._idle.append(connection)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        loop = asyncio.get_running_loop()
         self._idle_timer = loop.call_later(_IDLE_SECONDS, self._close_idle)
 
     def _close_idle(self) -> None:
@@ -154,14 +142,14 @@ _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
-_STATUS: Final = (
+_READ_STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
 )
 # Filters in SQL, so that a node does not see the names of queues that it may not use.
 _LIST: Final = (
-    "SELECT l.queue, l.sizes, l.counted FROM ("
-    "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counted"
+    "SELECT l.queue, l.sizes, l.counters FROM ("
+    "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counters"
     ' FROM (SELECT * FROM messages.queues AS q WHERE q.queue COLLATE "C" > %s'
     ' ORDER BY q.queue COLLATE "C" OFFSET 0) AS q OFFSET 0'
     ") AS l WHERE l.sizes ->> 'Err' = '0' LIMIT %s"
@@ -186,21 +174,21 @@ async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float
     return [TakenRow(*row) for row in rows]
 
 
-async def status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
+async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
     """Return the sizes and counters of a queue."""
-    ((sizes, counted),) = await pool.fetch(_STATUS, (ident, queue, queue))
-    return _queue_status(queue, raise_for_error(sizes), counted or {})
+    ((sizes, counters),) = await pool.fetch(_READ_STATUS, (ident, queue, queue))
+    return _queue_status(queue, raise_for_error(sizes), counters or {})
 
 
-async def statuses(
+async def list_statuses(
     pool: Pool, ident: str, after: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the next queues that this node may use, and the name to continue after."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
-    found = [_queue_status(*row) for row in rows]
-    return found, rows[-1][0] if len(rows) == limit else None
+    queues = [_queue_status(*row) for row in rows]
+    return queues, rows[-1][0] if len(rows) == limit else None
 
 
-def _queue_status(queue: str, sizes: dict[str, Any], counted: dict[str, Any]) -> dict[str, Any]:
-    named = {name.lower(): value for name, value in sizes.items() if name != "Err"}
-    return {**counted, **named, "queue": queue}
+def _queue_status(queue: str, sizes: dict[str, Any], counters: dict[str, Any]) -> dict[str, Any]:
+    lower_case = {name.lower(): value for name, value in sizes.items() if name != "Err"}
+    return {**counters, **lower_case, "queue": queue}

@@ -19,12 +19,12 @@ from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.namespaces import RestDatabase, namespace
 from psqlmessages.rest.pool import TakenRow
 from psqlmessages.rest.schemas import (
-    REFUSALS,
-    acting_ident,
-    body_of,
-    caller_of,
-    give_thread_back,
-    name_of,
+    ERRORS,
+    check_name,
+    get_acting_ident,
+    get_caller,
+    read_body,
+    release_thread,
 )
 from psqlmessages.rest.waiters import WaitingRequest
 
@@ -32,24 +32,24 @@ from psqlmessages.rest.waiters import WaitingRequest
 router = Router(tags=["queues"])
 
 
-def _target(
+def _resolve(
     request: HttpRequest, ns: str, queue: str, ident: str | None
 ) -> tuple[RestDatabase, str]:
-    """Validate the arguments of a call; return the namespace and the acting node."""
-    actor = acting_ident(request, ident)
-    name_of(queue, "queue")
+    """Validate the arguments of a call; return the database and the acting node."""
+    actor = get_acting_ident(request, ident)
+    check_name(queue, "queue")
     return namespace(ns), actor
 
 
-@router.get("/q", response={200: schemas.Namespaces, **REFUSALS})
+@router.get("/q", response={200: schemas.Namespaces, **ERRORS})
 async def list_namespaces(request: HttpRequest):
     """List the namespaces."""
-    if not caller_of(request).allowed:
+    if not get_caller(request).allowed:
         raise ApiError(403, "no web identity allows you to act as a node")
     return {"namespaces": namespaces()}
 
 
-@router.get("/q/{ns}", response={200: schemas.Queues, **REFUSALS})
+@router.get("/q/{ns}", response={200: schemas.Queues, **ERRORS})
 async def list_queues(
     request: HttpRequest,
     ns: str,
@@ -58,54 +58,55 @@ async def list_queues(
     limit: schemas.Limit = 100,
 ):
     """List the queues that the node may use, by name, with their status."""
-    actor = acting_ident(request, ident)
+    actor = get_acting_ident(request, ident)
     if after:
-        name_of(after, "queue")
-    found, following = await pool.statuses(namespace(ns).calls, actor, after, limit)
-    return {"queues": found, "next": following}
+        check_name(after, "queue")
+    queues, next_after = await pool.list_statuses(namespace(ns).calls, actor, after, limit)
+    return {"queues": queues, "next": next_after}
 
 
-@router.get("/q/{ns}/{ks_name:queue}/status", response={200: schemas.QueueStatus, **REFUSALS})
+@router.get("/q/{ns}/{ks_name:queue}/status", response={200: schemas.QueueStatus, **ERRORS})
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
-    space, actor = _target(request, ns, queue, ident)
-    return await pool.status(space.calls, actor, queue)
+    database, actor = _resolve(request, ns, queue, ident)
+    return await pool.read_status(database.calls, actor, queue)
 
 
-@router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **REFUSALS})
+@router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return whether a queue is paused."""
-    space, actor = _target(request, ns, queue, ident)
-    return await pool.status(space.calls, actor, queue)
+    database, actor = _resolve(request, ns, queue, ident)
+    return await pool.read_status(database.calls, actor, queue)
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **REFUSALS})
+@router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Pause a queue in all processes: consumers wait, pushes still work."""
-    space, actor = _target(request, ns, queue, ident)
-    await space.calls.call("pause(%s, %s)", actor, queue)
+    database, actor = _resolve(request, ns, queue, ident)
+    await database.calls.call("pause(%s, %s)", actor, queue)
     return {"paused": True}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/resume", response={200: schemas.Paused, **REFUSALS})
+@router.patch("/q/{ns}/{ks_name:queue}/resume", response={200: schemas.Paused, **ERRORS})
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Resume a queue."""
-    space, actor = _target(request, ns, queue, ident)
-    await space.calls.call("resume(%s, %s)", actor, queue)
+    database, actor = _resolve(request, ns, queue, ident)
+    await database.calls.call("resume(%s, %s)", actor, queue)
     return {"paused": False}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/commit/{lease}", response={200: schemas.Done, **REFUSALS})
+@router.patch("/q/{ns}/{ks_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS})
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
     """Remove a reserved element; 404 if the lease is no longer valid."""
-    space, actor = _target(request, ns, queue, ident)
-    name_of(lease, "lease")
-    return _done(await space.calls.call("commit(%s, %s)", actor, lease), lease)
+    database, actor = _resolve(request, ns, queue, ident)
+    check_name(lease, "lease")
+    answer = await database.calls.call("commit(%s, %s)", actor, lease)
+    return _require_done(answer, lease)
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.Done, **REFUSALS})
+@router.patch("/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.Done, **ERRORS})
 async def rollback(
     request: HttpRequest,
     ns: str,
@@ -115,22 +116,22 @@ async def rollback(
     ident: schemas.Ident = None,
 ):
     """Give back a reserved element with one more try; 404 if the lease is no longer valid."""
-    space, actor = _target(request, ns, queue, ident)
-    name_of(lease, "lease")
-    answer = await space.calls.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
-    return _done(answer, lease)
+    database, actor = _resolve(request, ns, queue, ident)
+    check_name(lease, "lease")
+    answer = await database.calls.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
+    return _require_done(answer, lease)
 
 
-def _done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
+def _require_done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
     if not answer["Done"][0]:
         raise ApiError(404, f"the lease {lease:.100} is no longer valid")
     return {"done": True}
 
 
-# Consuming: GET on a queue, which may wait; the waiting requests; removing one element
+# Consuming
 
-# Lease between taking and responding, for requests that do not reserve.
-_HAND_OVER_SECONDS: Final = 20.0
+# Lease of elements that are removed just before the response.
+_RESPONSE_SECONDS: Final = 20.0
 _LEASE_SECONDS: Final = 120
 # Browsers must not interpret bodies, which untrusted clients may have pushed.
 _CONTENT_HEADERS: Final = {
@@ -159,43 +160,43 @@ _CONTENT: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **REFUSALS})
+@router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """List the requests that wait in this server process, in the order of service."""
-    space, actor = _target(request, ns, queue, ident)
-    await pool.status(space.calls, actor, queue)
+    database, actor = _resolve(request, ns, queue, ident)
+    await pool.read_status(database.calls, actor, queue)
     waiting = [
         {
-            "tid": reader.tid,
-            "ident": reader.ident,
-            "reserve": reader.is_reserving,
-            "since": reader.since.isoformat(),
-            "until": reader.until.isoformat(),
+            "tid": waiter.tid,
+            "ident": waiter.ident,
+            "reserve": waiter.is_reserving,
+            "since": waiter.since.isoformat(),
+            "until": waiter.until.isoformat(),
         }
-        for reader in space.readers(queue)
+        for waiter in database.list_waiters(queue)
     ]
     return {"process": os.getpid(), "consumers": waiting}
 
 
-@router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **REFUSALS})
+@router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
     """Cancel a waiting request of this server process: one of yours, or of the acting node."""
-    space, actor = _target(request, ns, queue, ident)
-    reader = space.reader(queue, tid)
-    user = caller_of(request).credentials.user
-    if reader is None or (reader.credentials.user != user and reader.ident != actor):
-        raise ApiError(404, f"no reader {tid:.64} of yours is waiting in this server process")
-    reader.cancel()
-    return Status(204, None)
+    database, actor = _resolve(request, ns, queue, ident)
+    user = get_caller(request).credentials.user
+    for waiter in database.list_waiters(queue):
+        if waiter.tid == tid and (waiter.credentials.user == user or waiter.ident == actor):
+            waiter.cancel()
+            return Status(204, None)
+    raise ApiError(404, f"no request {tid:.64} of yours is waiting in this server process")
 
 
-@router.delete("/q/{ns}/{ks_name:queue}/{int:number}", response={204: None, **REFUSALS})
+@router.delete("/q/{ns}/{ks_name:queue}/{int:number}", response={204: None, **ERRORS})
 async def remove(
     request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
 ):
     """Remove an element that is not reserved; 404 if there is none with this number."""
-    space, actor = _target(request, ns, queue, ident)
-    if not (await space.calls.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
+    database, actor = _resolve(request, ns, queue, ident)
+    if not (await database.calls.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
     return Status(204, None)
 
@@ -205,7 +206,7 @@ async def remove(
     response={
         200: bytes,
         **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
-        **REFUSALS,
+        **ERRORS,
     },
     openapi_extra=_CONTENT,
 )
@@ -225,33 +226,33 @@ async def take(
     Otherwise it is removed just before the response. Session calls need the header X-CSRFToken.
     """
     require_csrf_header(request)
-    space, actor = _target(request, ns, queue, ident)
+    database, actor = _resolve(request, ns, queue, ident)
     now = datetime.now(UTC)
-    reader = WaitingRequest(
+    waiter = WaitingRequest(
         tid=tid or secrets.token_urlsafe(12),
         queue=queue,
         ident=actor,
-        lease_seconds=duration if reserve else _HAND_OVER_SECONDS,
+        lease_seconds=duration if reserve else _RESPONSE_SECONDS,
         is_reserving=reserve,
-        is_hasty=not to,
-        credentials=caller_of(request).credentials,
+        may_wait=to > 0,
+        credentials=get_caller(request).credentials,
         since=now,
         until=now + timedelta(seconds=to),
     )
     if to:
-        await give_thread_back()
-    element = await space.take(reader)
+        await release_thread()
+    element = await database.take(waiter)
     if not reserve:
-        await _removed(space, actor, element)
-    return _answer(element, is_reserved=reserve)
+        await _remove_taken(database, actor, element)
+    return _build_response(element, is_reserved=reserve)
 
 
-async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
+async def _remove_taken(database: RestDatabase, ident: str, element: TakenRow) -> None:
     try:
-        answer = await space.calls.call("commit(%s, %s)", ident, element.lease)
+        answer = await database.calls.call("commit(%s, %s)", ident, element.lease)
     except asyncio.CancelledError:
         # No effect if the commit has already begun.
-        space.give_back(ident, [element])
+        database.release(ident, [element])
         raise
     if not answer["Done"][0]:
         raise ServiceUnavailable(
@@ -259,8 +260,8 @@ async def _removed(space: RestDatabase, ident: str, element: TakenRow) -> None:
         )
 
 
-def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
-    content = bodies.answered(element.body, element.enc, element.headers)
+def _build_response(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
+    content = bodies.build_content(element.body, element.enc, element.headers)
     response = HttpResponse(content.data, content_type=content.content_type)
     headers = {
         **_CONTENT_HEADERS,
@@ -276,7 +277,7 @@ def _answer(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
     return response
 
 
-# Pushing: POST on a queue, with a body of any type
+# Pushing
 
 _PUSH: Final = (
     "push(client_id => %s, queue => %s, body => %s, enc => %s, headers => %s,"
@@ -297,7 +298,7 @@ ANY_BODY = {
 
 @router.post(
     "/q/{ns}/{ks_name:queue}",
-    response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **REFUSALS},
+    response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **ERRORS},
     openapi_extra=ANY_BODY,
 )
 async def push(
@@ -311,16 +312,14 @@ async def push(
     ident: schemas.Ident = None,
 ):
     """Push the body and the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
-    space, actor = _target(request, ns, queue, ident)
+    database, actor = _resolve(request, ns, queue, ident)
     if key is not None and ("\0" in key or "\N{REPLACEMENT CHARACTER}" in key):
         raise ApiError(400, "malformed key")
-    given = {name.lower(): value for name, value in request.headers.items()}
-    data = body_of(request, get_settings().MAX_BODY_BYTES)
-    try:
-        body, headers = bodies.received(data, given.get("content-type", "").strip(), given)
-    except bodies.MalformedContent as error:
-        raise ApiError(400, str(error)) from None
+    http_headers = {name.lower(): value for name, value in request.headers.items()}
+    content_type = http_headers.get("content-type", "").strip()
+    data = read_body(request, get_settings().MAX_BODY_BYTES)
+    body, headers = bodies.parse_request(data, content_type, http_headers)
     options = (headers, mature, delay, tries, key or None)
-    answer = await space.calls.call(_PUSH, actor, queue, body.text, body.enc, *options)
+    answer = await database.calls.call(_PUSH, actor, queue, body.text, body.enc, *options)
     already = bool(answer.get("Already"))
     return Status(200 if already else 201, {"id": answer["Id"], "already": already})

@@ -1,4 +1,4 @@
-"""Schemas of requests and responses, ranges of parameters, for the OpenAPI document."""
+"""Schemas of responses, ranges of parameters, and parsing that all calls share."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ class TopicStatus(Schema):
 
 
 class Sent(Schema):
-    """Whether there was a listener; without one, the message is lost."""
+    """Whether there was a listener. Without one, the message is discarded."""
 
     heard: bool
 
 
 # Errors that nearly every call may return.
-REFUSALS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
+ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
 
@@ -173,9 +173,9 @@ Mature = Annotated[
 Key = Annotated[str | None, Field(max_length=200)]
 
 
-# Request parsing that all calls share: names, bounded bodies, headers
+# Parsing of requests
 
-_CHUNK = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 
 
 class NameConverter(StringConverter):
@@ -187,7 +187,7 @@ class NameConverter(StringConverter):
 register_converter(NameConverter, "ks_name")
 
 
-def name_of(value: str, kind: str) -> str:
+def check_name(value: str, kind: str) -> str:
     """Validate a name from a path or query; raise 400 if it is malformed."""
     # Django decodes invalid UTF-8 in a path to this character, which would name a different queue.
     if not is_name(value) or "\N{REPLACEMENT CHARACTER}" in value:
@@ -195,35 +195,36 @@ def name_of(value: str, kind: str) -> str:
     return value
 
 
-def caller_of(request: HttpRequest) -> ApiCaller:
+def get_caller(request: HttpRequest) -> ApiCaller:
     """Return the authenticated caller."""
     caller: ApiCaller = request.auth  # type: ignore[attr-defined]
     return caller
 
 
-def acting_ident(request: HttpRequest, ident: str | None) -> str:
-    """Return the acting node."""
-    return caller_of(request).ident(None if ident is None else name_of(ident, "ident"))
+def get_acting_ident(request: HttpRequest, ident: str | None) -> str:
+    """Return the acting node: the given one, or the only one that the caller may act as."""
+    return get_caller(request).choose_ident(None if ident is None else check_name(ident, "ident"))
 
 
-def body_of(request: HttpRequest, most: int) -> bytes:
-    """Read the body; stop and raise 413 if it exceeds ``most`` bytes."""
-    said = request.headers.get("Content-Length", "0")
-    if said.isdecimal() and int(said[:20]) > most:
-        raise ApiError(413, f"the body exceeds {most:,} bytes", 51)
+def read_body(request: HttpRequest, max_bytes: int) -> bytes:
+    """Read the body; stop and raise 413 if it is larger."""
+    too_large = ApiError(413, f"the body exceeds {max_bytes:,} bytes", 51)
+    length = request.headers.get("Content-Length", "0")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise too_large
     data = bytearray()
-    while chunk := request.read(_CHUNK):
+    while chunk := request.read(_CHUNK_BYTES):
         data += chunk
-        if len(data) > most:
-            raise ApiError(413, f"the body exceeds {most:,} bytes", 51)
+        if len(data) > max_bytes:
+            raise too_large
     return bytes(data)
 
 
-async def give_thread_back() -> None:
+async def release_thread() -> None:
     """Release the thread that Django reserves for this request, and its database connections.
 
-    asgiref creates the thread as soon as a middleware runs in it, and holds it until the response:
-    a thousand waiting requests would need a thousand threads. Later sync code gets a new one.
+    asgiref creates the thread when a middleware runs in it, and keeps it until the response: a
+    thousand waiting requests would need a thousand threads. Later sync code gets a new thread.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     executors = SyncToAsync.context_to_thread_executor

@@ -14,66 +14,67 @@ def patterns() -> list[Any]:
     """Return the URL patterns below ``api/``."""
     try:
         from psqlmessages.rest.api import api
-        from psqlmessages.rest.docs import file
+        from psqlmessages.rest.docs import serve_file
     except ModuleNotFoundError as error:
         if error.name not in ("ninja", "pydantic"):
             raise
-        return [re_path("", _missing)]
+        return [re_path("", _respond_not_installed)]
     return [
-        path("docs/<str:version>/<str:name>", file, name="api_file"),
-        path("", _strict(api)),
-        re_path("", _nothing),
+        path("docs/<str:version>/<str:name>", serve_file, name="api_file"),
+        path("", _strict_urls(api)),
+        re_path("", _respond_not_found),
     ]
 
 
-def _strict(api: Any) -> tuple[list[URLPattern], str, str]:
+def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
     """Return the URLs of the API, whose views refuse query arguments that they would ignore."""
     patterns, app, namespace = api.urls
-    known: dict[str, dict[str, set[str]]] = {}
-    for address, operations in api.get_openapi_schema(path_prefix="/")["paths"].items():
-        known[address.lstrip("/")] = {
+    # By route and method: the names of the query arguments.
+    arguments: dict[str, dict[str, set[str]]] = {}
+    for route, operations in api.get_openapi_schema(path_prefix="/")["paths"].items():
+        arguments[route.lstrip("/")] = {
             method.upper(): {
-                each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
+                parameter["name"]
+                for parameter in operation.get("parameters", ())
+                if parameter["in"] == "query"
             }
             for method, operation in operations.items()
         }
-    strict = [_strict_pattern(each, known.get(_address(each), {})) for each in patterns]
+    strict = []
+    for pattern in patterns:
+        # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
+        route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
+        known = arguments.get(route)
+        strict.append(_strict_pattern(pattern, known) if known else pattern)
     return strict, app, namespace
 
 
-def _address(pattern: URLPattern) -> str:
-    """Write a route as OpenAPI does: ``q/{ns}`` for ``q/<str:ns>``."""
-    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
-
-
 def _strict_pattern(pattern: URLPattern, known: dict[str, set[str]]) -> URLPattern:
-    if not known:
-        return pattern
     view = pattern.callback
 
     @wraps(view)
-    async def checked(request: HttpRequest, **arguments: Any) -> HttpResponse:
+    async def strict_view(request: HttpRequest, **arguments: Any) -> HttpResponse:
         names = known.get(request.method, set(request.GET))
         if unknown := sorted(set(request.GET) - names):
-            detail = (
-                f"unknown query argument {unknown[0]!r:.100}; known: {', '.join(sorted(names))}"
-            )
-            return JsonResponse({"detail": detail, "err": None}, status=400)
+            listed = ", ".join(sorted(names))
+            return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {listed}")
         response: HttpResponse = await view(request, **arguments)
         if response.status_code != 405:
             return response
         allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))
         detail = f"{request.method} is not supported here, only {allowed}"
-        content = {"detail": detail, "err": None}
-        return JsonResponse(content, status=405, headers={"Allow": allowed})
+        return _error(405, detail, headers={"Allow": allowed})
 
-    return URLPattern(pattern.pattern, checked, pattern.default_args, pattern.name)
-
-
-def _missing(_request: HttpRequest, **_: Any) -> JsonResponse:
-    detail = "The API needs django-ninja: pip install 'psqlmessages[web]'."
-    return JsonResponse({"detail": detail, "err": None}, status=501)
+    return URLPattern(pattern.pattern, strict_view, pattern.default_args, pattern.name)
 
 
-def _nothing(_request: HttpRequest, **_: Any) -> JsonResponse:
-    return JsonResponse({"detail": "not found", "err": None}, status=404)
+def _error(status: int, detail: str, **options: Any) -> JsonResponse:
+    return JsonResponse({"detail": detail, "err": None}, status=status, **options)
+
+
+def _respond_not_installed(_request: HttpRequest, **_: Any) -> JsonResponse:
+    return _error(501, "The API needs django-ninja: pip install 'psqlmessages[web]'.")
+
+
+def _respond_not_found(_request: HttpRequest, **_: Any) -> JsonResponse:
+    return _error(404, "not found")

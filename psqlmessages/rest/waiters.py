@@ -1,7 +1,7 @@
 """Queue waiters: the requests that wait for one queue, and the task that serves them.
 
-Waiting costs only an occasional call of queue_listen. A push sends a notification, and one call of
-reserve then takes elements for as many readers at the front as possible.
+While they wait, the task only calls queue_listen from time to time. After the notification of a
+push, one call of reserve takes elements for as many waiters at the front as possible.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from psqlmessages.retry import RateLimitedLogger
 if TYPE_CHECKING:
     from psqlmessages.rest.namespaces import RestDatabase
 
-# Waiting requests
-
 
 class WaiterKey(NamedTuple):
-    """The properties that readers must share to be served by one call of reserve."""
+    """The arguments of reserve that waiters must share to be served by one call."""
 
     ident: str
     seconds: float
@@ -40,7 +38,7 @@ class WaiterKey(NamedTuple):
 class WaitingRequest:
     """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
-    ``is_hasty``: it does not wait if the queue is empty.
+    Without ``may_wait`` it fails immediately if the queue is empty.
     """
 
     tid: str
@@ -48,7 +46,7 @@ class WaitingRequest:
     ident: str
     lease_seconds: float
     is_reserving: bool
-    is_hasty: bool
+    may_wait: bool
     credentials: Credentials
     since: datetime
     until: datetime
@@ -58,7 +56,7 @@ class WaitingRequest:
 
     @property
     def key(self) -> WaiterKey:
-        """The key that it shares with readers that the same call can serve."""
+        """Waiters with the same key can be served by the same call."""
         return WaiterKey(self.ident, self.lease_seconds)
 
     @property
@@ -71,7 +69,7 @@ class WaitingRequest:
         self.result.set_result(element)
 
     def fail(self, error: Exception) -> None:
-        """End the wait with an error, unless it has ended."""
+        """End the wait with an error, unless it has on_empty."""
         if self.is_waiting:
             self.result.set_exception(error)
 
@@ -81,7 +79,7 @@ class WaitingRequest:
 
     def cancel(self) -> None:
         """End the wait at a user's request."""
-        self.fail(ApiError(410, f"the reader {self.tid} was cancelled"))
+        self.fail(ApiError(410, f"the request {self.tid} was cancelled"))
 
     # Called by the credential monitor of the relay
 
@@ -102,53 +100,56 @@ class WaitingRequest:
         self.fail(ServiceUnavailable())
 
     def reap(self) -> None:
-        """Do nothing: the request itself removes its reader."""
+        """Do nothing: `RestDatabase.take` removes the waiter."""
 
 
 logger: Final = logging.getLogger("psqlmessages.rest")
 log: Final = RateLimitedLogger(logger)
 
-# Elements per call of reserve. Bodies may be large, and all of a call are in memory together.
-_MOST_AT_ONCE: Final = 10
-# Readers wait for this long if the database is unreachable.
-_AWAY_SECONDS: Final = 5.0
+# Elements per call of reserve: their bodies, which may be large, are in memory at the same time.
+_MAX_RESERVED: Final = 10
+# If the database is unreachable for this long, waiters fail.
+_UNREACHABLE_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 0.5
 
 
 class QueueWaiters:
-    """The readers of one queue. ``ended`` is called after the last one has left."""
+    """The waiters of one queue. ``on_empty`` is called after the last one has left.
+
+    ``_allowed_idents`` are the nodes that were allowed to take from the queue or to listen to it.
+    """
 
     def __init__(
-        self, queue: str, source: RestDatabase, ended: Callable[[QueueWaiters], None]
+        self, queue: str, database: RestDatabase, on_empty: Callable[[QueueWaiters], None]
     ) -> None:
         self.queue = queue
-        self.readers: list[WaitingRequest] = []
-        self._source = source
-        self._ended = ended
-        self._admitted: set[str] = set()
+        self.waiters: list[WaitingRequest] = []
+        self._database = database
+        self._on_empty = on_empty
+        self._allowed_idents: set[str] = set()
         self._state: QueueState | None = None
         self._schedule = PollSchedule()
         self._unreachable_since: float | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, reader: WaitingRequest) -> None:
-        """Add a reader at the end."""
-        self.readers.append(reader)
+    def join(self, waiter: WaitingRequest) -> None:
+        """Add a waiter at the end."""
+        self.waiters.append(waiter)
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name=f"readers of {self.queue}")
-        elif reader.is_hasty or reader.ident not in self._admitted:
-            # The task already serves the other readers, or knows that the queue is empty.
+            self._task = asyncio.create_task(self._run(), name=f"waiters of {self.queue}")
+        elif not waiter.may_wait or waiter.ident not in self._allowed_idents:
+            # Others need no wake-up: the queue is empty, or the task is serving it.
             self._changed.set()
 
-    def leave(self, reader: WaitingRequest) -> None:
-        """Remove a reader from any position."""
-        self.readers.remove(reader)
-        if not self.readers:
+    def leave(self, waiter: WaitingRequest) -> None:
+        """Remove a waiter from any position."""
+        self.waiters.remove(waiter)
+        if not self.waiters:
             self._changed.set()
 
     def wake(self) -> None:
-        """Look again: an element may be available, or the connection that listens is lost."""
+        """Try again: an element may be available, or the listening connection is lost."""
         self._state = None
         self._changed.set()
 
@@ -156,7 +157,7 @@ class QueueWaiters:
 
     async def _run(self) -> None:
         try:
-            while self._waiting():
+            while self.list_waiting():
                 self._changed.clear()
                 try:
                     seconds = await self._run_once()
@@ -164,42 +165,43 @@ class QueueWaiters:
                     seconds = self._on_unreachable(error)
                 await self._wait(seconds)
         except Exception as error:
-            logger.exception("serving the readers of %s failed", self.queue)
-            for reader in self._waiting():
-                reader.fail(error)
+            logger.exception("serving the waiters of %s failed", self.queue)
+            for waiter in self.list_waiting():
+                waiter.fail(error)
         finally:
             self._task = None
-            self._ended(self)
+            self._on_empty(self)
 
-    def _waiting(self) -> list[WaitingRequest]:
-        return [reader for reader in self.readers if reader.is_waiting]
+    def list_waiting(self) -> list[WaitingRequest]:
+        """Return the waiters without a result, in order of arrival."""
+        return [waiter for waiter in self.waiters if waiter.is_waiting]
 
     async def _run_once(self) -> float:
-        """Serve as many readers as possible; return the seconds until the next poll."""
+        """Serve as many waiters as possible; return the seconds until the next poll."""
         await self._serve()
-        while hasty := [reader for reader in self._waiting() if reader.is_hasty]:
-            # It acts as another node than the readers at the front, with permissions of its own.
-            await self._take(hasty[0].key, 1)
+        # Serve these even if the waiters at the front, as other nodes, may not take an element.
+        while urgent := [waiter for waiter in self.list_waiting() if not waiter.may_wait]:
+            await self._take(urgent[0].key, 1)
             await self._serve()
         self._unreachable_since = None
-        if not self._waiting() or await self._must_look_again() or self._state is None:
+        if not self.list_waiting() or await self._must_take_again() or self._state is None:
             return 0.0
         return self._schedule.seconds(self._state, monotonic())
 
     def _on_unreachable(self, error: Exception) -> float:
-        """Fail readers that have waited too long for the database; return the retry delay."""
+        """Fail waiters that have waited too long for the database; return the retry delay."""
         log.warning("the queue %s cannot be read: %s", self.queue, error)
         is_first, now = self._unreachable_since is None, monotonic()
         self._unreachable_since = self._unreachable_since or now
-        is_over = now - self._unreachable_since >= _AWAY_SECONDS
-        for reader in self._waiting():
+        is_over = now - self._unreachable_since >= _UNREACHABLE_SECONDS
+        for waiter in self.list_waiting():
             # The first error may come from a broken idle connection: the retry opens a new one.
-            if is_over or (reader.is_hasty and not is_first):
-                reader.fail(ServiceUnavailable())
+            if is_over or (not waiter.may_wait and not is_first):
+                waiter.fail(ServiceUnavailable())
         return _RETRY_SECONDS
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for a notification or a new reader, or until it is time to poll."""
+        """Wait for a notification or a new waiter, or until it is time to poll."""
         if seconds <= 0:
             return
         try:
@@ -211,70 +213,70 @@ class QueueWaiters:
     # Taking
 
     async def _serve(self) -> None:
-        """Take elements for the readers at the front, until either runs out."""
-        while waiting := self._waiting():
-            front, wanted = waiting[0].key, 0
-            for reader in waiting[:_MOST_AT_ONCE]:
-                if reader.key != front:
+        """Take elements for the waiters at the front, until there are none of either."""
+        while waiters := self.list_waiting():
+            key, count = waiters[0].key, 0
+            for waiter in waiters[:_MAX_RESERVED]:
+                if waiter.key != key:
                     break
-                wanted += 1
-            if await self._take(front, wanted) < wanted:
+                count += 1
+            if await self._take(key, count) < count:
                 return
 
     async def _take(self, key: WaiterKey, count: int) -> int:
-        """Take elements as a node and give them to its readers; return their number."""
-        present = self._waiting()
+        """Take elements as a node and give them to its waiters; return their number."""
+        waiters_before = self.list_waiting()
         try:
-            elements = await self._source.reserve(key, self.queue, count)
+            elements = await self._database.reserve(key, self.queue, count)
         except ServerUnreachable:
             raise
         except MessagesError as error:
-            self._refuse(key.ident, error)
+            self._fail_ident(key.ident, error)
             return count
-        self._admitted.add(key.ident)
+        self._allowed_idents.add(key.ident)
         left = list(elements)
-        for reader in self._waiting():
-            if left and reader.key == key:
-                reader.give(left.pop(0))
+        for waiter in self.list_waiting():
+            if left and waiter.key == key:
+                waiter.give(left.pop(0))
         if left:
-            self._source.give_back(key.ident, left)
+            self._database.release(key.ident, left)
         if len(elements) < count:
-            # Readers that joined during the call do not know yet whether the queue is empty.
-            for reader in present:
-                if reader.is_hasty and reader.ident in self._admitted:
-                    reader.time_out()
+            # For waiters that joined during the call, the queue may not be empty.
+            for waiter in waiters_before:
+                if not waiter.may_wait and waiter.ident in self._allowed_idents:
+                    waiter.time_out()
         return len(elements)
 
-    def _refuse(self, ident: str, error: MessagesError) -> None:
-        self._admitted.discard(ident)
-        for reader in self._waiting():
-            if reader.ident == ident:
-                reader.fail(error)
+    def _fail_ident(self, ident: str, error: MessagesError) -> None:
+        self._allowed_idents.discard(ident)
+        for waiter in self.list_waiting():
+            if waiter.ident == ident:
+                waiter.fail(error)
 
     # Listening
 
-    async def _must_look_again(self) -> bool:
+    async def _must_take_again(self) -> bool:
         """Listen if due; return True if a notification may have been missed before."""
-        idents = list(dict.fromkeys(reader.ident for reader in self._waiting()))
-        new = [ident for ident in idents if ident not in self._admitted]
-        if not new and self._state is not None and not self._state.is_stale(monotonic()):
+        idents = list(dict.fromkeys(waiter.ident for waiter in self.list_waiting()))
+        unchecked = [ident for ident in idents if ident not in self._allowed_idents]
+        if not unchecked and self._state is not None and not self._state.is_stale(monotonic()):
             return False
         is_new = False
-        for ident in new or idents[:1]:
+        for ident in unchecked or idents[:1]:
             try:
-                state = await self._source.listen(ident, self.queue)
+                state = await self._database.listen(ident, self.queue)
             except ServerUnreachable:
                 raise
             except MessagesError as error:
-                self._refuse(ident, error)
+                self._fail_ident(ident, error)
                 continue
             if state.is_new:
-                # A rule may have changed, and any of the readers may be affected.
-                self._admitted.clear()
+                # A rule may have changed, and any of the waiters may be affected.
+                self._allowed_idents.clear()
                 self._schedule.reset()
                 is_new = True
             if state.is_listening:
-                self._admitted.add(ident)
+                self._allowed_idents.add(ident)
             if not self._changed.is_set():
                 self._state = state
         return is_new

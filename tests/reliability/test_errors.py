@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import AsyncNode, Node
 from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import ConnectionLost
-from psqlmessages.rest.errors import ServiceUnavailable, refused
+from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
 from tests.reliability.locks import Opponent, deadlocks, ending, held
@@ -97,7 +97,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
                 with faulty(world, fault), pytest.raises(FAULTS[fault]) as raised:
                     act()
                 assert str(raised.value)
-                assert isinstance(refused(raised.value), ServiceUnavailable)
+                assert isinstance(to_api_error(raised.value), ServiceUnavailable)
                 told += 1
         assert (published(world), len(pushed(world))) == ([], 20)
         until(lambda: answers(node))

@@ -165,7 +165,7 @@ def test_nothing_gets_into_other_headers(worker: Caller):
 def test_bodies_and_crowds_have_limits(
     worker: Caller, caller: Callable[..., Caller], new_site: Callable[..., Site]
 ):
-    limits = {"MOST_READERS": 3, "MOST_READERS_OF_USER": 2}
+    limits = {"MAX_WAITERS": 3, "MAX_WAITERS_PER_USER": 2}
     small = new_site(
         PSQLMESSAGES={"NODE": "example", "MAX_BODY_BYTES": 8192},
         PATCHED={f"psqlmessages.rest.namespaces.{name}": most for name, most in limits.items()},
@@ -180,7 +180,7 @@ def test_bodies_and_crowds_have_limits(
     waiting = []
     for each, number, words in (
         (wanda, 2, "of this user"),
-        (otto, 1, "more than 3 readers are waiting"),
+        (otto, 1, "more than 3 requests are waiting"),
     ):
         waiting += [waits(each, "orders", f"{words[:2]}{n}") for n in range(number)]
         answer = each.take("orders", to=60)

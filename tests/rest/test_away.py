@@ -41,7 +41,11 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
     """Wanda at a site whose namespaces are reached through the proxies."""
     # An answer that does not come is waited for.
-    seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4, "rest.waiters._AWAY": 2}
+    seconds = {
+        "rest.pool.ANSWER": 4,
+        "client.queue_listener.ANSWER": 4,
+        "rest.waiters._UNREACHABLE": 2,
+    }
     site = new_site(
         DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
         PATCHED={f"psqlmessages.{name}_SECONDS": value for name, value in seconds.items()},

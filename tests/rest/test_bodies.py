@@ -25,8 +25,8 @@ VALUES = st.recursive(
 
 @given(st.binary(max_size=200), TYPES)
 def test_bytes_come_out_as_they_went_in_with_their_type(data: bytes, content_type: str):
-    body, headers = bodies.received(data, content_type, {})
-    content = bodies.answered(body.text, body.enc, headers)
+    body, headers = bodies.parse_request(data, content_type, {})
+    content = bodies.build_content(body.text, body.enc, headers)
     assert content.data == data
     assert not content_type or content.content_type == content_type
 
@@ -34,24 +34,24 @@ def test_bytes_come_out_as_they_went_in_with_their_type(data: bytes, content_typ
 @given(VALUES)
 def test_json_comes_out_as_it_went_in(value: Any):
     data = json.dumps(value).encode()
-    body, headers = bodies.received(data, "application/json", {})
+    body, headers = bodies.parse_request(data, "application/json", {})
     assert body.enc == "json"
-    content = bodies.answered(body.text, body.enc, headers)
+    content = bodies.build_content(body.text, body.enc, headers)
     assert (content.data, content.content_type) == (data, "application/json")
 
 
 @given(st.dictionaries(TEXTS | st.sampled_from(["lane", "n"]), VALUES, max_size=5))
 def test_headers_keep_their_types_and_are_sound_http(headers: dict[str, Any]):
     text = json.dumps(headers, ensure_ascii=False)
-    shown = bodies.answered("", None, text).headers
+    shown = bodies.build_content("", None, text).headers
     assert json.loads(shown.pop(bodies.ALL_HEADERS)) == headers
     for name, value in shown.items():
         assert value.isascii()
         assert value.isprintable()
         assert name.isascii()
-        original = headers[name.removeprefix(bodies.PREFIX)]
+        original = headers[name.removeprefix(bodies.HEADER_PREFIX)]
         assert value == (original if isinstance(original, str) else json.dumps(original))
-    _, again = bodies.received(b"", "", {bodies.ALL_HEADERS: text.encode().decode("latin-1")})
+    _, again = bodies.parse_request(b"", "", {bodies.ALL_HEADERS: text.encode().decode("latin-1")})
     assert json.loads(again) == headers
 
 
@@ -59,22 +59,22 @@ def test_headers_keep_their_types_and_are_sound_http(headers: dict[str, Any]):
 def test_whatever_a_queue_holds_has_an_answer(text: str, enc: str | None, content_type: str):
     text = text.encode(errors="replace").decode()
     headers = json.dumps({"content-type": content_type})
-    content = bodies.answered(text, enc, headers)
+    content = bodies.build_content(text, enc, headers)
     assert content.content_type.isascii()
     assert content.content_type.isprintable()
 
 
 def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
     headers = {f"h{n}": "v" * 500 for n in range(60)}
-    shown = bodies.answered("", None, json.dumps(headers)).headers
-    assert shown.pop(bodies.LENGTH) == str(len(json.dumps(headers)))
+    shown = bodies.build_content("", None, json.dumps(headers)).headers
+    assert shown.pop(bodies.HEADERS_LENGTH) == str(len(json.dumps(headers)))
     assert bodies.ALL_HEADERS not in shown
     assert len(shown) == 40
 
 
-def test_what_is_malformed_is_refused():
+def test_what_is_malformed_is_to_api_error():
     for content_type in ("text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"):
         with pytest.raises(bodies.MalformedContent):
-            bodies.received(b"", content_type, {})
+            bodies.parse_request(b"", content_type, {})
     with pytest.raises(bodies.MalformedContent, match="x-ks-hdr-a"):
-        bodies.received(b"", "", {"x-ks-hdr-a": "\xff"})
+        bodies.parse_request(b"", "", {"x-ks-hdr-a": "\xff"})

@@ -84,7 +84,7 @@ def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: Wor
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:
-        space, reader = RestDatabase("default"), reader_of_orders(is_hasty=True)
+        space, reader = RestDatabase("default"), reader_of_orders(may_wait=False)
         # Runs before the task that waits is told.
         reader.result.add_done_callback(lambda _: task.cancel())
         task = asyncio.create_task(space.take(reader))

@@ -84,10 +84,10 @@ def test_the_page_names_every_call_and_the_bounds():
         shown = path.replace("{ns}", "{namespace}").replace("{number}", "{id}")
         shown = shown.replace("/api/q/{namespace}/{queue}", "…")
         assert shown in PAGE, path
-    assert f"{namespaces.MOST_READERS:,}" in PAGE
-    assert f"{namespaces.MOST_READERS_OF_USER:,}" in PAGE
-    assert f"{bodies._MOST_SINGLE} at most" in PAGE
-    assert f"{bodies._MOST_CHARACTERS // 1024} KiB" in PAGE
+    assert f"{namespaces.MAX_WAITERS:,}" in PAGE
+    assert f"{namespaces.MAX_WAITERS_PER_USER:,}" in PAGE
+    assert f"{bodies._MAX_SINGLE_HEADERS} at most" in PAGE
+    assert f"{bodies._MAX_HEADERS_CHARACTERS // 1024} KiB" in PAGE
 
 
 def test_without_django_ninja_every_address_says_what_to_install():

@@ -57,7 +57,7 @@ class Shelf:
         next_at = None if self.next_seconds is None else monotonic() + self.next_seconds
         return QueueState(next_at, monotonic() + 30, is_listening=True, is_new=is_new)
 
-    def give_back(self, ident: str, elements: Sequence[TakenRow]) -> None:
+    def release(self, ident: str, elements: Sequence[TakenRow]) -> None:
         self.given_back += [element.id for element in elements]
 
     def _check(self) -> None:
@@ -65,9 +65,9 @@ class Shelf:
             raise ConnectionLost("gone")
 
 
-def reader_of_orders(*, is_hasty: bool) -> WaitingRequest:
+def reader_of_orders(*, may_wait: bool) -> WaitingRequest:
     now, who = datetime.now(UTC), Credentials(1, "")
-    return WaitingRequest("tid", "orders", "worker", 120.0, False, is_hasty, who, now, now)
+    return WaitingRequest("tid", "orders", "worker", 120.0, False, may_wait, who, now, now)
 
 
 class Scene:
@@ -78,8 +78,8 @@ class Scene:
         self.has_ended = asyncio.Event()
         self.line = QueueWaiters("orders", self.shelf, lambda _: self.has_ended.set())
 
-    def join(self, *, is_hasty: bool = False) -> WaitingRequest:
-        reader = reader_of_orders(is_hasty=is_hasty)
+    def join(self, *, may_wait: bool = True) -> WaitingRequest:
+        reader = reader_of_orders(may_wait=may_wait)
         self.line.join(reader)
         reader.result.add_done_callback(lambda _: self.line.leave(reader))
         return reader
@@ -107,7 +107,7 @@ def played(scenario: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
     async def run(scene: Scene, **fixtures: Any) -> None:
         async with asyncio.timeout(60):
             await scenario(scene, **fixtures)
-            for reader in list(scene.line.readers):
+            for reader in list(scene.line.waiters):
                 reader.cancel()
                 with suppress(ApiError):
                     await reader.result
@@ -175,7 +175,7 @@ async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
 ):
     monkeypatch.setattr(wakeups, "POLL_LEAST", 0.01)
     # It is no database that is away.
-    monkeypatch.setattr(lines, "_AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(lines, "_UNREACHABLE_SECONDS", 0.0)
     scene.shelf.is_held_up = True
     first, second = scene.join(), scene.join()
     await scene.settled()
@@ -198,7 +198,7 @@ async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene
         # The call has looked already: a push, and then one who must see it.
         scene.shelf.before_answer = None
         scene.shelf.elements.append(9)
-        hasty.append(scene.join(is_hasty=True))
+        hasty.append(scene.join(may_wait=False))
         hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
 
     scene.shelf.before_answer = meanwhile
