@@ -72,7 +72,7 @@ def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
     assert len(shown) == 40
 
 
-def test_what_is_malformed_is_to_api_error():
+def test_what_is_malformed_is_refused():
     for content_type in ("text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"):
         with pytest.raises(bodies.MalformedContent):
             bodies.parse_request(b"", content_type, {})

@@ -102,7 +102,7 @@ def test_a_push_may_be_for_later_or_have_a_key(worker: Caller):
     assert worker.take("orders", to=60).data == b"soon"
 
 
-def test_malformed_arguments_and_names_are_to_api_error(worker: Caller):
+def test_malformed_arguments_and_names_are_refused(worker: Caller):
     pushes: list[dict[str, object]] = [
         {"delay": -1}, {"delay": "nan"}, {"delay": "x"}, {"delay": 1e10}, {"mature": "soon"},
         {"mature": "2026-01-01T00:00:00"}, {"tries": -1}, {"tries": 2**31}, {"key": "\0"},

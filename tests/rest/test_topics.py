@@ -18,7 +18,7 @@ def test_a_message_reaches_who_listens(worker: Caller, rest: World):
     assert worker.call("POST", "topics/ROOM", b"x").json == {"heard": False}
 
 
-def test_what_no_rule_gives_is_to_api_error(worker: Caller, rest: World):
+def test_what_no_rule_gives_is_refused(worker: Caller, rest: World):
     rest.rules("user2 LISTENER Topic SECRET R 60")
     rest.node("user2", "LISTENER").ok("topic_listen", "SECRET")
     for method in ("GET", "POST"):
