@@ -1,6 +1,5 @@
 """Which mutants there are, and which test kills each."""
 
-import random
 import re
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +31,6 @@ class Killers:
         lines = sorted(f"{test} | {mutant}\n" for mutant, test in self.by_mutant.items())
         self.path.write_text("".join(lines))
 
-    def sample(self, names: list[str], number: int) -> list[str]:
-        """So many of these, others each time."""
-        return random.sample(names, min(number, len(names)))
-
 
 class Catalogue:
     """The functions of an installed database, and what can be taken out of them."""
@@ -48,17 +43,13 @@ class Catalogue:
         found = [
             mutant
             for function, source in self._sources.items()
-            for mutant in (*mutants(function, source), *self._by_hand(function, source))
+            for mutant in mutants(function, source)
         ]
+        for function, old, new in BY_HAND:
+            source = self._sources[function]
+            start = source.index(old)
+            found.append(Mutant(function, source, start, start + len(old), new))
         return {each.name: each for each in found if each.name.startswith(beginning)}
-
-    def _by_hand(self, function: str, source: str) -> list[Mutant]:
-        made = []
-        for name, old, new in BY_HAND:
-            if name == function:
-                start = source.index(old)
-                made.append(Mutant(function, source, start, start + len(old), new))
-        return made
 
     def files_for(self, function: str) -> list[Path]:
         """Test files that call it, directly or not; first those that call little else."""

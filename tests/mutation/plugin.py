@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -48,7 +49,7 @@ class Sweep:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run no test once, but those of each mutant."""
-        self._first_failing(session, session.items[:1])  # it makes the database
+        self._fails_alone(session, session.items[0])  # it makes the database
         wanted, killers = self._config.getoption("mutants"), Killers()
         server = session.config.stash[SERVER]
         with psycopg.connect(
@@ -62,9 +63,10 @@ class Sweep:
                     items = [each for each in session.items if plain(each) == killer]
                     self._tell(*self._verdict(session, owner, found.get(name), items), name)
             unknown = [name for name in found if name not in killers.by_mutant]
-            for name in killers.sample(unknown, self._config.getoption("find")):
-                files = catalogue.files_for(found[name].function)
-                items = self._items_of(session, files[: self._config.getoption("files")])
+            number = min(len(unknown), self._config.getoption("find"))
+            for name in random.sample(unknown, number):
+                files = catalogue.files_for(found[name].function)[: self._config.getoption("files")]
+                items = [item for file in files for item in session.items if item.path == file]
                 verdict, how = self._verdict(session, owner, found[name], items)
                 if verdict == "killed":
                     killers.add(name, how)
@@ -72,9 +74,6 @@ class Sweep:
         print(*(f"{self._verdicts[what]} {what}" for what in VERDICTS), sep=", ")
         session.testsfailed = self._verdicts["SURVIVED"] + self._verdicts["ERROR"]
         return True
-
-    def _items_of(self, session: pytest.Session, files: list[Path]) -> list[pytest.Item]:
-        return [item for file in files for item in session.items if item.path == file]
 
     def _tell(self, verdict: str, how: str, name: str) -> None:
         self._verdicts[verdict] += 1
@@ -102,7 +101,7 @@ class Sweep:
             return "SURVIVED", plain(items[0])
         if broken := BROKEN.search(self._failed[0].longreprtext):
             return "ERROR", f"{plain(killer)}: {broken.group()}"
-        if self._first_failing(session, [killer]):
+        if self._fails_alone(session, killer):
             return "ERROR", f"{plain(killer)} fails without it\n{self._failed[0].longreprtext}"
         return "killed", plain(killer)
 
@@ -111,31 +110,20 @@ class Sweep:
 
         Others fail because of what an earlier test has left.
         """
-        self._begin(session)
-        for item, following in pairwise([*items, session]):
-            if self._fails(item, following) and self._first_failing(session, [item]):
-                return item
-        return None
+        failing = self._failing(session, items)
+        return next((item for item in failing if self._fails_alone(session, item)), None)
 
-    def _first_failing(
-        self, session: pytest.Session, items: list[pytest.Item]
-    ) -> pytest.Item | None:
-        """Run tests until one fails, as `_failed` tells."""
-        self._begin(session)
-        for item, following in pairwise([*items, session]):
-            if self._fails(item, following):
-                return item
-        return None
+    def _fails_alone(self, session: pytest.Session, item: pytest.Item) -> bool:
+        return any(self._failing(session, [item]))
 
-    def _begin(self, session: pytest.Session) -> None:
-        """End all fixtures but those of the session."""
+    def _failing(self, session: pytest.Session, items: list[pytest.Item]) -> Iterator[pytest.Item]:
+        """Run tests without the fixtures of earlier ones; those that fail, as `_failed` tells."""
         session._setupstate.teardown_exact(session)  # type: ignore[arg-type]
-        self._failed.clear()
-
-    def _fails(self, item: pytest.Item, following: pytest.Item) -> bool:
-        self._failed.clear()
-        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
-        return bool(self._failed)
+        for item, following in pairwise([*items, session]):
+            self._failed.clear()
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._failed:
+                yield item
 
 
 def plain(item: pytest.Item) -> str:

@@ -43,7 +43,7 @@ class Function:
 
 def public_functions(world: World) -> dict[str, Function]:
     """Read all public functions from the catalogue."""
-    rows = world.owner.connection.execute(READ, [FUNCTIONS]).fetchall()
+    rows = world.execute(READ, [FUNCTIONS]).fetchall()
     return {
         name: Function(
             name,

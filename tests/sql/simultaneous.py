@@ -40,6 +40,14 @@ def wait_until_blocked(world: World, program: Program) -> None:
 
 
 @contextmanager
+def blocked(world: World, program: Program, act: Callable[[], T]) -> Iterator[Future[T]]:
+    """Run an act of a program beside the test; the block begins when the act waits for a lock."""
+    with in_background(act) as future:
+        wait_until_blocked(world, program)
+        yield future
+
+
+@contextmanager
 def begins_with(world: World, name: str, statement: str) -> Iterator[None]:
     """Within, a function of ours begins with a statement of the test."""
     original = world.owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")

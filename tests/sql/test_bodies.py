@@ -45,21 +45,6 @@ def test_the_line_of_get_data_is_the_header_received_without_its_key(pair: Pair)
         assert listener.data(json.dumps(forged) + "\nforged") == (line, body)
 
 
-@pytest.mark.parametrize(
-    "size",
-    # The biggest takes seconds.
-    [2**13, 2**20, pytest.param(50 * 2**20, marks=pytest.mark.nightly)],
-    ids=["8kB", "1MB", "50MB"],
-)
-def test_a_body_comes_back_whole(pair: Pair, size: int) -> None:
-    sender, listener = pair
-    body = "0123456789abcé\n" * (size // 16)
-    sender.ok("topic_send", "T", body)
-    [payload] = listener.payloads()
-    assert parse(payload)["Size"] == size
-    assert listener.data(payload)[1] == body
-
-
 def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -> None:
     world.rules("user2 MORE* Topic T R 10", "user3 EYE Topic T O 10")
     receivers = [world.node("user2", f"MORE{number}", listen="T") for number in range(3)]
@@ -244,29 +229,22 @@ def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pai
     assert (meanwhile, world.owner.query(COUNT)) == (1, 0)
 
 
-def test_a_sender_in_an_open_transaction_delays_nothing(world: World, pair: Pair) -> None:
+def test_removal_waits_for_no_sender_and_hides_nothing_before_its_commit(
+    world: World, pair: Pair
+) -> None:
     sender, listener = pair
-    put(world, 1, "-1 hour")
-    sender.execute("BEGIN")
-    sender.ok("topic_send", "T", LONG)
     listener.execute("SET statement_timeout = '30s'")
-    listener.ok("evaluate")
-    removed = world.owner.query(COUNT)
-    sender.execute("COMMIT")
-    assert removed == 0
+    put(world, 1, "-1 hour")
+    with sender.connection.transaction():
+        sender.ok("topic_send", "T", LONG)
+        listener.ok("evaluate")
+        assert world.owner.query(COUNT) == 0
     assert listener.data(listener.payloads()[-1])[1] == LONG
-
-
-def test_an_uncommitted_removal_is_never_seen_by_readers(world: World, pair: Pair) -> None:
-    sender, listener = pair
     put(world, 1, "-1 hour")
     payload = put(world, 1, "1 hour")
-    sender.execute("BEGIN")
-    sender.ok("evaluate")
-    listener.execute("SET statement_timeout = '30s'")
-    fetched = listener.data(payload)
-    sender.execute("COMMIT")
-    assert fetched[1] == "kept"
+    with sender.connection.transaction():
+        sender.ok("evaluate")
+        assert listener.data(payload)[1] == "kept"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tests.reliability.counts import size
 from tests.sql.conftest import Pair, Program, World
-from tests.sql.simultaneous import begins_with, in_background, together, wait_until_blocked
+from tests.sql.simultaneous import begins_with, blocked, together
 
 ROUNDS = range(size(5, 20))
 DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RETURNING id"
@@ -77,22 +77,12 @@ def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, numbe
         answers = together(*(lambda p=p: p.call("init", "ONE") for p in rivals))
         assert sorted(answer["Err"] for answer in answers) == ["0", str(number)]
         assert watcher.events() == ["connect ONE"]
-        rivals[[answer["Err"] for answer in answers].index("0")].ok("deinit", "ONE")
+        winner, loser = rivals if answers[0]["Err"] == "0" else reversed(rivals)
+        assert loser.error("use", "ONE")[0] == 50
+        left = "SELECT count(*) FROM psqlmessages_session WHERE pid = %s"
+        assert world.owner.query(left, loser.pid) == 0
+        winner.ok("deinit", "ONE")
         watcher.payloads()
-
-
-def test_who_lost_an_init_at_once_has_no_session(world: World, watcher: Program) -> None:
-    world.rules("user1 ONE Topic T R 5")
-    winner, loser = world.program("user1"), world.program("user1")
-    winner.execute("BEGIN")
-    winner.ok("init", "ONE")
-    with in_background(lambda: loser.error("init", "ONE")) as lost:
-        wait_until_blocked(world, loser)
-        winner.execute("COMMIT")
-    assert lost.result()[0] == 8
-    assert loser.error("use", "ONE")[0] == 50
-    left = "SELECT count(*) FROM psqlmessages_session WHERE pid = %s"
-    assert world.owner.query(left, loser.pid) == 0
 
 
 @pytest.mark.parametrize(
@@ -136,8 +126,7 @@ def test_a_change_awaits_a_deletion(
     world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
     world.execute("BEGIN")
     world.owner.query(DELETE)
-    with in_background(lambda: nodes[0].error(function, argument)) as refused:
-        wait_until_blocked(world, nodes[0])
+    with blocked(world, nodes[0], lambda: nodes[0].error(function, argument)) as refused:
         world.execute("COMMIT")
     assert refused.result()[0] == (5 if function == "init" else 2)
 
@@ -149,8 +138,7 @@ def test_a_lost_rule_leaves_nobody(world: World, nodes: Pair, function: str, arg
     world.rules("user1 A Topic OTHER R 5")
     nodes[0].execute("BEGIN")
     nodes[0].ok(function, argument)
-    with in_background(lambda: world.owner.query(DELETE)):
-        wait_until_blocked(world, world.owner)
+    with blocked(world, world.owner, lambda: world.owner.query(DELETE)):
         nodes[0].execute("COMMIT")
     assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
     assert channels(world) == (0, 0)
@@ -182,8 +170,7 @@ def test_a_rule_that_goes_meanwhile_refuses_a_send(
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")
     world.owner.query("SELECT pg_advisory_lock(77)::text")
-    with in_background(lambda: nodes[0].error(function, *arguments)) as refused:
-        wait_until_blocked(world, nodes[0])
+    with blocked(world, nodes[0], lambda: nodes[0].error(function, *arguments)) as refused:
         world.execute("DELETE FROM messages.auth WHERE ident = 'A'")
         world.owner.query("SELECT pg_advisory_unlock(77)")
     assert refused.result()[0] == 2

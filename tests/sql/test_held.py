@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from psqlmessages.sql import SCRIPTS
 from tests.sql.conftest import Program, World
 from tests.sql.simultaneous import wait_until_blocked
 
@@ -61,6 +60,7 @@ def listeners(world: World) -> list[Program]:
     ("act", "later"),
     [
         ("UPDATE messages.auth SET timeout = 20 WHERE ident = 'B'", "B"),
+        ("UPDATE psqlmessages_queue SET key_timeout = 60", ""),
         ("LOCK TABLE psqlmessages_observation IN ACCESS EXCLUSIVE MODE", "BC"),
         ("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE", "BC"),
     ],
@@ -69,11 +69,12 @@ def test_what_is_locked_is_told_later_and_other_crashes_at_once(
     world: World, listeners: list[Program], call: tuple[str, ...], act: str, later: str
 ) -> None:
     told, *dying = listeners
+    caller(world).ok(*PUSH)
     with held(world, act):
         for node in dying:
             world.kill(node)
         caller(world).ok(*call)
-        assert told.events() == ends_of("" if "C" in later else "C")
+        assert sorted(told.events()) == sorted(ends_of("".join({*"BC"} - {*later})))
     caller(world).ok(*call)
     assert sorted(told.events()) == sorted(ends_of(later))
 
@@ -93,25 +94,6 @@ def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World) 
         assert world.owner.query(idents) == ["A", "D"]
     back.ok("init", "D")
     assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
-
-
-@every_way
-def test_crashes_are_told_while_a_queue_is_held_and_role_memberships_changed(
-    world: World, listeners: list[Program], call: tuple[str, ...]
-) -> None:
-    told, dying, waiting = listeners
-    waiting.ok("queue_listen", "B", "Q")
-    caller(world).ok("evaluate")
-    world.superuser().execute("GRANT team TO user2")
-    try:
-        with held(world, "UPDATE psqlmessages_queue SET key_timeout = 60"):
-            world.kill(dying)
-            caller(world).ok(*call)
-            assert told.events() == ["topic_unlisten B T", "crash B"]
-        caller(world).ok("evaluate")
-        assert '"Evt":"moved"' in "".join(waiting.payloads())
-    finally:
-        world.superuser().execute("REVOKE team FROM user2")
 
 
 def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(world: World) -> None:
@@ -142,17 +124,6 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
             caller(world).ok(*PUSH)
             assert not world.owner.query(IS_TENDED.format(put_off))
             assert world.owner.query(IS_TENDED.format(tended))
-
-
-def test_an_upgrade_that_waits_lets_calls_go_on(world: World) -> None:
-    upgrade = world.superuser()
-    upgrade.execute("SET deadlock_timeout = '1min'")
-    locks = (SCRIPTS / "install/lock_tables.sql").read_text()
-    with held(world, "LOCK TABLE messages._evaluation IN ACCESS SHARE MODE"):
-        upgrade.connection.pgconn.send_query(locks.encode())
-        wait_until_blocked(world, upgrade)
-        caller(world).ok(*PUSH)
-        world.kill(upgrade)
 
 
 def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World) -> None:

@@ -181,19 +181,6 @@ def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, num
     assert answers == [{"Err": "0", "Nodes": idents}] * 2
 
 
-def test_the_node_an_event_is_about_is_told_of_none_events_only(world: World) -> None:
-    gateway, idents = gateway_of(world, 3)
-    gateway.ok("use", "GATE01")
-    gateway.ok("topic_notify", "T")
-    gateway.ok("topic_unnotify", "T")
-    payloads = gateway.payloads()
-    others = ["GATE00", "GATE02"]
-    assert {header["Evt"]: header["Nodes"] for header in map(parse, payloads)} == {
-        "topic_notify": others, "topic_unnotify": others, "topic_none_notify": idents,
-    }  # fmt: skip
-    assert gateway.ok("audience", payloads[0])["Nodes"] == others
-
-
 def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world: World) -> None:
     world.rules("user1 SUBJECT Topic T RW 10", "user2 P* Topic T R 10")
     for name in BEGIN_ELSE:

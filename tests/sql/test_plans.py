@@ -150,14 +150,6 @@ def test_neither_an_answer_nor_a_kept_body_reads_a_big_table_whole(nodes: Pair) 
             assert_reads_little(cold, "return", "HOT", json.loads(payload)["Token"], "x")
 
 
-@pytest.mark.parametrize("function", ["topic_status", "topic_listen"])
-def test_the_measure_notices_where_indexes_are_switched_off(nodes: Pair, function: str) -> None:
-    for kind in "indexscan", "indexonlyscan", "bitmapscan":
-        nodes[0].execute(f"SET enable_{kind} = off")
-    with pytest.raises(AssertionError, match="scans, rows"):
-        assert_reads_little(nodes[0], function, "S77")
-
-
 GROWN = 5000
 # Nobody analyzes: the plans of connections that are there stay as they are.
 GROW = """

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.simultaneous import blocked, in_background
 
 pytestmark = pytest.mark.versions
 MOST_SECONDS = 2
@@ -101,8 +101,9 @@ def turns(scene: Scene) -> Iterator[None]:
         for last, following in cycle((both, both[::-1])):
             following.execute("BEGIN")
             following.ok("topic_status", "T")
-            with in_background(lambda node=following: node.ok("topic_notify", "T")):
-                wait_until_blocked(scene.world, following)
+            with blocked(
+                scene.world, following, lambda node=following: node.ok("topic_notify", "T")
+            ):
                 last.execute("ROLLBACK")
             if stop.wait(0.05):
                 following.execute("ROLLBACK")
@@ -223,8 +224,7 @@ def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple
     )
     other.execute("BEGIN")
     other.ok(*call)
-    with in_background(lambda: refused(bad, call)) as answer:
-        wait_until_blocked(world, bad)
+    with blocked(world, bad, lambda: refused(bad, call)) as answer:
         world.execute("DELETE FROM messages.auth WHERE role = 'user2'")
         sender.ok("publish", "SENDER", "T", "secret")
         other.execute("ROLLBACK")
@@ -259,28 +259,6 @@ def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World) -
     assert bad.error("init", "BAD")[0] == 5
     idents = world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client")
     assert idents == ["SENDER", "HELPER"]
-
-
-def test_many_nodes_are_looked_at_again_once_a_second_and_not_by_each_session(world: World) -> None:
-    world.rules(*RULES)
-    many = world.program("user3")
-    with many.connection.transaction():
-        for number in range(101):
-            many.ok("init", f"HELPER{number}")
-    sender = world.node("user1", "SENDER")
-    sitting = world.program("user3")
-    do_rest = "SELECT messages._rechecks_rest()"
-    for timeout in 6, 7:
-        sitting.execute("BEGIN")
-        sitting.ok("init", f"HELPER{timeout}00")
-        world.execute(f"UPDATE messages.auth SET timeout = {timeout} WHERE ident = 'HELPER*'")
-        # Who evaluates in a transaction takes it back.
-        sitting.ok("evaluate")
-        assert not world.owner.query(do_rest)
-        sender.ok("evaluate")
-        assert world.owner.query(do_rest)
-        sitting.execute("ROLLBACK")
-    world.wait_for("SELECT NOT EXISTS (SELECT FROM messages._recheck, messages.evaluate())")
 
 
 def refused(program: Program, call: tuple[Any, ...]) -> str | None:

@@ -2,7 +2,6 @@
 
 import psycopg
 import pytest
-from django.core.management import call_command
 
 from tests.sql.conftest import Program, World, parse
 
@@ -94,15 +93,6 @@ def test_truncate_disconnects_everybody(world: World, nodes: Nodes) -> None:
         assert f"disconnect {ident}" in node.events()
         assert node.error("topic_status", "T")[0] == 50
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
-
-
-@pytest.mark.django_db(transaction=True)
-def test_after_a_flush_no_node_is_left_and_all_can_begin_again(world: World, nodes: Nodes) -> None:
-    call_command("flush", interactive=False, verbosity=0)
-    assert [node.error("topic_status", "T")[0] for node in nodes] == [50, 50, 50]
-    nodes = make_nodes(world)
-    nodes[0].ok("topic_send", "T", "x")
-    assert nodes[1].headers()[-1]["Body"] == "x"
 
 
 def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes: Nodes) -> None:

@@ -4,8 +4,6 @@ import base64
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.sql.conftest import Pair, Program, World, parse
 
@@ -184,18 +182,6 @@ def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, functi
         is_kept = ["Dkey" in parse(payload) for payload in payloads]
         assert is_kept == [length > LIMIT for length in lengths]
         assert {LIMIT, LIMIT + 1} <= set(lengths)
-
-
-@given(body=st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"])))
-@settings(
-    max_examples=30,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_any_text_but_nul_arrives_as_it_is(pair: Pair, body: str) -> None:
-    sender, listener = pair
-    sender.ok("topic_send", "T", body)
-    [header] = listener.headers(1)
-    assert (header["Body"], header["Size"]) == (body, len(body.encode()))
 
 
 @pytest.fixture

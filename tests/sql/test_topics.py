@@ -29,15 +29,6 @@ def test_beginning_and_ending_twice_say_already_the_second_time(world: World) ->
         assert answers == [ALREADY, DONE, ALREADY, DONE, ALREADY, DONE], kind
 
 
-def test_topic_auth_names_the_authorized_and_topic_status_the_active(spec_world: World) -> None:
-    one = spec_world.node("user1", "NODE1", notify="MYTOPIC")
-    node = spec_world.node("user2", "NODE2", listen="MYTOPIC", notify="MYTOPIC")
-    assert people(node, "topic_auth", "MYTOPIC") == (["NODE1", "NODE2"], ["NODE2", "NODE3"])
-    assert people(node, "topic_status", "MYTOPIC") == (["NODE1", "NODE2"], ["NODE2"])
-    one.ok("deinit", "NODE1")
-    assert people(node, "topic_status", "MYTOPIC") == (["NODE2"], ["NODE2"])
-
-
 def test_any_rule_lets_a_node_ask_and_topic_auth_names_patterns(world: World) -> None:
     world.rules("user1 NODE* Topic T R 10", "user2 SENDER Topic * W 10", "user2 EYE Topic T* O 10",
                 "user2 NODE* Topic T R 10", "user2 CALLER Rpc T W 10",
@@ -192,47 +183,3 @@ def test_after_deinit_of_the_acting_node_the_newest_acts(gateway: Program) -> No
     gateway.ok("deinit", "GATE1")
     assert gateway.error("topic_listen", "T") == (50, "call messages.init first")
     assert gateway.query("SELECT count(*) FROM pg_listening_channels()") == 0
-
-
-# What a send reads of a topic is kept step by step.
-LOOK = """
-    SELECT listeners || (
-        SELECT coalesce(string_agg(c, ' ' ORDER BY c), '') FROM unnest(channels) AS c
-    )
-    FROM psqlmessages_topic WHERE name = 'T'
-"""
-
-
-def assert_as_rebuilt(world: World) -> None:
-    """What was kept step by step is what computing it anew gives."""
-    kept = world.owner.query(LOOK)
-    world.execute("SELECT messages._rebuild_topics(ARRAY(SELECT id FROM psqlmessages_topic))")
-    assert world.owner.query(LOOK) == kept
-
-
-def test_a_channel_stays_until_the_last_of_its_nodes_has_left_or_died(world: World) -> None:
-    world.rules(
-        "user1 A* Topic T RW 5", "user1 A* Topic OTHER RW 5", "user1 A1 Topic T* O 5",
-        "user2 B Topic T R 5",
-    )  # fmt: skip
-    many = world.node("user1", "A1", "A2")
-    steps = (
-        ("A1", "listen", "T"), ("A2", "listen", "T"), ("A1", "unlisten", "T"),
-        ("A2", "unlisten", "T"),
-        # Whatever else a node does.
-        ("A1", "listen", "OTHER"), ("A1", "notify", "T"), ("A1", "listen", "T"),
-        ("A1", "unlisten", "T"), ("A1", "observe", "T*"), ("A2", "listen", "T"),
-        ("A2", "unlisten", "T"), ("A1", "unobserve", "T*"), ("A2", "listen", "T"),
-    )  # fmt: skip
-    for other_listens in False, True:
-        if other_listens:
-            other = world.node("user2", "B", listen="T")
-        for ident, act, name in steps:
-            many.ok("use", ident)
-            many.ok(f"topic_{act}", name)
-            assert_as_rebuilt(world)
-    world.kill(many)
-    other.ok("evaluate")
-    assert_as_rebuilt(world)
-    other.ok("topic_unlisten", "T")
-    assert_as_rebuilt(world)

@@ -24,7 +24,6 @@ EFFECT = """
     )
     SELECT count(*) FROM done
 """
-PASSED = "SELECT 1 FROM psqlmessages_subscription WHERE topic = 'FLOW' AND position > %s"
 LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
 CALLS = (
     "SELECT messages.publish('FLOW', 'FLOW', %s)",
@@ -92,23 +91,6 @@ def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
     (answer,) = connection.execute(call, [payloads]).fetchone()
     assert answer["Err"] == "0", answer
     return answer["Id"] or 0
-
-
-@dataclass
-class LatePublisher(Publisher):
-    """Commits each of its messages only after a later one of another publisher was read."""
-
-    def run(self) -> None:
-        with self.flow.connection() as connect, self.flow.connection() as connect_other:
-            for number in range(self.messages):
-                payload = f"{self.name}.late.{number}"
-                with connect().transaction():
-                    own_id = publish(connect(), [payload])
-                    while not connect_other().execute(PASSED, [own_id]).fetchone():
-                        if self.flow.failure:
-                            return
-                        connect_other().execute("SELECT pg_sleep(0.002)")
-                self.committed.append(payload)
 
 
 @dataclass

@@ -24,6 +24,8 @@ LIMIT = "2s"
 # Held by the test: what takes it hangs as long as the test wants.
 WAIT = "pg_advisory_lock_shared(77)"
 CALLED = "SELECT messages.publish('H', 'OWN', 'x')"
+# What else than a commit runs what is put off until then, and says so nowhere.
+EARLY = "DO $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$"
 CLASS = "SELECT messages._stream_lock(id) FROM psqlmessages_topic WHERE name = '{}'"
 DEFERRED = """
     CREATE TABLE {0} (id int);
@@ -78,7 +80,11 @@ TRICKS: dict[str, tuple[str, ...]] = {
     "a foreign key": (
         "BEGIN", CALLED, "INSERT INTO delays.child VALUES (1)", "COMMIT",
     ),
-    "evaluate": ("BEGIN", "SELECT messages.evaluate()"),
+    "evaluate": ("BEGIN", "SELECT messages.evaluate()", EARLY),
+    "deinit": (
+        "BEGIN", "SELECT messages.deinit('V')",
+        f"DECLARE held CURSOR WITH HOLD FOR SELECT {WAIT}", "COMMIT",
+    ),
     "a procedure": (
         f"DO $$ BEGIN PERFORM messages.push('H', 'SHARED', 'x'); COMMIT; PERFORM {WAIT}; END $$",
     ),
@@ -135,11 +141,11 @@ def play(world: World, trick: tuple[str, ...], background: Threads) -> Future[No
         for step in trick
     )
     for step in steps:
-        hostile.connection.execute(step)
+        hostile.execute(step)
 
     def end() -> None:
         with suppress(psycopg.Error):  # The test ends it.
-            hostile.connection.execute(last)
+            hostile.execute(last)
 
     pid = hostile.pid
     ended = background.submit(end)
@@ -162,7 +168,7 @@ class Calls:
 
     def _program(self, role: str) -> Program:
         program = self.world.program(role)
-        program.connection.execute(f"SET lock_timeout = '{LIMIT}'")
+        program.execute(f"SET lock_timeout = '{LIMIT}'")
         return program
 
     def _node(self) -> Program:
@@ -177,9 +183,7 @@ class Calls:
         self.victim.ok("publish", "V", "T", "old")
         self.victim.got("V", "T")
         self.world.kill(self.node)
-        self.world.owner.connection.execute(
-            "UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'"
-        )
+        self.world.execute("UPDATE messages._stream SET tended_at = 'epoch', switched_at = 'epoch'")
 
     def _try(self, act: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -237,8 +241,8 @@ def end_all(world: World) -> None:
         "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
         " WHERE usename = 'hostile'"
     )
-    for (gid,) in world.watcher.connection.execute(PREPARED).fetchall():
-        world.watcher.connection.execute(f"ROLLBACK PREPARED '{gid}'")
+    for (gid,) in world.watcher.execute(PREPARED).fetchall():
+        world.watcher.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
 def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background: Threads) -> None:
@@ -257,21 +261,21 @@ def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background:
 
 def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background: Threads) -> None:
     temporary = world.program("hostile")
-    temporary.connection.execute(
+    temporary.execute(
         "CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS;"
         "CREATE TEMPORARY VIEW shown AS SELECT * FROM own"
     )
     view = temporary.query("SELECT 'pg_temp.shown'::regclass::oid")
     other = world.program("hostile")
-    other.connection.execute(f"BEGIN; SELECT pg_get_viewdef({view})")
+    other.execute(f"BEGIN; SELECT pg_get_viewdef({view})")
     calls.let_housekeeping_be_due()
-    temporary.connection.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
+    temporary.execute(f"BEGIN; {CALLED}; SELECT FROM pg_temp.own")
     ended = background.submit(temporary.connection.execute, "COMMIT")
     world.wait_for(
         "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", temporary.pid
     )
     calls.make()
-    other.connection.execute("ROLLBACK")
+    other.execute("ROLLBACK")
     ended.result()
     assert calls.failed == []
 

@@ -11,20 +11,7 @@ from project.postgres import Server
 from tests.pubsub.conftest import until
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
-from tests.streams.flow import Flow, LatePublisher, Outcome
-
-GREATEST_ID_SEEN = """
-    CREATE OR REPLACE FUNCTION messages._watermark(topic_id bigint)
-    RETURNS bigint
-    LANGUAGE plpgsql
-    AS $$
-    BEGIN
-        RETURN (SELECT max(m.id) FROM psqlmessages_streammessage AS m
-                WHERE m.topic_id = _watermark.topic_id);
-    END
-    $$
-"""
-LATE = 20
+from tests.streams.flow import Flow, Outcome
 
 
 def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
@@ -47,11 +34,11 @@ def tell(what: str, outcome: Outcome) -> None:
 def unrelated(world: World) -> Iterator[None]:
     """A transaction that wrote and stays open."""
     other = world.program("user1")
-    other.connection.execute("BEGIN")
-    other.connection.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
+    other.execute("BEGIN")
+    other.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
     yield
     assert other.query("SELECT count(*) FROM unrelated") == 1
-    other.connection.execute("ROLLBACK")
+    other.execute("ROLLBACK")
 
 
 @pytest.mark.versions
@@ -66,29 +53,6 @@ def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, message
     assert outcome.rolled_back > messages / 100
     assert min(outcome.reader.killed, outcome.reader.rolled_back) > 0
     assert messages < 100_000 or outcome.emptied > 5
-
-
-@pytest.fixture
-def greatest_id_seen(world: World) -> Iterator[None]:
-    """The horizon as who does not know better would compute it."""
-    right = world.owner.query("SELECT pg_get_functiondef('messages._watermark'::regproc)")
-    world.owner.connection.execute(GREATEST_ID_SEEN)
-    yield
-    world.owner.connection.execute(right)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("unrelated", "greatest_id_seen")
-@sizes(1_000, 8_000)
-def test_a_reader_by_the_greatest_id_seen_loses_messages(world: World, messages: int) -> None:
-    """So the flow finds such an error: each late message is lost for certain."""
-    flow = Flow(world.server.url(), messages)
-    late = LatePublisher(flow, len(flow.publishers), LATE)
-    flow.publishers.append(late)
-    outcome = flow.run()
-    tell("for comparison, a reader that goes by the greatest id it sees", outcome)
-    assert len(late.committed) == LATE
-    assert outcome.lost >= LATE
 
 
 def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:

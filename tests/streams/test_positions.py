@@ -12,17 +12,17 @@ from tests.streams.conftest import Stream
 pytestmark = pytest.mark.versions
 
 
-def watermarks(program: Program, *topics: str, **options: Any) -> dict[str, dict[str, Any]]:
+def watermarks(stream: Stream, *topics: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Call stream_horizons as SUB: for each topic what it says."""
     after = json.dumps(options["after"]) if "after" in options else None
     arguments = "SUB", list(topics), after, options.get("max_rows")
-    told = program.ok("stream_horizons", *arguments)["Topics"]
+    told = stream.subscriber.ok("stream_horizons", *arguments)["Topics"]
     return {each["Topic"]: each for each in told}
 
 
-def horizon(program: Program, **options: Any) -> int:
+def horizon(stream: Stream, **options: Any) -> int:
     """The horizon of T."""
-    return int(watermarks(program, "T", **options)["T"]["Horizon"])
+    return int(watermarks(stream, "T", **options)["T"]["Horizon"])
 
 
 def subscribe_from(stream: Stream, *positions: int, topic: str = "T") -> dict[str, Any]:
@@ -31,34 +31,29 @@ def subscribe_from(stream: Stream, *positions: int, topic: str = "T") -> dict[st
 
 
 def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream) -> None:
-    assert horizon(stream.subscriber) == 0
-    last = stream.publish("one", "two")
-    assert watermarks(stream.subscriber, "T")["T"] == {
-        "Topic": "T", "Removed": 0, "Horizon": last, "Newest": last,
-    }  # fmt: skip
-
-
-def test_an_open_publisher_holds_the_horizon_of_its_topic_alone(stream: Stream) -> None:
+    assert horizon(stream) == 0
     first = stream.publish("first")
+    told = {"Topic": "T", "Removed": 0, "Horizon": first, "Newest": first}
+    assert watermarks(stream, "T")["T"] == told
+    # An open publisher holds that of its topic alone.
     with stream.late("late"):
         newest, other = stream.publish("second"), stream.publish("other", topic="NEW.1")
-        told = watermarks(stream.subscriber, "T", "NEW.1")
-        assert (told["T"]["Horizon"], told["T"]["Newest"]) == (first, newest)
-        assert told["NEW.1"]["Horizon"] == other
-    assert horizon(stream.subscriber, after={"T": first}) == newest
+        both = watermarks(stream, "T", "NEW.1")
+        assert (both["T"], both["NEW.1"]["Horizon"]) == (told | {"Newest": newest}, other)
+    assert horizon(stream, after={"T": first}) == newest
 
 
 def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream) -> None:
     ids = [stream.publish("x", topic=topic) for topic in ["T", "NEW.1"] * 3]
     for max_rows in range(1, 6):
         after = {"T": ids[0]}
-        told = watermarks(stream.subscriber, "T", "NEW.1", after=after, max_rows=max_rows)
+        told = watermarks(stream, "T", "NEW.1", after=after, max_rows=max_rows)
         between = [
             each for topic, told_of in told.items() for each in ids[topic != "T" :: 2]
             if after.get(topic, 0) < each <= told_of["Horizon"]
         ]  # fmt: skip
         assert sorted(between) == ids[1 : 1 + max_rows]
-        reached = horizon(stream.subscriber, after=after, max_rows=max_rows)
+        reached = horizon(stream, after=after, max_rows=max_rows)
         assert reached == ids[2 * min(max_rows, 2)]
 
 
@@ -68,37 +63,26 @@ def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
         "user2 SUB2 Topic TT R 10", "user3 SUB Topic TT R 10", "user2 SUB Topic TT W 10",
         "user2 SUB Queue TT R 10",
     )  # fmt: skip
-    assert list(watermarks(stream.subscriber, "T*")) == ["T", "TU"]
-    assert list(watermarks(stream.subscriber, "*")) == ["T", "TU"]
-    assert list(watermarks(stream.subscriber, "X*")) == []
+    assert list(watermarks(stream, "T*")) == ["T", "TU"]
+    assert list(watermarks(stream, "*")) == ["T", "TU"]
+    assert list(watermarks(stream, "X*")) == []
 
 
-def test_a_subscription_at_a_position_keeps_what_comes_after_it(stream: Stream) -> None:
-    first = stream.publish("first")
-    subscribe_from(stream, first)
-    stream.publish("second", "third")
-    stream.prune()
-    assert stream.got() == ["second", "third"]
-    stream.prune()
-    assert stream.stored() == []
-
-
-def test_a_subscription_goes_back_and_forward(stream: Stream) -> None:
+def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream: Stream) -> None:
     stream.retain(1000)
     ids = [stream.publish(str(number)) for number in range(4)]
     for position in (0, *ids, ids[1]):
         subscribe_from(stream, position)
         assert stream.state()["Backlog"] == sum(each > position for each in ids)
+    stream.retain(0)
+    stream.prune()
     assert stream.got() == ["2", "3"]
-
-
-def test_who_stands_before_what_was_removed_is_told(stream: Stream) -> None:
-    removed = stream.publish("gone", "gone too")
     stream.prune()
     assert stream.stored() == []
-    assert subscribe_from(stream, removed - 1)["Missed"] == [{"Topic": "T", "Removed": removed}]
-    assert subscribe_from(stream, removed)["Missed"] == []
-    assert watermarks(stream.subscriber, "T")["T"]["Removed"] == removed
+    # Who stands before what was removed is told.
+    missed = [{"Topic": "T", "Removed": ids[3]}]
+    assert [subscribe_from(stream, at)["Missed"] for at in (ids[2], ids[3])] == [missed, []]
+    assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
 
 
 def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -> None:
@@ -111,7 +95,7 @@ def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -
     stream.publish("new", topic="NEW.1")
     answer = subscribe_from(stream, first, topic="NEW.1")
     assert answer["Missed"] == [{"Topic": "NEW.1", "Removed": missed}]
-    assert watermarks(stream.subscriber, "NEW.*")["NEW.1"]["Removed"] == missed
+    assert watermarks(stream, "NEW.*")["NEW.1"]["Removed"] == missed
     assert subscribe_from(stream, missed, topic="NEW.1")["Missed"] == []
     assert stream.got(topic="NEW.1") == ["new"]
 
@@ -121,7 +105,7 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
     second = stream.world.program("user2")
     with stream.subscriber.connection.transaction():
         stream.subscriber.ok("subscribe_from", "SUB", ["NEW.1", "T"], [0, 0], 60)
-        second.connection.execute("SET lock_timeout = '100ms'")
+        second.execute("SET lock_timeout = '100ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
             second.call("subscribe_from", "SUB", ["T", "NEW.1"], [0, 0], 60)
     second.ok("subscribe_from", "SUB", ["T", "NEW.1"], [0, 0], 60)

@@ -2,91 +2,49 @@
 
 import random
 import threading
-from collections.abc import Callable
 from functools import partial
 
 import psycopg
 import pytest
 
 from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import in_background, together, wait_until_blocked
+from tests.sql.simultaneous import blocked, together
 from tests.streams.conftest import Stream
 
-# So many turns each of those has who do something at once.
-TURNS = 12
 # What a subscription has left before it expires: nothing, about as long as a ping takes, plenty.
 LEFT_SECONDS = [0, 0.01, 0.1, 50]
 
 
-def at_once(*acts: Callable[[], object]) -> list[int]:
-    """Repeat each act in a thread of its own until all had enough turns; the turns of each."""
-    times, is_over = [0] * len(acts), threading.Event()
-
-    def repeat(number: int) -> None:
-        try:
-            while not is_over.is_set() and min(times) < TURNS:
-                acts[number]()
-                times[number] += 1
-        except BaseException:
-            is_over.set()
-            raise
-
-    together(*(partial(repeat, number) for number in range(len(acts))))
-    return times
-
-
 def test_what_comes_after_a_first_call_is_always_got(stream: Stream, world: World) -> None:
-    dice = random.Random(1)  # noqa: S311
-    others = [world.program("user1") for _ in range(3)]
+    dice, is_over = random.Random(1), threading.Event()  # noqa: S311
 
     def publish(program: Program) -> None:
-        with program.connection.transaction(force_rollback=dice.random() < 0.3):
-            program.ok("publish", "PUB", "T", "noise")
-            program.query("SELECT pg_sleep(%s)", dice.random() / 100)
+        while not is_over.is_set():
+            with program.connection.transaction(force_rollback=dice.random() < 0.3):
+                program.ok("publish", "PUB", "T", "noise")
+                program.query("SELECT pg_sleep(%s)", dice.random() / 100)
 
     def subscribe() -> None:
-        stream.got()
-        stream.publish("mine")
-        found: list[str] = []
-        while "mine" not in found:
-            found += stream.got()
-        assert stream.subscriber.ok("unsubscribe", "SUB", "T") == {"Err": "0"}
+        try:
+            for _ in range(12):
+                found = stream.got()
+                stream.publish("mine")
+                while "mine" not in found:
+                    found += stream.got()
+                assert stream.subscriber.ok("unsubscribe", "SUB", "T") == {"Err": "0"}
+        finally:
+            is_over.set()
 
-    at_once(subscribe, *(partial(publish, program) for program in others))
-
-
-def test_subscribing_and_ending_at_once_counts_right(stream: Stream, world: World) -> None:
-    programs = [world.program("user2") for _ in range(4)]
-
-    def come_and_go(program: Program) -> None:
-        program.got("SUB", "T")
-        program.got("SUB2", "T")
-        program.ok("unsubscribe", "SUB", "T")
-
-    def register(program: Program) -> None:
-        program.call("connect_stream", "SUB")
-        program.ok("deinit", "SUB")
-
-    at_once(*(partial(come_and_go, each) for each in programs[:3]), lambda: register(programs[3]))
-    counted = stream.query("SELECT subscriptions FROM psqlmessages_topic WHERE name = 'T'")
-    alive = stream.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive")
-    assert counted == alive
+    together(subscribe, *(partial(publish, world.program("user1")) for _ in range(3)))
 
 
 def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: World) -> None:
-    programs = [world.program("user2") for _ in range(3)]
-    for turn in range(8):
-        together(*(lambda p=p: p.got("SUB", "T") for p in programs))
-        stream.publish(str(turn))
-        assert stream.got() == [str(turn)]
-        stream.subscriber.ok("unsubscribe", "SUB", "T")
-    # The second of them does not begin anew.
-    stream.subscriber.connection.execute("BEGIN")
+    other = world.program("user2")
+    stream.subscriber.execute("BEGIN")
     stream.got()
-    with in_background(lambda: programs[0].got("SUB", "T")) as second:
-        wait_until_blocked(world, programs[0])
+    with blocked(world, other, lambda: other.got("SUB", "T")) as second:
         stream.publish("x")
-        stream.subscriber.connection.execute("COMMIT")
+        stream.subscriber.execute("COMMIT")
     assert [*second.result(), *stream.got()] == ["x"]
 
 
@@ -106,8 +64,7 @@ def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
     program = stream.subscriber if arguments[0] == "SUB" else stream.publisher
     stream.execute("BEGIN")
     stream.execute("DELETE FROM messages.auth WHERE ident || dest = ANY('{SUBT,PUBNEW.*}')")
-    with in_background(lambda: program.error(function, *arguments)) as refusal:
-        wait_until_blocked(world, program)
+    with blocked(world, program, lambda: program.error(function, *arguments)) as refusal:
         stream.execute("COMMIT")
     assert (refusal.result()[0], stream.topics()) == (2, ["T"])
     assert stream.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive") == 0
@@ -116,7 +73,7 @@ def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
 def test_what_is_committed_while_a_first_call_is_not_is_not_removed(stream: Stream) -> None:
     with stream.late("late") as late, stream.subscriber.connection.transaction():
         stream.got()
-        late.connection.execute("COMMIT")
+        late.execute("COMMIT")
         stream.prune()
     assert stream.got() == ["late"]
     stream.subscriber.ok("unsubscribe", "SUB", "T")
@@ -142,23 +99,6 @@ def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: Wor
         outcomes.add(is_recovered)
         stream.subscriber.ok("unsubscribe", "SUB", "T")
     assert outcomes == {True, False}
-
-
-def test_rules_are_saved_while_streams_are_busy(stream: Stream, world: World) -> None:
-    saver = world.program()
-    stream.got()
-    received: list[str] = []
-
-    def save() -> None:
-        saver.connection.execute(
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-            " VALUES ('user2', 'SUB', 'Topic', 'T*', 'R', 5)"
-        )
-        saver.connection.execute("DELETE FROM messages.auth WHERE dest = 'T*'")
-
-    done = at_once(save, lambda: received.extend(stream.got()), lambda: stream.publish("x"))
-    received += stream.got()
-    assert len(received) == done[2]
 
 
 def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(stream: Stream) -> None:
@@ -194,8 +134,7 @@ def test_readers_wait_for_an_emptying_under_way(stream: Stream, world: World, en
     stream.got("SUB2")
     stream.execute("BEGIN")
     assert stream.prune() == 1
-    with in_background(lambda: stream.got("SUB")) as found:
-        wait_until_blocked(world, stream.subscriber)
+    with blocked(world, stream.subscriber, lambda: stream.got("SUB")) as found:
         stream.execute(end)
     assert found.result() == ["i", "j"]
 
@@ -206,40 +145,9 @@ def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world
     stream.age(10)
     stream.execute("BEGIN")
     assert stream.prune() == 1
-    with in_background(stream.state) as state:
-        wait_until_blocked(world, stream.subscriber)
+    with blocked(world, stream.subscriber, stream.state) as state:
         stream.execute("COMMIT")
     assert state.result()["Recovered"] is False
-
-
-def test_a_topic_that_comes_and_goes_loses_nothing(stream: Stream, world: World) -> None:
-    owner, publisher, node = world.program(), world.program("user1"), world.program("user1")
-
-    def follow() -> None:
-        stream.publish("makes the topic", topic="NEW.1")
-        try:
-            stream.got(topic="NEW.1")
-        except psycopg.Error as error:
-            # It has gone again meanwhile.
-            assert error.sqlstate == "PM009"  # noqa: PT017
-            return
-        stream.publish("mine", topic="NEW.1")
-        found: list[str] = []
-        while "mine" not in found:
-            found += stream.got(topic="NEW.1")
-        stream.subscriber.ok("unsubscribe", "SUB", "NEW.1")
-
-    def join() -> None:
-        node.ok("init", "PUB")
-        node.ok("topic_notify", "NEW.1")
-        node.ok("deinit", "PUB")
-
-    at_once(
-        follow,
-        join,
-        lambda: owner.query("SELECT messages._prune_streams()"),
-        lambda: publisher.ok("publish", "PUB", "NEW.1", "x"),
-    )
 
 
 def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(stream: Stream) -> None:
@@ -258,7 +166,7 @@ def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(stream: Str
 def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: World) -> None:
     stream.publish("x", topic="NEW.1")
     old = world.program("user1")
-    old.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     old.query("SELECT count(*) FROM messages.topics")
     for _ in range(3):
         stream.prune()
@@ -283,8 +191,7 @@ def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
     program = world.node("user2", "SUB2", "SUB")
     stream.execute("BEGIN")
     stream.prune()
-    with in_background(lambda: program.call(act, *arguments)) as answer:
-        wait_until_blocked(world, program)
+    with blocked(world, program, lambda: program.call(act, *arguments)) as answer:
         stream.execute("COMMIT")
     assert answer.result()["Err"] == error
 
@@ -299,13 +206,12 @@ def test_a_rule_saves_a_topic_from_its_removal(stream: Stream, world: World, sav
     )
     if saved == "rule first":
         with saver.connection.transaction():
-            saver.connection.execute(insert)
+            saver.execute(insert)
             stream.prune()
     else:
         stream.execute("BEGIN")
         stream.prune()
-        with in_background(lambda: saver.connection.execute(insert)):
-            wait_until_blocked(world, saver)
+        with blocked(world, saver, lambda: saver.execute(insert)):
             stream.execute("COMMIT")
     stream.prune()
     assert "NEW.1" in stream.topics()

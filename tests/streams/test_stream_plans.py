@@ -61,19 +61,17 @@ def full(server: TestedServer, request: pytest.FixtureRequest) -> Iterator[World
     world = World(server)
     try:
         # Nothing is tended meanwhile.
-        world.owner.connection.execute(
-            "UPDATE messages._stream SET slot = 2, tended_at = 'infinity'"
-        )
+        world.execute("UPDATE messages._stream SET slot = 2, tended_at = 'infinity'")
         world.rules("user1 N7 Topic T888 RW 5")
         for statement in BULK:
             values = {"topics": TOPICS, "messages": request.param}
-            world.owner.connection.execute(statement, values if "%" in statement else None)
+            world.execute(statement, values if "%" in statement else None)
         yield world
     finally:
         tables = ", ".join(f"psqlmessages_{name}" for name in (*TABLES, "streammessage"))
-        world.owner.connection.execute(f"TRUNCATE {tables}, messages._stream_last")
-        world.owner.connection.execute("UPDATE messages._stream SET slot = 0, tended_at = now()")
-        world.owner.connection.execute("ANALYZE")
+        world.execute(f"TRUNCATE {tables}, messages._stream_last")
+        world.execute("UPDATE messages._stream SET slot = 0, tended_at = now()")
+        world.execute("ANALYZE")
         world.close()
 
 
@@ -93,10 +91,3 @@ def test_no_call_of_streams_reads_a_big_table_whole(full: World) -> None:
             if found := whole(program, function, *arguments):
                 wrong[function, arguments, turn] = found
     assert wrong == {}, "scans and rows"
-
-
-def test_the_measure_notices_where_indexes_are_switched_off(full: World) -> None:
-    program = full.program("user1", is_fresh=True)
-    for kind in "indexscan", "indexonlyscan", "bitmapscan":
-        program.connection.execute(f"SET enable_{kind} = off")
-    assert whole(program, "subscribe", "N7", "T7", 60, 100) != {}

@@ -4,9 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.django.pgbouncer import pgbouncer
-from tests.sql.conftest import Program, World
-from tests.sql.simultaneous import in_background, wait_until_blocked
+from tests.sql.conftest import World
+from tests.sql.simultaneous import blocked
 from tests.streams.conftest import Stream, moment
 
 
@@ -75,7 +74,7 @@ def test_a_reader_that_dies_in_its_transaction_gets_the_same_again(stream: Strea
     stream.got()
     stream.publish("one", "two")
     victim = stream.world.program("user2")
-    victim.connection.execute("BEGIN")
+    victim.execute("BEGIN")
     first = victim.got("SUB", "T")
     stream.world.kill(victim)
     assert (first, stream.got()) == (["one", "two"], ["one", "two"])
@@ -93,11 +92,10 @@ def test_two_readers_double_nothing(stream: Stream, world: World, end: str, seco
     stream.got()
     stream.publish(*"abcd")
     other = world.program("user2")
-    stream.subscriber.connection.execute("BEGIN")
+    stream.subscriber.execute("BEGIN")
     assert stream.got(max_rows=2) == ["a", "b"]
-    with in_background(lambda: other.got("SUB", "T")) as found:
-        wait_until_blocked(world, other)
-        stream.subscriber.connection.execute(end)
+    with blocked(world, other, lambda: other.got("SUB", "T")) as found:
+        stream.subscriber.execute(end)
     assert found.result() == list(second)
 
 
@@ -106,7 +104,7 @@ def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream) -> None:
     stream.got("SUB2")
     stream.publish("x")
     other = stream.world.program("user2")
-    other.connection.execute("SET statement_timeout = '30s'")
+    other.execute("SET statement_timeout = '30s'")
     with stream.subscriber.connection.transaction():
         stream.got("SUB")
         assert other.got("SUB2", "T") == ["x"]
@@ -114,7 +112,7 @@ def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream) -> None:
 
 def test_messages_come_within_a_transaction_that_began_before_them(stream: Stream) -> None:
     for isolation in ("read committed", "read uncommitted"):
-        stream.subscriber.connection.execute(f"SET default_transaction_isolation = '{isolation}'")
+        stream.subscriber.execute(f"SET default_transaction_isolation = '{isolation}'")
         with stream.subscriber.connection.transaction():
             stream.got()
             stream.subscriber.query("SELECT count(*) FROM messages.stream_topics")
@@ -151,16 +149,6 @@ def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives:
     assert stream.got(timeout=60) == (["x"] if lives else [])
 
 
-def test_a_subscription_that_died_starts_afresh(stream: Stream) -> None:
-    stream.got(timeout=10)
-    stream.publish("missed")
-    stream.age(10)
-    stream.publish("missed too")
-    restarted = stream.got(timeout=100)
-    stream.publish("new")
-    assert (restarted, stream.got(timeout=100)) == ([], ["new"])
-
-
 def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream) -> None:
     stream.got(timeout=10)
     stream.age(10)
@@ -190,22 +178,3 @@ def test_a_right_that_returns_finds_the_position_as_it_was(stream: Stream) -> No
     assert stream.subscriber.error("subscribe", "SUB", "T", 60)[0] == 2
     stream.world.rules("user2 SUB Topic T R 10")
     assert stream.got() == ["x"]
-
-
-def test_streams_work_through_a_pooler_in_transaction_mode(world: World) -> None:
-    world.rules("psqlmessages A Topic P.* RW 10")
-    with pgbouncer(world.server, "transaction", pool_size=1) as address:
-        writer, reader, other = programs = [Program(address) for _ in range(3)]
-        for program in programs:
-            program.connection.prepare_threshold = None
-        writer.ok("publish", "A", "P.1", "first")
-        assert reader.got("A", "P.1") == []
-        writer.ok("publish_many", "A", "P.1", ["one", "two"])
-        with reader.connection.transaction(force_rollback=True):
-            assert reader.got("A", "P.1") == ["one", "two"]
-        assert other.got("A", "P.1", 60, 1) == ["one"]
-        assert reader.ok("subscription", "A", "P.1")["Backlog"] == 1
-        assert reader.got("A", "P.1") == ["two"]
-        assert other.ok("unsubscribe", "A", "P.1") == {"Err": "0"}
-        for program in programs:
-            program.close()

@@ -28,7 +28,6 @@ NO_POLLING = Options(stream_poll_interval=timedelta(hours=1))
 HOURS = timedelta(hours=12)
 
 NewReader = Callable[..., Node]
-NewAsyncReader = Callable[..., AsyncNode]
 
 
 @pytest.fixture
@@ -67,13 +66,9 @@ def reader(new_reader: NewReader) -> Iterator[Node]:
 
 
 @pytest.fixture
-def new_async_reader(writer: Node, server: TestedServer) -> NewAsyncReader:
-    """Make READER for asyncio, not yet connected."""
-
-    def make(options: Options | None = NO_POLLING) -> AsyncNode:
-        return AsyncNode("READER", server.url("user2"), options=options)
-
-    return make
+def async_reader(writer: Node, server: TestedServer) -> AsyncNode:
+    """READER for asyncio, not yet connected."""
+    return AsyncNode("READER", server.url("user2"), options=NO_POLLING)
 
 
 @pytest.fixture

@@ -11,18 +11,19 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import Node, Options, Subscription
-from psqlmessages.client import subscription
-from psqlmessages.exceptions import MessagesError
-from tests.client.nodes import NOW
+from tests.client.nodes import NOW, QUICK, end_backend
 from tests.client.programs import PROMPTLY
+from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import until
 from tests.sql.conftest import World
 from tests.streams.client.conftest import HOURS, NO_POLLING, SOON, NewReader
 
+LONG = timedelta(minutes=3)
+PATIENT = replace(QUICK, probe_timeout=LONG, stream_poll_interval=timedelta(hours=1))
+
 
 def bodies(messages: Subscription, number: int) -> list[object]:
-    """The bodies of the next messages, so many."""
     return [message.body for message in islice(messages, number)]
 
 
@@ -59,20 +60,6 @@ def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node) -> N
     taken = list(islice(messages, 1502))
     assert [message.body for message in taken] == ["text", None, *range(1500)]
     assert taken[-1].id == answer.id
-
-
-def test_large_bodies_are_read_a_few_at_a_time(
-    writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscription, "_BATCH_CHARACTERS", 50_000)
-    monkeypatch.setattr(subscription, "_FIRST_ROWS", 4)
-    messages = reader.subscribe("NEWS")
-    writer.publish_many("NEWS", ["x" * 10_000] * 40)
-    most = 0
-    for _ in range(40):
-        next(messages)
-        most = max(most, len(messages._reader._buffer))
-    assert most == 4
 
 
 def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewReader) -> None:
@@ -117,7 +104,7 @@ def test_a_lost_position_gives_no_message_twice(stream: World, writer: Node, rea
     writer.publish_many("NEWS", range(6))
     assert bodies(messages, 4) == [0, 1, 2, 3]
     # As after the crash of a server whose last commits were not on the disk yet.
-    stream.owner.connection.execute("UPDATE psqlmessages_subscription SET position = position - 2")
+    stream.execute("UPDATE psqlmessages_subscription SET position = position - 2")
     assert bodies(messages, 2) == [4, 5]
     messages.confirm()
     assert all_there_is(reader) == []
@@ -189,15 +176,6 @@ def test_the_isolation_level_of_a_role_does_not_matter(server: TestedServer, wri
         assert next(messages).body == "x"
 
 
-def test_a_malformed_body_raises_and_is_passed(stream: World, writer: Node, reader: Node) -> None:
-    messages = reader.subscribe("NEWS")
-    stream.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
-    writer.publish("NEWS", "whole")
-    with pytest.raises(MessagesError, match="is malformed: the body is not json"):
-        _ = next(messages).body
-    assert next(messages).body == "whole"
-
-
 def test_threads_share_a_node_that_reads_several_topics(writer: Node, reader: Node) -> None:
     topics = [f"NEWS.{number}" for number in range(4)]
     for topic in topics:
@@ -230,3 +208,55 @@ def test_readers_on_other_connections_are_woken(stream: World, writer: Node, rea
     assert own.query(read) == "woken"
     writer.publish("NEWS", "meanwhile")
     assert reader.wait_published("NEWS", SOON) is True
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader) -> None:
+    with new_reader(PATIENT) as node, ThreadPoolExecutor() as pool:
+        messages = node.subscribe("NEWS", max_rows=4)
+        writer.publish_many("NEWS", range(6))
+        taken = bodies(messages, 5)
+        end_backend(stream, "READER")
+        # The reader learns of it when it asks; nothing wakes it but its own return.
+        writer.publish("NEWS", 6)
+        waiting = pool.submit(bodies, messages, 2)
+        assert taken + waiting.result(LONG.total_seconds()) == list(range(7))
+        end_backend(stream, "READER")
+        writer.publish("NEWS", 7)
+        assert next(messages).body == 7
+        assert (node.counters.reconnects, node.counters.gaps) == (2, 0)
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confirmed: bool) -> None:
+    messages = reader.subscribe("NEWS", idle=NOW)
+    assert list(messages) == []
+    before = [writer.publish("NEWS", number).id for number in range(3)]
+    assert before[0] is not None
+    taken = [message.body for message in (messages if is_confirmed else islice(messages, 3))]
+    assert taken == [0, 1, 2]
+    # A standby that never had these commits takes over.
+    lost = before[0] - 1
+    owner = stream.owner.connection
+    owner.execute("DELETE FROM psqlmessages_streammessage WHERE id > %s", [lost])
+    owner.execute("UPDATE psqlmessages_subscription SET position = %s", [lost])
+    owner.execute("SELECT setval('messages._stream_id', %s)", [lost])
+    after = [writer.publish("NEWS", number).id for number in range(10, 15)]
+    assert before == after[:3]
+    assert [message.body for message in messages] == list(range(10, 15))
+
+
+@pytest.mark.usefixtures("no_second_look")
+def test_a_reading_on_a_stalled_network_is_made_again(
+    server: TestedServer, writer: Node, proxy: Proxy
+) -> None:
+    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
+    with Node("READER", dsn, options=replace(PATIENT, answer_timeout=timedelta(seconds=1))) as node:
+        messages = node.subscribe("NEWS", max_rows=2)
+        writer.publish_many("NEWS", range(4))
+        assert bodies(messages, 2) == [0, 1]
+        proxy.stall()
+        # The confirmation gets no answer: whether it was done is not known.
+        assert bodies(messages, 2) == [2, 3]
+        # A machine that stands still is taken for such a network.
+        assert node.counters.reconnects >= 1

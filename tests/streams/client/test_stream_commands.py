@@ -22,7 +22,7 @@ def waiting(stream: World) -> list[str]:
     """The bodies that wait for READER."""
     reader = stream.program("user2")
     with reader.connection.transaction(force_rollback=True):
-        rows = reader.connection.execute(
+        rows = reader.execute(
             "SELECT payload FROM messages.subscribe('READER', 'NEWS', 60)"
         ).fetchall()
     return [payload for (payload,) in rows]
@@ -76,18 +76,6 @@ def test_programs_get_json_and_it_ends_when_nothing_comes(
     assert "received 0 in" in capsys.readouterr().err
 
 
-# Each starts a program: the nightly run presses each key at both moments.
-@pytest.mark.parametrize(
-    "signal_number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM]
-)
-def test_ctrl_c_ends_the_wait(server: TestedServer, subscribed: World, signal_number: int) -> None:
-    with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
-        program.until("press Ctrl-C to stop")
-        assert program.interrupt(signal_number) < PROMPTLY
-        assert program.end() == CODES[signal_number]
-        assert "Traceback" not in program.printed
-
-
 @pytest.mark.parametrize(
     "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
 )
@@ -111,23 +99,3 @@ def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
     else:
         # The line at which the signal came may have been printed and not be passed yet.
         assert len(printed) - 1 <= left[0] <= len(printed)
-
-
-def test_failures_say_why_in_one_line(server: TestedServer, writer: Node, capsys: Captured) -> None:
-    writer.publish("BOTH", "made")
-    writer.close()
-    wrong = {}
-    for arguments, text in {
-        ("publish", "WRITER", "OTHER", "x"): "9: Topic OTHER is not existent",
-        ("publish", "NOBODY", "NEWS", "x"): "16: Client NOBODY",
-        ("publish", "WRITER", "NEWS", "{", "--json"): "Expecting property name",
-        ("subscribe", "WRITER", "NEWS", "60"): "3: ",
-        ("subscribe", "WRITER", "BOTH", "0"): "must be positive",
-        ("subscribe", "NOBODY", "NEWS", "60"): "5: there are no permissions for ident NOBODY",
-    }.items():
-        code = main(["--dsn", server.url("user1"), "stream", *arguments])
-        said = capsys.readouterr().err.splitlines()
-        lines = [line for line in said if line.startswith("psqlmessages: ")]
-        if code != 1 or len(lines) != 1 or text not in lines[0]:
-            wrong[arguments] = code, said
-    assert wrong == {}
