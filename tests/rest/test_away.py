@@ -44,7 +44,6 @@ def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Ca
     seconds = {
         "rest.pool.ANSWER": 4,
         "client.queue_listener.ANSWER": 4,
-        "rest.waiters._UNREACHABLE": 2,
     }
     site = new_site(
         DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
