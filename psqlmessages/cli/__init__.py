@@ -1,47 +1,16 @@
 """Commands that do not need Django, for `psqlmessages` and `manage.py psqlmessages`."""
 
-from __future__ import annotations
+from psqlmessages.cli import bench, demo, doctor, messaging, prune, queue, status, stream
 
-from argparse import ArgumentParser, Namespace
-from typing import Protocol
-
-from psqlmessages.cli import (
-    bench,
-    call,
-    demo,
-    doctor,
-    prune,
-    queue,
-    receive,
-    send,
-    status,
-    stream,
-)
-
-
-class CliCommand(Protocol):
-    """Interface of a command module; ``run`` returns the exit code."""
-
-    NAME: str
-    HELP: str
-
-    def configure(self, parser: ArgumentParser) -> None:
-        """Add the command's own arguments."""
-
-    def run(self, arguments: Namespace) -> int:
-        """Run the command on the database ``arguments.dsn``."""
-        ...
-
-
-COMMANDS: tuple[CliCommand, ...] = (
-    send,
-    receive,
-    stream,
-    queue,
-    call,
-    status,
-    demo,
-    doctor,
-    prune,
-    bench,
+COMMANDS = (
+    messaging.SEND,
+    messaging.RECEIVE,
+    stream.COMMAND,
+    queue.COMMAND,
+    messaging.CALL,
+    status.COMMAND,
+    demo.COMMAND,
+    doctor.COMMAND,
+    prune.COMMAND,
+    bench.COMMAND,
 )

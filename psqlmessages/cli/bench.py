@@ -22,7 +22,7 @@ import psycopg
 from psycopg import errors
 
 from psqlmessages.cli.direct_calls import Connection, connected
-from psqlmessages.cli.output import positive, table
+from psqlmessages.cli.output import CliCommand, add_json, positive, table
 from psqlmessages.client.connection import is_readable
 from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
 from psqlmessages.client.node import Node
@@ -268,9 +268,6 @@ def _remove(admin: Connection) -> None:
     admin.execute(f"DROP TABLE IF EXISTS {BODY_TABLE}")
 
 
-NAME = "bench"
-HELP = "measure sending and receiving, compared with bare pg_notify on the same connections"
-
 _KB: Final = 1000
 _SIZES: Final = (1, 10, _KB, 10 * _KB, 50 * _KB, 100 * _KB)
 _QUICK_SIZES: Final = (10, _KB, 10 * _KB)
@@ -285,7 +282,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=_ROUNDS, help="rounds of each measurement (default: 5)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -347,3 +344,11 @@ Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""
 
 def _named(size: int) -> str:
     return f"{size} B" if size < _KB else f"{size // _KB} KB"
+
+
+COMMAND = CliCommand(
+    "bench",
+    "measure sending and receiving, compared with bare pg_notify on the same connections",
+    configure,
+    run,
+)

@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from psqlmessages import wire
 from psqlmessages.cli import demo_traffic
 from psqlmessages.cli.direct_calls import Connection, connected
-from psqlmessages.cli.output import one_line
+from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.exceptions import MessagesError
 
@@ -285,10 +285,6 @@ class DemoNode:
         self._received += [payload for _, payload in self._buffer.take()]
 
 
-NAME = "demo"
-HELP = "show a conversation of two nodes, each step as SQL with PostgreSQL's answer"
-
-
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
@@ -416,3 +412,11 @@ def _crash(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
         expected={"Err": "10", "Errstr": "cannot listeners for Topic DEMO.ORDERS"},
     )
     demo1.asks("deinit", "DEMO1", expected={"Err": "0"})
+
+
+COMMAND = CliCommand(
+    "demo",
+    "show a conversation of two nodes, each step as SQL with PostgreSQL's answer",
+    configure,
+    run,
+)

@@ -8,12 +8,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 
 from psqlmessages.cli import doctor_checks, doctor_tables
-from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, FindingState, examine
-from psqlmessages.cli.output import one_line
+from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, FindingState, run_check
+from psqlmessages.cli.output import CliCommand, add_json, one_line
 from psqlmessages.client.connect import connect
-
-NAME = "doctor"
-HELP = "report problems with their cause and fix"
 
 CHECKS: tuple[Check, ...] = (
     doctor_checks.server,
@@ -34,36 +31,37 @@ CHECKS: tuple[Check, ...] = (
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    add_json(parser)
 
 
-def run(arguments: Namespace, *more: Check) -> int:
-    """Run the checks and report; fail if something is wrong. Unknown results are not failures."""
+def run(arguments: Namespace, *further_checks: Check) -> int:
+    """Run the checks and print the findings; fail if one is wrong, but not if one is unknown."""
     findings = []
-    for finding in examinations(arguments.dsn, *more):
+    for finding in run_checks(arguments.dsn, *further_checks):
         findings.append(finding)
         if not arguments.json:
             print(_describe(finding), flush=True)
-    wrong = sum(finding.state is FindingState.WRONG for finding in findings)
+    problems = sum(finding.state is FindingState.WRONG for finding in findings)
     if arguments.json:
-        print(json.dumps({"wrong": wrong, "findings": [_as_json(f) for f in findings]}))
+        print(json.dumps({"wrong": problems, "findings": [_as_json(each) for each in findings]}))
     else:
-        print(f"\n{wrong} wrong" if wrong else "\nnothing wrong", file=sys.stderr)
-    return 1 if wrong else 0
+        print(f"\n{problems} wrong" if problems else "\nnothing wrong", file=sys.stderr)
+    return 1 if problems else 0
 
 
-def examinations(dsn: str, *more: Check) -> Iterator[Finding]:
+def run_checks(dsn: str, *further_checks: Check) -> Iterator[Finding]:
     """Run the checks of a database; raise if the server cannot be reached."""
     with connect(dsn) as connection:
-        for check in (*CHECKS, *more):
-            yield from examine(check, CheckContext(dsn, connection))
+        for check in (*CHECKS, *further_checks):
+            yield from run_check(check, CheckContext(dsn, connection))
 
 
 def _describe(finding: Finding) -> str:
     lines = [f"{finding.state.value:7}  {finding.check:14}  {one_line(finding.found)}"]
     if finding.state is not FindingState.OK:
-        advice = (("why", finding.why), ("fix", finding.mend))
-        lines += [f"{'':9}{word}: {one_line(text)}" for word, text in advice if text]
+        for label, text in (("why", finding.why), ("fix", finding.fix)):
+            if text:
+                lines.append(f"{'':9}{label}: {one_line(text)}")
     return "\n".join(lines)
 
 
@@ -73,5 +71,8 @@ def _as_json(finding: Finding) -> dict[str, str]:
         "state": finding.state.value,
         "found": finding.found,
         "why": finding.why,
-        "mend": finding.mend,
+        "fix": finding.fix,
     }
+
+
+COMMAND = CliCommand("doctor", "report problems with their cause and fix", configure, run)

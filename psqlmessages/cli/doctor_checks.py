@@ -31,23 +31,23 @@ class FindingState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding of a check: the state and, unless it is OK, why it matters and how to fix it."""
+    """Result of a check: the state and, unless it is OK, why it matters and how to fix it."""
 
     state: FindingState
     found: str
     why: str = ""
-    mend: str = ""
+    fix: str = ""
     check: str = ""
 
 
 def ok(found: str) -> Finding:
-    """Return the finding that all is well."""
+    """Return the finding of a check that found no problem."""
     return Finding(FindingState.OK, found)
 
 
-def wrong(found: str, why: str, mend: str) -> Finding:
+def wrong(found: str, why: str, fix: str) -> Finding:
     """Return a finding with a problem."""
-    return Finding(FindingState.WRONG, found, why, mend)
+    return Finding(FindingState.WRONG, found, why, fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ _NOT_INSTALLED = (
 Check = Callable[[CheckContext], Iterator[Finding]]
 
 
-def examine(check: Check, context: CheckContext) -> Iterator[Finding]:
-    """Run a check; the result is unknown if privileges or installed objects are missing."""
+def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
+    """Run a check; the finding is unknown if privileges or installed objects are missing."""
     name = check.__name__.replace("_", " ")
     try:
         for finding in check(context):
@@ -86,19 +86,19 @@ def examine(check: Check, context: CheckContext) -> Iterator[Finding]:
     except psycopg.errors.InsufficientPrivilege:
         found = f"role {context.connection.info.user} lacks the privileges for this check"
         why = "only the owner of the tables can run it"
-        mend = "run doctor as the owner of the tables"
-        yield Finding(FindingState.UNKNOWN, found, why, mend, name)
+        fix = "run doctor as the owner of the tables"
+        yield Finding(FindingState.UNKNOWN, found, why, fix, name)
     except _NOT_INSTALLED:
         why = "the check needs the functions and tables"
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
 
-# Checks of the notification queue: its usage, blocking backends, waiting commits.
+# Checks of the notification queue: its usage, the backends that hold it back, waiting commits
 
 QUEUE_LIMIT = 0.1
-HELD_SECONDS = 10.0
-LOCK_SECONDS = 1.0
-SHOWN_HOLDERS = 5
+MIN_OPEN_SECONDS = 10.0
+MIN_LOCK_SECONDS = 1.0
+MAX_HOLDERS = 5
 
 # The monitor runs these queries too.
 USAGE = "SELECT pg_notification_queue_usage()"
@@ -147,7 +147,7 @@ def queue(context: CheckContext) -> Iterator[Finding]:
     """Check how full the notification queue is, and which backends hold it back."""
     usage = float(context.value(USAGE))
     is_full = usage >= QUEUE_LIMIT
-    holders = context.rows(HOLDERS, HELD_SECONDS, is_full, SHOWN_HOLDERS)
+    holders = context.rows(HOLDERS, MIN_OPEN_SECONDS, is_full, MAX_HOLDERS)
     found = f"{usage:.4%} full"
     if not is_full and not holders:
         yield ok(found)
@@ -160,11 +160,11 @@ def queue(context: CheckContext) -> Iterator[Finding]:
             f"GRANT pg_read_all_stats TO {role}; then run doctor again",
         )
     for has_node, pid, role, program, state, wait, seconds in holders:
-        surely = "" if has_node else "perhaps "
-        how = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
+        perhaps = "" if has_node else "perhaps "
+        problem = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
         yield wrong(
-            f"{found}; {surely}held back by pid {pid} ({role}, {program or 'no name'}),"
-            f" which {how} for {seconds:.0f} s",
+            f"{found}; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
+            f" which {problem} for {seconds:.0f} s",
             "it receives nothing, and the server stores all notifications until it does;"
             " once the queue is full, every NOTIFY and every send fails",
             f"SELECT pg_terminate_backend({pid}); to prevent it:"
@@ -175,7 +175,7 @@ def queue(context: CheckContext) -> Iterator[Finding]:
 def commit_lock(context: CheckContext) -> Iterator[Finding]:
     """Check whether commits with notifications wait for a commit that hangs."""
     waiting, seconds, holder = context.rows(COMMIT_LOCK)[0]
-    if not waiting or seconds < LOCK_SECONDS:
+    if not waiting or seconds < MIN_LOCK_SECONDS:
         yield ok(f"{waiting} waiting")
         return
     event = context.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
@@ -192,29 +192,29 @@ def open_transactions(context: CheckContext) -> Iterator[Finding]:
     """Report transactions that have held our locks for long, or that others wait for."""
     is_found = False
     for pid, transaction, prepared, role, program, seconds, waiting in context.rows(
-        OPEN_TRANSACTIONS, HELD_SECONDS
+        OPEN_TRANSACTIONS, MIN_OPEN_SECONDS
     ):
         is_found = True
-        how_long = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
-        who = f"pid {pid} ({role}, {program or 'no name'})"
-        mend = f"SELECT messages._terminate({pid}, '{transaction}')"
+        duration = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
+        holder = f"pid {pid} ({role}, {program or 'no name'})"
+        fix = f"SELECT messages._terminate({pid}, '{transaction}')"
         if prepared is not None:
-            who = f"the prepared transaction {prepared} of {role}"
-            mend = f"ROLLBACK PREPARED {prepared}"
+            holder = f"the prepared transaction {prepared} of {role}"
+            fix = f"ROLLBACK PREPARED {prepared}"
         yield wrong(
-            f"{who} has been in a transaction {how_long}; {waiting} sessions wait for it",
+            f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
             "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
             " receive the event late, although their permissions have ended",
-            mend,
+            fix,
         )
     if not is_found:
-        yield ok(f"none longer than {HELD_SECONDS:.0f} s, none that others wait for")
+        yield ok(f"none longer than {MIN_OPEN_SECONDS:.0f} s, none that others wait for")
 
 
-# Checks of server and connection: version, digest, clock, notifications, pooler.
+# Checks of server and connection: version, digest, clock, notifications, pooler
 
-CLOCK_SECONDS = 5.0
-LISTEN_SECONDS = 3.0
+MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
+NOTIFICATION_TIMEOUT_SECONDS = 3.0
 
 
 def server(context: CheckContext) -> Iterator[Finding]:
@@ -238,41 +238,42 @@ def installed(context: CheckContext) -> Iterator[Finding]:
     if found == digest():
         yield ok(f"the functions of this version ({found})")
         return
-    is_recorded = not _unapplied(context)
-    mend = INSTALL if is_recorded else MIGRATE
+    is_migrated = not _has_unapplied_migrations(context)
+    fix = INSTALL if is_migrated else MIGRATE
     if not found:
-        recorded = ", although Django's migrations are recorded as applied" if is_recorded else ""
+        remark = ", although Django's migrations are recorded as applied" if is_migrated else ""
         yield wrong(
-            f"the schema messages does not exist{recorded}",
+            f"the schema messages does not exist{remark}",
             "nothing can be sent or received in this database",
-            mend,
+            fix,
         )
         return
     yield wrong(
         f"functions of another version: {found}, this package has {digest()}",
         "calls may fail, or behave differently from the documentation of this version",
-        f"{mend} (or use the version of psqlmessages that the database has)",
+        f"{fix} (or use the version of psqlmessages that the database has)",
     )
 
 
-def _unapplied(context: CheckContext) -> bool:
+def _has_unapplied_migrations(context: CheckContext) -> bool:
     """Return whether migrations of this package are not applied to the database."""
     if context.value("SELECT to_regclass('django_migrations')") is None:
         return True
     applied = context.rows("SELECT name FROM django_migrations WHERE app = 'psqlmessages'")
-    written = {path.stem for path in MIGRATIONS.glob("[0-9]*.py")}
-    return not written <= {name for (name,) in applied}
+    existing = {path.stem for path in MIGRATIONS.glob("[0-9]*.py")}
+    return not existing <= {name for (name,) in applied}
 
 
 def clock(context: CheckContext) -> Iterator[Finding]:
     """Compare the server's clock with this machine's."""
-    before = datetime.now(UTC)
-    there = datetime.fromtimestamp(
+    sent_at = datetime.now(UTC)
+    server_time = datetime.fromtimestamp(
         float(context.value("SELECT extract(epoch FROM clock_timestamp())")), UTC
     )
-    here = before + (datetime.now(UTC) - before) / 2
-    ahead = (there - here).total_seconds()
-    if abs(ahead) < CLOCK_SECONDS:
+    # The server most likely read its clock halfway between the query and the answer.
+    local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
+    ahead = (server_time - local_time).total_seconds()
+    if abs(ahead) < MAX_CLOCK_DIFFERENCE_SECONDS:
         yield ok(f"the server's clock differs by {ahead:+.3f} s")
         return
     yield wrong(
@@ -287,16 +288,16 @@ def listening(context: CheckContext) -> Iterator[Finding]:
     channel = f"doctor_{secrets.token_hex(8)}"
     with connect(context.dsn) as listener, connect(context.dsn) as sender:
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        began = monotonic()
+        sent_at = monotonic()
         sender.execute("SELECT pg_notify(%s, '')", (channel,))
-        arrived = list(listener.notifies(timeout=LISTEN_SECONDS, stop_after=1))
-        took = monotonic() - began
+        arrived = list(listener.notifies(timeout=NOTIFICATION_TIMEOUT_SECONDS, stop_after=1))
+        seconds = monotonic() - sent_at
         listener.execute("UNLISTEN *")
     if arrived:
-        yield ok(f"a notification arrived after {took * 1000:.1f} ms")
+        yield ok(f"a notification arrived after {seconds * 1000:.1f} ms")
         return
     yield wrong(
-        f"a notification did not arrive within {LISTEN_SECONDS:g} s",
+        f"a notification did not arrive within {NOTIFICATION_TIMEOUT_SECONDS:g} s",
         "nodes on this connection receive nothing",
         "connect nodes to PostgreSQL itself, or through a pooler with pool_mode = session",
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, ok, wrong
 
-_SHOWN = 3
+_MAX_STATEMENTS = 3
 
-_EXPIRED = """
+_EXPIRED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(spare.body)), 0)::bigint
     FROM (
         SELECT format('psqlmessages_body_%s', messages._slot(class, 1))::regclass AS body
@@ -16,7 +16,7 @@ _EXPIRED = """
     ) AS spare
     WHERE pg_relation_size(spare.body) > 0
 """
-_UNNEEDED = """
+_UNNEEDED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(messages._stream_table(n))), 0)::bigint
     FROM generate_series(0, 3) AS n, messages._stream AS s
     WHERE s.tended_at < clock_timestamp() - interval '10 seconds'
@@ -63,7 +63,7 @@ _RULES_OF_OTHERS = """
     GROUP BY 1, 2
     ORDER BY 1
 """
-_CREATORS = """
+_ROLES_WITH_CREATE = """
     SELECT n.nspname, coalesce(quote_ident(r.rolname), 'PUBLIC')
     FROM pg_namespace AS n
     CROSS JOIN aclexplode(n.nspacl) AS a
@@ -76,7 +76,7 @@ _CREATORS = """
 
 def expired_bodies(context: CheckContext) -> Iterator[Finding]:
     """Check for tables in which all bodies have expired: a working system empties them."""
-    tables, size = context.rows(_EXPIRED)[0]
+    tables, size = context.rows(_EXPIRED_TABLES)[0]
     why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
     found = f"{size:,} bytes in {tables} tables"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("none")
@@ -84,7 +84,7 @@ def expired_bodies(context: CheckContext) -> Iterator[Finding]:
 
 def stream_tables(context: CheckContext) -> Iterator[Finding]:
     """Check for tables of stream messages that nothing needs: a working system empties them."""
-    tables, size = context.rows(_UNNEEDED)[0]
+    tables, size = context.rows(_UNNEEDED_TABLES)[0]
     why = "they use disk space: no node publishes, reads or runs housekeeping"
     found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
     yield wrong(found, why, "psqlmessages prune") if tables else ok("no unneeded messages")
@@ -98,9 +98,9 @@ def owners(context: CheckContext) -> Iterator[Finding]:
         return
     owner, quoted, is_superuser = rows[0]
     findings = [
-        *([_superuser(quoted)] if is_superuser else []),
-        *_others_objects(context, owner, quoted),
-        *_roles_of_rules(context, owner, quoted),
+        *([_superuser_finding(quoted)] if is_superuser else []),
+        *_check_owners_of_objects(context, owner, quoted),
+        *_check_roles_of_rules(context, owner, quoted),
     ]
     yield from findings or [ok(f"{owner} owns everything")]
 
@@ -119,25 +119,25 @@ def rules(context: CheckContext) -> Iterator[Finding]:
     if not rows:
         yield ok("the role of each rule exists")
     for role, exists, count, delete, confirm in rows:
-        named = f"{count} rules name" if count > 1 else "1 rule names"
+        rules_name = f"{count} rules name" if count > 1 else "1 rule names"
         if exists:
-            found = f"{named} the role {role}, which has been dropped and created again"
+            found = f"{rules_name} the role {role}, which has been dropped and created again"
             why = "the new role has the permissions of the former one"
-            mend = f"{delete}; or, if they are meant for the new role, {confirm}"
+            fix = f"{delete}; or, if they are meant for the new role, {confirm}"
         else:
-            found = f"{named} the role {role}, which does not exist"
+            found = f"{rules_name} the role {role}, which does not exist"
             why = "a new role with this name gets their permissions"
-            mend = f"{delete}; or create the role"
-        yield wrong(found, f"rules refer to a role by name: {why}", mend)
+            fix = f"{delete}; or create the role"
+        yield wrong(found, f"rules refer to a role by name: {why}", fix)
 
 
 def create_rights(context: CheckContext) -> Iterator[Finding]:
     """Check which roles may create functions that could run in place of PostgreSQL's own."""
     owner = context.value(_OWNER)
-    creators = context.rows(_CREATORS, owner)
-    if not creators:
+    roles = context.rows(_ROLES_WITH_CREATE, owner)
+    if not roles:
         yield ok("only the owners")
-    for schema, role in creators:
+    for schema, role in roles:
         yield wrong(
             f"{role} may create objects in the schema {schema}",
             "a function that matches a call better than PostgreSQL's own would run with the"
@@ -146,7 +146,7 @@ def create_rights(context: CheckContext) -> Iterator[Finding]:
         )
 
 
-def _superuser(owner: str) -> Finding:
+def _superuser_finding(owner: str) -> Finding:
     return wrong(
         f"the superuser {owner} owns the schema messages",
         "its functions run with the privileges of their owner: a bug could expose the server",
@@ -154,13 +154,13 @@ def _superuser(owner: str) -> Finding:
     )
 
 
-def _others_objects(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
     rows = context.rows(_OTHERS_OBJECTS, owner)
     if not rows:
         return
     roles = ", ".join(sorted({role for _, role in rows}))
-    statements = "; ".join(f"ALTER {named} OWNER TO {quoted}" for named, _ in rows[:_SHOWN])
-    more = f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    statements = "; ".join(f"ALTER {name} OWNER TO {quoted}" for name, _ in rows[:_MAX_STATEMENTS])
+    more = f"; and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
     yield wrong(
         f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
         "the owner of a function can replace it, and it runs with the owner's privileges",
@@ -168,7 +168,7 @@ def _others_objects(context: CheckContext, owner: str, quoted: str) -> Iterator[
     )
 
 
-def _roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
+def _check_roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
     for role, is_superuser in context.rows(_ROLES_OF_RULES, owner, owner):
         yield wrong(
             f"{role}, which rules name, may act as {owner}, the owner",

@@ -12,7 +12,8 @@ from typing import NoReturn
 import psycopg
 
 from psqlmessages import __version__
-from psqlmessages.cli import COMMANDS, CliCommand
+from psqlmessages.cli import COMMANDS
+from psqlmessages.cli.output import CliCommand
 from psqlmessages.exceptions import MessagesError
 
 DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
@@ -38,7 +39,7 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]
     """Add each command with its own arguments; ``run`` is the function of the chosen one."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
-        own = subparsers.add_parser(command.NAME, help=command.HELP, description=command.HELP)
+        own = subparsers.add_parser(command.name, help=command.help, description=command.help)
         command.configure(own)
         own.set_defaults(run=command.run)
 

@@ -7,11 +7,22 @@ import shutil
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TextIO
+
+
+@dataclass(frozen=True)
+class CliCommand:
+    """A command: ``configure`` adds its arguments, ``run`` returns its exit code."""
+
+    name: str
+    help: str
+    configure: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], int]
 
 
 def natural(text: str) -> int:
@@ -35,13 +46,21 @@ def seconds(text: str) -> timedelta:
     return duration
 
 
-def _number(text: str, least: int) -> int:
+def time_with_zone(text: str) -> datetime:
+    """Read a time in ISO 8601; without a zone it is in the time zone of this machine."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ArgumentTypeError(f"not a time in ISO 8601: {text!r:.100}") from None
+
+
+def _number(text: str, minimum: int) -> int:
     try:
         number = int(text)
     except ValueError:
         raise ArgumentTypeError(f"not a whole number: {text!r}") from None
-    if number < least:
-        raise ArgumentTypeError(f"at least {least} is needed: {text!r}")
+    if number < minimum:
+        raise ArgumentTypeError(f"at least {minimum} is needed: {text!r}")
     return number
 
 
@@ -77,6 +96,12 @@ def add_bodies(parser: ArgumentParser, what: str) -> None:
     )
     parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
     add_batch(parser)
+
+
+def add_json(parser: ArgumentParser, *, per_line: bool = False) -> None:
+    """Add --json for the output."""
+    what = "one JSON object per line" if per_line else "one JSON object"
+    parser.add_argument("--json", action="store_true", help=f"print {what}, for programs")
 
 
 def add_batch(parser: ArgumentParser) -> None:

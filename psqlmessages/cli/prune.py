@@ -8,25 +8,23 @@ from argparse import ArgumentParser, Namespace
 import psycopg
 
 from psqlmessages.cli.direct_calls import connected
+from psqlmessages.cli.output import CliCommand, add_json
 from psqlmessages.exceptions import MessagesError
-
-NAME = "prune"
-HELP = "remove expired bodies and stream messages now, as the owner of the tables"
 
 
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Empty tables in which everything has expired, and print their number."""
-    number = emptied(arguments.dsn)
-    print(json.dumps({"emptied_tables": number}) if arguments.json else sentence(number))
+    number = empty_expired_tables(arguments.dsn)
+    print(json.dumps({"emptied_tables": number}) if arguments.json else describe(number))
     return 0
 
 
-def emptied(dsn: str) -> int:
+def empty_expired_tables(dsn: str) -> int:
     """Empty tables in which everything has expired; return their number."""
     with connected(dsn, "prune") as connection:
         # The role's default may be a stricter level: its older snapshot would prevent pruning.
@@ -43,6 +41,14 @@ def emptied(dsn: str) -> int:
     return int(row[0]) if row else 0
 
 
-def sentence(number: int) -> str:
-    """Return a sentence with the number of emptied tables."""
+def describe(number: int) -> str:
+    """Return the sentence for this number of emptied tables."""
     return f"emptied {number} table{'' if number == 1 else 's'} of expired data"
+
+
+COMMAND = CliCommand(
+    "prune",
+    "remove expired bodies and stream messages now, as the owner of the tables",
+    configure,
+    run,
+)

@@ -6,14 +6,16 @@ import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 
 from psqlmessages.cli.direct_calls import connected, run_call
+from psqlmessages.cli.messaging import body_as_json
 from psqlmessages.cli.output import (
+    CliCommand,
     Progress,
     add_bodies,
+    add_json,
     bodies,
     body_text,
     fail,
@@ -24,17 +26,14 @@ from psqlmessages.cli.output import (
     seconds,
     subcommands,
     table,
+    time_with_zone,
 )
-from psqlmessages.cli.receive import body_as_json
 from psqlmessages.client import queue_calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.node import Node
 from psqlmessages.client.queue_calls import AckResult, Element
 from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import MessagesError
-
-NAME = "queue"
-HELP = "push to a queue, take from it, and show its size"
 
 T = TypeVar("T")
 
@@ -87,7 +86,11 @@ def configure(parser: ArgumentParser) -> None:
 def _configure_push(parser: ArgumentParser) -> None:
     add_bodies(parser, "push")
     parser.add_argument("--headers", type=_headers, help="a JSON object")
-    parser.add_argument("--mature", type=_moment, help="when it becomes available (ISO 8601)")
+    parser.add_argument(
+        "--mature",
+        type=time_with_zone,
+        help="when it becomes available (ISO 8601; without a zone: local time)",
+    )
     parser.add_argument("--delay", type=seconds, help="seconds until it becomes available")
     parser.add_argument(
         "--tries", type=natural, default=0, help="initial number of attempts (default: 0)"
@@ -100,12 +103,7 @@ def _configure_taking(parser: ArgumentParser) -> None:
         "--count", type=positive, default=1, help="maximum number of elements (default: 1)"
     )
     parser.add_argument("--timeout", type=seconds, help="seconds to wait for the first element")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line, for programs"
-    )
-
-
-run = run_subcommand
+    add_json(parser, per_line=True)
 
 
 # Pushing
@@ -281,10 +279,6 @@ def _headers(text: str) -> dict[str, Any]:
     return headers
 
 
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ArgumentTypeError(f"not a time of ISO 8601: {text!r:.100}") from None
-    # A time without a zone is local time.
-    return moment.astimezone()
+COMMAND = CliCommand(
+    "queue", "push to a queue, take from it, and show its size", configure, run_subcommand
+)

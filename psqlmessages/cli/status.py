@@ -7,10 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
 from psqlmessages.cli.direct_calls import Connection, connected
-from psqlmessages.cli.output import fail, one_line, table
-
-NAME = "status"
-HELP = "show topics with senders and listeners, and the usage of the notification queue"
+from psqlmessages.cli.output import CliCommand, add_json, fail, one_line, table
 
 
 class TopicRow(NamedTuple):
@@ -24,7 +21,7 @@ class TopicRow(NamedTuple):
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="show only this topic")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
@@ -67,3 +64,11 @@ def describe(topics: list[TopicRow], usage: float) -> str:
 
 def _idents(idents: list[str]) -> str:
     return one_line(", ".join(idents)) or "-"
+
+
+COMMAND = CliCommand(
+    "status",
+    "show topics with senders and listeners, and the usage of the notification queue",
+    configure,
+    run,
+)

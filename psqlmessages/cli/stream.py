@@ -10,24 +10,23 @@ from itertools import islice
 import psycopg
 
 from psqlmessages.cli.direct_calls import connected, run_call
+from psqlmessages.cli.messaging import as_text, body_as_json
 from psqlmessages.cli.output import (
+    CliCommand,
     Progress,
     add_bodies,
+    add_json,
     bodies,
     positive,
     run_subcommand,
     seconds,
     subcommands,
 )
-from psqlmessages.cli.receive import as_text, body_as_json
 from psqlmessages.client import stream_calls
 from psqlmessages.client.node import Node
 from psqlmessages.client.stream_calls import StreamMessage
 from psqlmessages.client.subscription import Subscription
 from psqlmessages.exceptions import MessagesError
-
-NAME = "stream"
-HELP = "publish to a stream, or print the messages of a subscription"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -52,16 +51,11 @@ def configure(parser: ArgumentParser) -> None:
         type=seconds,
         help="seconds that the subscription stays alive after this program ends",
     )
-    subscribe.add_argument(
-        "--json", action="store_true", help="print one JSON object per line, for programs"
-    )
+    add_json(subscribe, per_line=True)
     subscribe.add_argument("--count", type=positive, help="stop after this number of messages")
     subscribe.add_argument(
         "--idle", type=seconds, help="stop after this many seconds without a message"
     )
-
-
-run = run_subcommand
 
 
 def _configure_both(parser: ArgumentParser, who: str) -> None:
@@ -127,3 +121,11 @@ def _described(message: StreamMessage, arguments: Namespace) -> str:
         "published_at": message.published_at.isoformat(),
     }
     return json.dumps(head | body_as_json(message))
+
+
+COMMAND = CliCommand(
+    "stream",
+    "publish to a stream, or print the messages of a subscription",
+    configure,
+    run_subcommand,
+)

@@ -16,6 +16,7 @@ from django.db.models import Count, Sum
 from django.db.models.functions import Now
 
 from psqlmessages.cli.output import (
+    CliCommand,
     fail,
     natural,
     one_line,
@@ -200,10 +201,6 @@ def _as_text(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-NAME = "exchange"
-HELP = "load, show, test, start, stop and run exchanges"
-
-
 def configure(parser: ArgumentParser) -> None:
     """Add the commands."""
     add = subcommands(parser)
@@ -290,3 +287,6 @@ def _run(arguments: Namespace) -> int:
 
     code: int = worker.run(arguments.names, arguments.database)
     return code
+
+
+COMMAND = CliCommand("exchange", "load, show, test, start, stop and run exchanges", configure, run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from django.db import InterfaceError, OperationalError, connections
 from django.db.models.functions import Now
 
-from psqlmessages.cli.output import fail
+from psqlmessages.cli.output import CliCommand, fail
 from psqlmessages.models import PipelineJob
 from psqlmessages.orm import dsn
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from psqlmessages.pipeline.job_runner import JobProgress
-
-NAME = "pipeline"
-HELP = "run a job of the data pipeline on Spark, until Ctrl-C"
 
 _JOBS: Final = ("traffic", "archive", "exchange", "report")
 _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)s?")
@@ -37,8 +34,8 @@ def configure(parser: ArgumentParser) -> None:
     jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job_name in _JOBS:
         # The modules of the jobs import this one. They import pyspark later.
-        job = import_module(f"psqlmessages.management.pipeline_{job_name}")
-        own = jobs_.add_parser(job.NAME, help=job.HELP, description=job.HELP)
+        job = import_module(f"psqlmessages.management.pipeline_{job_name}").COMMAND
+        own = jobs_.add_parser(job.name, help=job.help, description=job.help)
         own.add_argument(
             "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
         )
@@ -207,3 +204,8 @@ def _interval(text: str) -> str:
     if not _INTERVAL.fullmatch(text):
         raise ArgumentTypeError(f"not a time such as '1 second': {text!r}")
     return text
+
+
+COMMAND = CliCommand(
+    "pipeline", "run a job of the data pipeline on Spark, until Ctrl-C", configure, run
+)

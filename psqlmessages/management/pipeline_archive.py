@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from psqlmessages import archive_marks
-from psqlmessages.cli.output import AddCommand, one_line, run_subcommand, subcommands
+from psqlmessages.cli.output import (
+    AddCommand,
+    CliCommand,
+    one_line,
+    run_subcommand,
+    subcommands,
+    time_with_zone,
+)
 from psqlmessages.conf import get_settings
 from psqlmessages.management import pipeline
 
@@ -37,9 +44,9 @@ def configure_maintenance(add: AddCommand) -> None:
         replay.add_argument(
             option,
             dest=what,
-            type=_moment,
+            type=_id_or_time,
             metavar="ID|TIME",
-            help=f"the {what} message: id, or time as in 2030-12-31T23:59:59+00:00 (default: all)",
+            help=f"the {what} message: id, or time in ISO 8601 (without a zone: local time)",
         )
     replay.add_argument(
         "--as-topic", metavar="NAME", help="the topic to publish to (default: the same topic)"
@@ -137,18 +144,11 @@ def _replay(arguments: Namespace) -> int:
     return 0
 
 
-def _moment(text: str) -> int | datetime:
+def _id_or_time(text: str) -> int | datetime:
     if text.isascii() and text.isdecimal():
         return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ArgumentTypeError(f"neither an id nor a time: {text!r}") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return time_with_zone(text)
 
-
-NAME = "archive"
-HELP = "archive topics as Parquet files, exactly once; verify, replay or compact an archive"
 
 _IN_ARCHIVE = "_checkpoint in --to"
 _WAIT_SECONDS = 2.0
@@ -180,9 +180,6 @@ def configure(parser: ArgumentParser) -> None:
     add("marks", _marks, "print the marked topics")
 
 
-run = run_subcommand
-
-
 def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
     # The option may also stand before the name of the command.
     parser.add_argument(
@@ -198,7 +195,7 @@ def _archive(arguments: Namespace) -> int:
 
     root = folder(arguments)
     names = tuple(name for name in (arguments.topic or "").split(",") if name)
-    with pipeline.JobContext(NAME, arguments) as context:
+    with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
             while _followed(context, job):
@@ -266,3 +263,11 @@ def _marks(arguments: Namespace) -> int:
     for topic in archive_marks.marked(arguments.database):
         sys.stdout.write(f"{one_line(topic)}\n")
     return 0
+
+
+COMMAND = CliCommand(
+    "archive",
+    "archive topics as Parquet files, exactly once; verify, replay or compact an archive",
+    configure,
+    run_subcommand,
+)

@@ -2,30 +2,162 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
-from django.db import DEFAULT_DB_ALIAS, InterfaceError, OperationalError, connections
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    connections,
+)
+from django.db.models.functions import Now
 
-from psqlmessages.cli.output import fail, one_line, positive
+from psqlmessages.cli.output import CliCommand, fail, one_line, positive
 from psqlmessages.conf import get_settings
+from psqlmessages.exceptions import MessagesError, ServerUnreachable
+from psqlmessages.exchanges.store import repository
+from psqlmessages.exchanges.store.definitions import (
+    DefinedExchange,
+    MalformedExchanges,
+    namespace_error,
+)
+from psqlmessages.exchanges.store.permissions import MissingRuleLog
+from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
 from psqlmessages.management.pipeline import JobContext
-from psqlmessages.management.spark_exchange_state import SparkExchangeState
-from psqlmessages.models import Exchange
+from psqlmessages.models import Element, Exchange
 from psqlmessages.orm import dsn
 from psqlmessages.retry import error_line
 
 if TYPE_CHECKING:
+    from psqlmessages.exchanges.model import CompiledExchange
     from psqlmessages.pipeline.exchange.driver import SparkExchanges
+    from psqlmessages.pipeline.exchange.source import TaskCounts
+
+logger = logging.getLogger("psqlmessages")
+
+# State of an exchange: its definition and its counters
+
+_MAX_COUNTED_BATCHES: Final = 1000
 
 
-# Definition sync: a thread that uses Django while the query runs.
+class SparkExchangeState:
+    """Definition and counters of one exchange.
 
-_LOOK_SECONDS: Final = 0.5
+    Everything except `count` and `lag` must be used by one thread only.
+    """
+
+    def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
+        self._name = name
+        self._using = using
+        self._key: int | None = None
+        self._definition: tuple[DefinedExchange, datetime] | None = None
+        self._compiled: CompiledExchange | None = None
+        self._running: tuple[int, ...] = ()
+        self._new_counts: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
+        self._elements: dict[int, int] = {}
+        self._rules = MissingRuleLog()
+        self._is_refused = False
+        self.counter_store = CounterStore(using)
+
+    # Called by Spark's threads
+
+    def count(self, batch_id: int, counts: Sequence[TaskCounts]) -> None:
+        """Record the counts of a micro-batch."""
+        if len(self._elements) >= _MAX_COUNTED_BATCHES:
+            del self._elements[min(self._elements)]
+        self._elements[batch_id] = sum(
+            each.number for each in counts if each.outcome in ELEMENT_OUTCOMES
+        )
+        self._new_counts.put(counts)
+
+    def elements(self, batch_id: int) -> int:
+        """Return how many elements a micro-batch has finished, with any outcome."""
+        return self._elements.get(batch_id, 0)
+
+    # The definition
+
+    def read(self) -> CompiledExchange | None:
+        """Read the exchange to run; None if it is stopped or cannot run.
+
+        Raise Exchange.DoesNotExist if it was deleted.
+        """
+        row = repository.rows(self._using).get(name=self._name)
+        self._key = row.pk
+        definition = (repository.to_definition(row), row.changed_at)
+        if definition != self._definition:
+            self._definition = definition
+            self._compiled = self._compile(definition[0])
+        found = self._compiled if row.is_running else None
+        self._running = () if found is None else (row.pk,)
+        return found
+
+    def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
+        queues = sorted(definition.places, key=str)
+        errors = [error for queue in queues if (error := namespace_error(queue.namespace))]
+        try:
+            if not errors:
+                return repository.compile_exchange(definition)
+        except (MalformedExchanges, MessagesError) as error:
+            errors.append(error_line(error))
+        logger.warning("exchange %s cannot run: %s", self._name, errors[0])
+        return None
+
+    def lag(self) -> float | None:
+        """Return the seconds that the oldest available element has waited; 0 if there is none.
+
+        Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the
+        role may not read the table of elements: taking elements needs a rule only.
+        """
+        if self._compiled is None:
+            return None
+        source = self._compiled.source
+        elements = Element.objects.using(source.namespace).filter(queue__name=source.queue)
+        waiting = elements.filter(available_at__lte=Now()).order_by("available_at")
+        try:
+            found = waiting.values_list("available_at", Now()).first()
+        except (OperationalError, InterfaceError) as error:
+            raise ServerUnreachable(error_line(error)) from error
+        except DatabaseError as error:
+            raise MessagesError(error_line(error)) from error
+        return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
+
+    # Counters
+
+    def write(self) -> None:
+        """Write the counters and the heartbeat; log missing rules."""
+        if self._key is None:
+            return
+        counters = self.counter_store.of(self._key)
+        for counts in self._take_new_counts():
+            counts.add_to(counters)
+            self._is_refused |= counts.is_refusal
+        self.counter_store.mark_written(
+            self.counter_store.write(self.counter_store.list_rows(self._running))
+        )
+        if self._is_refused and self._definition is not None and self._rules.is_due:
+            self._is_refused = False
+            self._rules.report(self._definition[0], self._using)
+
+    def _take_new_counts(self) -> Iterable[TaskCounts]:
+        while True:
+            try:
+                yield from self._new_counts.get_nowait()
+            except Empty:
+                return
+
+
+# Definition sync: a thread that uses Django while the query runs
+
+_SYNC_SECONDS: Final = 0.5
 _WRITE_SECONDS: Final = 2.0
 
 
@@ -43,26 +175,28 @@ class DefinitionSync(Thread):
         self._name = one_line(name)
         self._state = state
         self._exchanges = exchanges
-        self._tell = say
+        self._print = say
         self._write_at = 0.0
-        self._said = ""
-        self._ending = Event()
+        self._last_text = ""
+        self._is_stopping = Event()
         self._error: BaseException | None = None
 
-    def look(self) -> None:
+    def apply_definition(self) -> None:
         """Apply the current definition; raise Exchange.DoesNotExist if it was deleted."""
-        exchange = self._state.look()
+        exchange = self._state.read()
         self._exchanges.define([] if exchange is None else [exchange])
-        state = f"{self._name} is stopped" if exchange is None else f"running {self._name}"
-        self._say(state if exchange is None else f"{state}; press Ctrl-C to stop")
+        if exchange is None:
+            self._say(f"{self._name} is stopped")
+        else:
+            self._say(f"running {self._name}; press Ctrl-C to stop")
 
     def run(self) -> None:
         """Repeat until closed; if the exchange is deleted, stop its query."""
         try:
-            while not self._ending.wait(_LOOK_SECONDS):
-                self._supervise()
+            while not self._is_stopping.wait(_SYNC_SECONDS):
+                self._sync()
         except Exchange.DoesNotExist:
-            self._say(f"{self._name} is removed")
+            self._say(f"{self._name} was deleted")
             self._exchanges.stop()
         except BaseException as error:  # noqa: BLE001 - raised again by close()
             self._error = error
@@ -72,7 +206,7 @@ class DefinitionSync(Thread):
 
     def close(self) -> None:
         """Stop the thread and write the last counters; raise the error of the thread, if any."""
-        self._ending.set()
+        self._is_stopping.set()
         self.join()
         if self._error is not None:
             raise self._error
@@ -81,9 +215,9 @@ class DefinitionSync(Thread):
         except (OperationalError, InterfaceError) as error:
             self._say(f"could not write the last counters: {error_line(error)}")
 
-    def _supervise(self) -> None:
+    def _sync(self) -> None:
         try:
-            self.look()
+            self.apply_definition()
             if monotonic() >= self._write_at:
                 self._state.write()
                 self._write_at = monotonic() + _WRITE_SECONDS
@@ -92,13 +226,10 @@ class DefinitionSync(Thread):
             self._say(f"could not read the definition: {error_line(error)}")
 
     def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._tell(text)
-
-
-NAME = "exchange"
-HELP = "run an exchange on Spark, until Ctrl-C"
+        """Print a line, unless it is the same as the last one."""
+        if text != self._last_text:
+            self._last_text = text
+            self._print(text)
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -127,7 +258,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Run it until Ctrl-C, until it is deleted, or with --once until its queue is empty."""
+    """Run until Ctrl-C, until the exchange is deleted, or with --once until its queue is empty."""
     name = arguments.name
     if not Exchange.objects.using(arguments.database).filter(name=name).exists():
         return fail(f"there is no exchange {name}")
@@ -152,7 +283,7 @@ def _follow(context: JobContext) -> None:
         modules=arguments.module,
     )
     sync = DefinitionSync(arguments.name, state, exchanges, context.say)
-    sync.look()
+    sync.apply_definition()
     query = exchanges.start(once=arguments.once)
     sync.start()
     try:
@@ -167,3 +298,6 @@ def _follow(context: JobContext) -> None:
     finally:
         sync.close()
     context.say(f"stopped: {state.counter_store.summary()}")
+
+
+COMMAND = CliCommand("exchange", "run an exchange on Spark, until Ctrl-C", configure, run)

@@ -5,24 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-from psqlmessages.cli.output import one_line
-from psqlmessages.management import report_traffic
+from django.db import connections
+from django.db.models import Min
+
+from psqlmessages.cli.output import CliCommand, one_line
+from psqlmessages.exchanges.store import repository
 from psqlmessages.management.pipeline import JobContext
+from psqlmessages.models import Exchange, ExchangeCount, Traffic
 from psqlmessages.pipeline.report import contents, html
+from psqlmessages.pipeline.report.contents import (
+    DRAWN,
+    ExchangeFlow,
+    Period,
+    ReportFigures,
+    TrafficAmount,
+)
+from psqlmessages.traffic_retention import PERCENTILES, Window
 
-if TYPE_CHECKING:
-    from psqlmessages.pipeline.report.contents import Period, ReportFigures
-
-NAME = "report"
-HELP = "write one HTML page with charts of a period: rates, sizes, latencies, senders, exchanges"
-
-_SIGN_SECONDS: Final = 2.0
+_HEARTBEAT_SECONDS: Final = 2.0
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -65,14 +71,14 @@ def run(arguments: Namespace) -> int:
     )
     if period.begin >= period.end:
         raise ValueError(f"--from {arguments.begin} is not before --to {arguments.end}")
-    figures = _figures(arguments, period)
+    figures = _read_figures(arguments, period)
     page = html.page(
         contents.Report(
-            database=report_traffic.database(arguments.database),
+            database=_describe_database(arguments.database),
             period=period,
             made_at=now,
             figures=figures,
-            flows=report_traffic.flows(arguments.database),
+            flows=_read_flows(arguments.database),
         )
     )
     _write(Path(arguments.out), page)
@@ -82,20 +88,20 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _figures(arguments: Namespace, period: Period) -> ReportFigures:
+def _read_figures(arguments: Namespace, period: Period) -> ReportFigures:
     if arguments.of != "messages" and not arguments.archive:
-        found = report_traffic.figures(period, arguments.topic, arguments.database)
+        found = read_windows(period, arguments.topic, arguments.database)
         if found is not None:
             return found
         if arguments.of == "traffic":
             raise ValueError("no traffic windows in this period: the job traffic did not run")
-    return _of_messages(arguments, period)
+    return _count_messages(arguments, period)
 
 
-def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
+def _count_messages(arguments: Namespace, period: Period) -> ReportFigures:
     from psqlmessages.pipeline import job_runner
 
-    with JobContext(NAME, arguments) as context, ThreadPoolExecutor(1) as executor:
+    with JobContext(COMMAND.name, arguments) as context, ThreadPoolExecutor(1) as executor:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -112,8 +118,8 @@ def _of_messages(arguments: Namespace, period: Period) -> ReportFigures:
         while True:
             context.record(job_runner.JobProgress(job_runner.RUNNING))
             try:
-                found = computing.result(_SIGN_SECONDS)
-            except NotYet:
+                found = computing.result(_HEARTBEAT_SECONDS)
+            except TimeoutError:
                 continue
             except (Py4JError, PySparkException) as error:
                 failed = job_runner.sentence(error)
@@ -132,3 +138,153 @@ def _write(target: Path, page: str) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+# Figures from traffic windows, and from the counters of exchanges
+
+# Sum at most this number of windows, if there are longer ones.
+_MAX_WINDOWS: Final = 1600
+
+_COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
+        latency_p50, latency_p95, latency_p99"""
+# Keys consist of a kind and a name. Steps begin at multiples of their length since 1970, like
+# windows.
+_WINDOWS: Final = f"""
+    SELECT topic, sender, {_COLUMNS},
+        (extract(epoch FROM starts_at)::bigint / %(step)s * %(step)s) AS at
+    FROM psqlmessages_traffic
+    WHERE window_seconds = %(window)s AND starts_at >= %(begin)s AND starts_at < %(end)s
+        AND (topic = ANY (%(names)s) OR topic ^@ ANY (%(prefixes)s))
+"""  # noqa: S608 - only constants
+_SUMS: Final = f"""
+    WITH windows AS MATERIALIZED ({_WINDOWS}), chosen AS (
+        SELECT '' AS key, {_COLUMNS} FROM windows
+        UNION ALL SELECT 'a' || at, {_COLUMNS} FROM windows
+        UNION ALL SELECT 't' || topic, {_COLUMNS} FROM windows
+        UNION ALL SELECT 's' || sender, {_COLUMNS} FROM windows
+    ), measured AS (
+        SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
+        FROM ({PERCENTILES}) AS p GROUP BY key
+    ), summed AS (
+        SELECT key, sum(count)::bigint AS number, sum(bytes)::bigint AS size
+        FROM chosen GROUP BY key
+    )
+    SELECT key, number, size, percentiles FROM summed JOIN measured USING (key)
+    ORDER BY number DESC, key
+"""  # noqa: S608
+_POINTS: Final = f"""
+    SELECT topic, at, sum(count)::bigint FROM ({_WINDOWS}) AS windows
+    WHERE topic = ANY (%(drawn)s) GROUP BY topic, at
+"""  # noqa: S608
+
+
+def read_windows(period: Period, topics: str, using: str) -> ReportFigures | None:
+    """Read the figures of a period from traffic windows; None if there are none.
+
+    ``topics`` are names and patterns, separated by commas.
+    """
+    window = _choose_window_length(period, using)
+    if window is None:
+        return None
+    step = period.step(window)
+    parameters = {**period._asdict(), "window": window, "step": step, **_split_topics(topics)}
+    with connections[using].cursor() as cursor:
+        cursor.execute(_SUMS, parameters)
+        amounts = {key: _to_amount(*row) for key, *row in cursor.fetchall()}
+        by_kind = {
+            kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
+            for kind in "ats"
+        }
+        drawn = list(by_kind["t"])[:DRAWN]
+        cursor.execute(_POINTS, {**parameters, "drawn": drawn})
+        points: dict[str, dict[int, int]] = {topic: {} for topic in drawn}
+        for topic, at, count in cursor.fetchall():
+            points[topic][at] = count
+    steps = {int(at): amount for at, amount in by_kind["a"].items()}
+    return ReportFigures(
+        source=f"windows of {Window(window).label}, counted by the job “traffic”",
+        step=step,
+        total=amounts.get(""),
+        steps=steps,
+        topics=by_kind["t"],
+        senders=by_kind["s"],
+        points=points,
+        counted=(min(steps), max(steps) + step) if steps else None,
+    )
+
+
+def _read_flows(using: str) -> list[ExchangeFlow]:
+    """Read the exchanges with their counters since they were created."""
+    counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for row in ExchangeCount.objects.using(using):
+        is_copy = row.outcome == ExchangeCount.Outcome.TO
+        counts[row.exchange_id][str(row.destination) if is_copy else row.outcome] += row.count
+    return [_to_flow(exchange, counts[exchange.pk]) for exchange in repository.rows(using)]
+
+
+def _describe_database(using: str) -> str:
+    """Return the name, host and version of the database."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT current_database(), current_setting('server_version')")
+        name, version = cursor.fetchone()
+    host = connection.settings_dict.get("HOST")
+    # A path is the directory of a socket.
+    if not host or host.startswith("/"):
+        host = "this machine"
+    return f"{name} on {host}, PostgreSQL {version}"
+
+
+def _choose_window_length(period: Period, using: str) -> int | None:
+    """Choose the shortest length whose windows cover the period and are not too many."""
+    traffic = Traffic.objects.using(using).order_by()
+    oldest: dict[int, float] = {}
+    for window in Window.values:
+        of_length = traffic.filter(window_seconds=window)
+        within = of_length.filter(starts_at__gte=period.begin, starts_at__lt=period.end)
+        if within.exists():
+            first = of_length.aggregate(first=Min("starts_at"))["first"]
+            oldest[window] = max(first.timestamp(), period.begin.timestamp() + window)
+    if not oldest:
+        return None
+    earliest = min(oldest.values())
+    # Windows whose data begin at most one window length after the earliest data.
+    covering = [window for window, first in oldest.items() if first <= earliest + window]
+    short_list = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
+    return min(short_list) if short_list else max(covering)
+
+
+def _split_topics(topics: str) -> dict[str, list[str]]:
+    topic_names = [name.strip() for name in topics.split(",") if name.strip()]
+    return {
+        "names": [name for name in topic_names if not name.endswith("*")],
+        "prefixes": [name[:-1] for name in topic_names if name.endswith("*")],
+    }
+
+
+def _to_amount(count: int, size: int, percentiles: dict[str, Any]) -> TrafficAmount:
+    return TrafficAmount(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
+
+
+def _to_flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:
+    return ExchangeFlow(
+        exchange.name,
+        (exchange.source_namespace, exchange.source_queue),
+        [
+            {
+                "to": (each.namespace, each.queue),
+                "selector": each.selector,
+                "copies": counts.get(str(each.position), 0),
+            }
+            for each in exchange.destinations.all()
+        ],
+        {outcome: number for outcome, number in counts.items() if not outcome.isdigit()},
+    )
+
+
+COMMAND = CliCommand(
+    "report",
+    "write one HTML page with charts of a period: rates, sizes, latencies, senders, exchanges",
+    configure,
+    run,
+)

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import InterfaceError, OperationalError
 
-from psqlmessages.cli.output import positive, seconds
+from psqlmessages.cli.output import CliCommand, positive, seconds
 from psqlmessages.conf import get_settings
 from psqlmessages.management.pipeline import JobContext, add_streaming
 from psqlmessages.traffic_retention import prune
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress
-
-NAME = "traffic"
-HELP = "count published messages by topic, sender and time window, until Ctrl-C"
 
 CHECKPOINT: Final = ".pipeline/traffic"
 
@@ -67,7 +64,7 @@ def run(arguments: Namespace) -> int:
     from psqlmessages.pipeline.offsets import Lag
     from psqlmessages.pipeline.traffic import TrafficTable
 
-    with JobContext(NAME, arguments) as context:
+    with JobContext(COMMAND.name, arguments) as context:
         _look(context)
         table = TrafficTable()
         query = traffic.start(
@@ -131,3 +128,11 @@ def _look(context: JobContext) -> None:
     context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:
         context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")
+
+
+COMMAND = CliCommand(
+    "traffic",
+    "count published messages by topic, sender and time window, until Ctrl-C",
+    configure,
+    run,
+)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 
-from psqlmessages.cli.output import Progress, fail, positive
+from psqlmessages.cli.output import CliCommand, Progress, fail, positive
 from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handler_registry import registry
 from psqlmessages.handler_worker import HandlerWorker
 from psqlmessages.shutdown import stopped_by_signals
-
-NAME = "run"
-HELP = "receive as a node and call the handlers of the project, until Ctrl-C"
 
 _STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
 
@@ -67,3 +64,8 @@ def run(arguments: Namespace) -> int:
             f" {counters.stuck:,} stuck"
         )
     return 0
+
+
+COMMAND = CliCommand(
+    "run", "receive as a node and call the handlers of the project, until Ctrl-C", configure, run
+)

@@ -15,10 +15,10 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from psqlmessages.cli.doctor_checks import (
     COMMIT_LOCK,
-    HELD_SECONDS,
     HOLDERS,
+    MAX_HOLDERS,
+    MIN_OPEN_SECONDS,
     QUEUE_LIMIT,
-    SHOWN_HOLDERS,
     USAGE,
 )
 from psqlmessages.client.connect import bound
@@ -210,7 +210,7 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
 
 async def _read_holders(reader: MonitorReader, health: Health) -> None:
     is_full = (health.usage or 0.0) >= QUEUE_LIMIT
-    rows = await reader.rows(HOLDERS, (HELD_SECONDS, is_full, SHOWN_HOLDERS))
+    rows = await reader.rows(HOLDERS, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
     if is_full and not rows:
         # The cause is a session that this role cannot see.
         return

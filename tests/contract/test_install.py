@@ -20,8 +20,8 @@ from psqlmessages.cli.doctor_checks import (
     CheckContext,
     Finding,
     FindingState,
-    examine,
     installed,
+    run_check,
 )
 from psqlmessages.client.connect import connect as client_connection
 from psqlmessages.models import Body, StreamMessage
@@ -203,7 +203,7 @@ def test_the_install_command_cures_what_doctor_and_check_find(
 
     def finding() -> Finding:
         with client_connection(url) as connection:
-            (finding,) = examine(installed, CheckContext(url, connection))
+            (finding,) = run_check(installed, CheckContext(url, connection))
         return finding
 
     for damage, found in (
@@ -212,7 +212,7 @@ def test_the_install_command_cures_what_doctor_and_check_find(
     ):
         execute(scratch, damage)
         assert found in finding().found
-        assert finding().mend.startswith("python manage.py psqlmessages install")
+        assert finding().fix.startswith("python manage.py psqlmessages install")
         (warning,) = check_databases(databases=[SCRATCH])
         assert f"python manage.py psqlmessages --database {SCRATCH} install" in str(warning.hint)
         call_command("psqlmessages", "--database", SCRATCH, "install")

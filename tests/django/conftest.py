@@ -10,7 +10,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, examine
+from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, run_check
 from psqlmessages.client.connect import connect
 from psqlmessages.rpc_client import close_callers
 from tests.conftest import TestedServer
@@ -62,7 +62,7 @@ def changed(shop: World) -> Iterator[Changed]:
 def finding_of(check: Check, address: str) -> Finding:
     """The only finding of a check, made at this address."""
     with connect(address) as connection:
-        (finding,) = examine(check, CheckContext(address, connection))
+        (finding,) = run_check(check, CheckContext(address, connection))
         return finding
 
 

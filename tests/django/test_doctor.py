@@ -10,11 +10,11 @@ from django.core.management import call_command
 from pytest_django import Settings
 
 from psqlmessages.cli import doctor_checks, doctor_tables
-from psqlmessages.cli.doctor import CHECKS, examinations
+from psqlmessages.cli.doctor import CHECKS, run_checks
 from psqlmessages.cli.doctor_checks import Finding, FindingState
 from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
-from psqlmessages.cli.prune import sentence
+from psqlmessages.cli.prune import describe
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.management import doctor_rules
 from psqlmessages.management.doctor_rules import needed_rules
@@ -22,18 +22,18 @@ from tests.django.conftest import Changed, finding_of
 from tests.django.processes import manage
 from tests.sql.conftest import World
 
-Examine = Callable[..., Finding]
+RunCheck = Callable[..., Finding]
 Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a notification arrive late, which is no fault of the database."""
-    monkeypatch.setattr(doctor_checks, "LISTEN_SECONDS", 60.0)
+    monkeypatch.setattr(doctor_checks, "NOTIFICATION_TIMEOUT_SECONDS", 60.0)
 
 
 @pytest.fixture
-def examined(shop: World) -> Examine:
+def examined(shop: World) -> RunCheck:
     """What a check finds as the owner of the tables, or at another address."""
     return lambda check, address=None: finding_of(check, address or shop.server.url())
 
@@ -44,7 +44,7 @@ def pruned(shop: World, capsys: Capture, *options: str) -> str:
 
 
 def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> None:
-    findings = {each.check: each.state for each in examinations(shop.server.url())}
+    findings = {each.check: each.state for each in run_checks(shop.server.url())}
     names = [check.__name__.replace("_", " ") for check in CHECKS]
     assert findings == dict.fromkeys(names, FindingState.OK)
     done = manage(shop.server, "psqlmessages", "doctor")
@@ -63,13 +63,13 @@ def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
     handlers.on_rpc(node="answerer")(print)
 
     def wrong() -> list[Finding]:
-        return [found for found in examinations(shop.server.url(), needed_rules) if found.mend]
+        return [found for found in run_checks(shop.server.url(), needed_rules) if found.fix]
 
-    found = {each.found: each.mend for each in wrong()}
+    found = {each.found: each.fix for each in wrong()}
     assert len(found) == 4, found
     assert "no rule names the node new shop for the role" in next(iter(found))
-    for mend in found.values():
-        words = shlex.split(mend.removeprefix("python manage.py psqlmessages "))
+    for fix in found.values():
+        words = shlex.split(fix.removeprefix("python manage.py psqlmessages "))
         call_command("psqlmessages", *words, *(() if "--role" in words else ("--role", "user1")))
     assert wrong() == []
     shop.execute("DELETE FROM messages.auth")
@@ -87,36 +87,36 @@ def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Captu
     assert main(["--dsn", shop.server.url(), "doctor", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["wrong"] == 1
-    assert set(report["findings"][0]) == {"check", "state", "found", "why", "mend"}
+    assert set(report["findings"][0]) == {"check", "state", "found", "why", "fix"}
     assert main(["--dsn", "host=127.0.0.1 port=1 user=nobody", "doctor"]) == 1
     assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
 
 
-def test_a_database_without_the_functions(examined: Examine, changed: Changed) -> None:
+def test_a_database_without_the_functions(examined: RunCheck, changed: Changed) -> None:
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     found = examined(doctor_checks.installed)
-    mend = "python manage.py psqlmessages install"
-    assert (found.state, found.mend) == (FindingState.WRONG, mend)
+    fix = "python manage.py psqlmessages install"
+    assert (found.state, found.fix) == (FindingState.WRONG, fix)
     assert {examined(check).state for check in (owners, expired_bodies)} == {FindingState.UNKNOWN}
 
 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
-    shop: World, examined: Examine, capsys: Capture
+    shop: World, examined: RunCheck, capsys: Capture
 ) -> None:
     shop.execute(
         "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
         " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
     )
     found = examined(expired_bodies)
-    assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
+    assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
     # The housekeeping of another session may have been faster.
-    assert pruned(shop, capsys) in {sentence(number) + "\n" for number in (0, 1)}
+    assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
     assert examined(expired_bodies).state is FindingState.OK
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 
 
 def test_stream_messages_that_nobody_removed_and_prune_removes(
-    shop: World, examined: Examine, changed: Changed, capsys: Capture
+    shop: World, examined: RunCheck, changed: Changed, capsys: Capture
 ) -> None:
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"
@@ -131,31 +131,31 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     program.ok("unsubscribe", "B", "STREAM")
     changed(neglected, neglected)
     found = examined(doctor_tables.stream_tables)
-    assert (found.state, found.mend) == (FindingState.WRONG, "psqlmessages prune")
+    assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
     # The housekeeping of another session may have been faster.
-    assert pruned(shop, capsys) in {sentence(number) + "\n" for number in (0, 1)}
+    assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
     assert examined(doctor_tables.stream_tables).state is FindingState.OK
 
 
 def test_a_transaction_that_holds_locks_for_long(
-    shop: World, examined: Examine, monkeypatch: pytest.MonkeyPatch
+    shop: World, examined: RunCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
     assert examined(doctor_checks.open_transactions).state is FindingState.OK
     sitter.connection.execute("BEGIN")
     sitter.ok("topic_listen", "T")
-    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0)
+    monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0)
     # The owner of the tests is not shown since when; the superuser is.
     finding = examined(doctor_checks.open_transactions, shop.server.superuser_url)
     assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
-    shop.watcher.connection.execute(finding.mend)
+    shop.watcher.connection.execute(finding.fix)
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
     assert examined(doctor_checks.open_transactions).state is FindingState.OK
 
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
-    shop: World, examined: Examine, changed: Changed
+    shop: World, examined: RunCheck, changed: Changed
 ) -> None:
     shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
     assert examined(rules).found == "2 rules name the role brief, which does not exist"
@@ -165,7 +165,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     shop.watcher.connection.execute("DROP ROLE brief; CREATE ROLE brief")
     found = examined(rules)
     assert found.found == "1 rule names the role brief, which has been dropped and created again"
-    shop.execute(found.mend.partition("meant for the new role, ")[2])
+    shop.execute(found.fix.partition("meant for the new role, ")[2])
     assert examined(rules).state is FindingState.OK
     # As after a dump was restored: the oids are those of another cluster.
     table = "ALTER TABLE psqlmessages_auth"
@@ -175,7 +175,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
 
 
 def test_too_old_a_server_and_a_clock_that_differs(
-    examined: Examine, monkeypatch: pytest.MonkeyPatch
+    examined: RunCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor_checks, "LEAST_VERSION", 99)
     found = examined(doctor_checks.server)
@@ -212,20 +212,20 @@ RIGHTS = (
 
 
 def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
-    shop: World, examined: Examine, changed: Changed
+    shop: World, examined: RunCheck, changed: Changed
 ) -> None:
     for check, statement, back, said in RIGHTS:
         changed(statement, back)
         found = examined(check)
-        assert (found.found, found.mend.startswith(back)) == (said, True)
+        assert (found.found, found.fix.startswith(back)) == (said, True)
         shop.watcher.connection.execute(back)
         assert examined(check).state is FindingState.OK
     shop.rules("postgres ROOT Topic ORDERS RW 5")
-    assert examined(owners).mend == "ALTER ROLE postgres NOSUPERUSER"
+    assert examined(owners).fix == "ALTER ROLE postgres NOSUPERUSER"
 
 
 def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
-    shop: World, examined: Examine, capsys: Capture
+    shop: World, examined: RunCheck, capsys: Capture
 ) -> None:
     found = examined(expired_bodies, shop.server.url("user1"))
     assert (found.state, found.found) == (

@@ -18,7 +18,7 @@ from tests.django.waiting import wait_until
 
 WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
 IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
-Examine = Callable[..., Finding]
+RunCheck = Callable[..., Finding]
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,10 @@ def listener(small: Server, superuser: psycopg.Connection) -> Iterator[psycopg.C
 
 
 @pytest.fixture
-def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> Examine:
+def examined(small: Server, monkeypatch: pytest.MonkeyPatch) -> RunCheck:
     """What a check finds as the superuser, however short the time."""
-    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(doctor_checks, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)
     return lambda check, address=None: finding_of(check, address or small.superuser_url())
 
 
@@ -85,7 +85,7 @@ def fill(connection: psycopg.Connection) -> None:
 
 
 def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
-    small: Server, superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+    small: Server, superuser: psycopg.Connection, listener: psycopg.Connection, examined: RunCheck
 ) -> None:
     fill(superuser)
     found = examined(queue)
@@ -93,17 +93,17 @@ def test_a_queue_held_back_names_who_does_it_and_what_mends_it_does(
     assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
-    assert f"SELECT pg_terminate_backend({pid})" in found.mend
+    assert f"SELECT pg_terminate_backend({pid})" in found.fix
     # A role that sees nobody is told what it lacks.
     blind = examined(queue, small.url())
-    assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
-    superuser.execute(found.mend.partition(";")[0])
+    assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
+    superuser.execute(found.fix.partition(";")[0])
     wait_for(superuser, "SELECT pg_notification_queue_usage() = 0")
     assert examined(queue).state is FindingState.OK
 
 
 def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transaction(
-    superuser: psycopg.Connection, listener: psycopg.Connection, examined: Examine
+    superuser: psycopg.Connection, listener: psycopg.Connection, examined: RunCheck
 ) -> None:
     listener.commit()
     pid = listener.info.backend_pid
@@ -121,7 +121,7 @@ def test_a_listener_that_does_not_read_is_told_from_one_that_sits_in_a_transacti
 
 
 def test_a_commit_that_hangs_and_has_all_who_notify_wait(
-    small: Server, superuser: psycopg.Connection, examined: Examine
+    small: Server, superuser: psycopg.Connection, examined: RunCheck
 ) -> None:
     superuser.execute("CREATE TABLE IF NOT EXISTS written (id int)")
     superuser.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
@@ -140,7 +140,7 @@ def test_a_commit_that_hangs_and_has_all_who_notify_wait(
             with committing(small) as waiting:
                 wait_for(superuser, WAITS, "object", waiting)
                 found = examined(commit_lock)
-                superuser.execute(found.mend.partition(";")[0])
+                superuser.execute(found.fix.partition(";")[0])
     finally:
         superuser.execute("ALTER SYSTEM RESET synchronous_standby_names")
         superuser.execute("SELECT pg_reload_conf()")

@@ -21,7 +21,7 @@ from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
 from psqlmessages.cli.main import add_commands
 from psqlmessages.conf import Settings
-from psqlmessages.management import exchange, install, permissions, rules, run, token
+from psqlmessages.management import access, database, definitions, exchange, run
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,10 @@ def parsed() -> Iterator[tuple[str, tuple[set[str], list[str]]]]:
     parser = argparse.ArgumentParser()
     add_commands(
         parser,
-        (*COMMANDS, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, token),
+        (
+            *(*COMMANDS, database.INSTALL, run.COMMAND, access.ALLOW, access.DENY, access.TOKEN),
+            *(definitions.COMMAND, exchange.COMMAND),
+        ),
     )
     for name, command in commands_of(parser):
         options = {option for action in command._actions for option in action.option_strings}

@@ -11,7 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from pyspark.sql import SparkSession
 
-from psqlmessages.management import report_traffic
+from psqlmessages.management import pipeline_report
 from psqlmessages.pipeline.report import compute, contents, html
 from psqlmessages.pipeline.report.contents import Report
 from psqlmessages.traffic_retention import Window
@@ -61,7 +61,9 @@ def counts(amounts: dict[Any, contents.TrafficAmount]) -> dict[Any, int]:
 
 def traffic(topics: str = "*", **back: int) -> contents.ReportFigures:
     now = datetime.now(UTC)
-    return report_traffic.figures(contents.Period(now - timedelta(**back), now), topics, "default")
+    return pipeline_report.read_windows(
+        contents.Period(now - timedelta(**back), now), topics, "default"
+    )
 
 
 def report(*arguments: str, out: Path) -> str:
@@ -143,7 +145,7 @@ def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back() -> None:
     for length, back in ((10, {"seconds": 30}), (60, {"minutes": 5}), (3600, {"days": 2})):
         assert f"windows of {Window(length).label}," in traffic(**back).source
     forget()
-    assert report_traffic.figures(DAY, "*", "default") is None
+    assert pipeline_report.read_windows(DAY, "*", "default") is None
 
 
 @pytest.mark.usefixtures("database")

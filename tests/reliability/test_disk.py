@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.cli.prune import emptied
+from psqlmessages.cli.prune import empty_expired_tables
 from psqlmessages.exceptions import MessagesError
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
@@ -174,9 +174,9 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     assert world.program("user1").elements("pop", "A", "Q") == []
     url = world.server.url()
     with pytest.raises(REFUSALS, match="No space left on device"):
-        emptied(url)
+        empty_expired_tables(url)
     writing.disk.give(ROOM)
-    tables, free = emptied(url), writing.disk.free
+    tables, free = empty_expired_tables(url), writing.disk.free
     writing.publish_much()
     counted(
         FAULT, "pop, drain, unsubscribe with 64 KB; prune with none, then with 64 KB",

@@ -13,15 +13,13 @@ from django.db import connections
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.management import (
+    access,
+    database,
+    definitions,
     doctor_rules,
     exchange,
-    install,
-    permissions,
     pipeline,
-    prune_all,
-    rules,
     run,
-    token,
 )
 from psqlmessages.orm import alias_of, direct_dsn
 
@@ -38,15 +36,21 @@ class Command(BaseCommand):
             choices=tuple(connections),
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
-        # These two do more than the plain ones of the same names.
-        replaced = (prune_all, doctor_rules)
-        names = [command.NAME for command in replaced]
-        plain = (command for command in COMMANDS if command.NAME not in names)
+        # With Django, these two do more than those of the console script with the same names.
+        replaced = (database.PRUNE, doctor_rules.COMMAND)
+        names = {command.name for command in replaced}
+        plain = (command for command in COMMANDS if command.name not in names)
         own = (
-            *replaced, install, run, permissions.ALLOW, permissions.DENY, rules, exchange, pipeline,
-            token,
-        )  # fmt: skip
-        add_commands(parser, (*plain, *own))
+            database.INSTALL,
+            run.COMMAND,
+            access.ALLOW,
+            access.DENY,
+            definitions.COMMAND,
+            exchange.COMMAND,
+            pipeline.COMMAND,
+            access.TOKEN,
+        )
+        add_commands(parser, (*plain, *replaced, *own))
 
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; exit with its code if it fails."""

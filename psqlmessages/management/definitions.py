@@ -8,11 +8,8 @@ from pathlib import Path
 
 from django.db import DatabaseError
 
-from psqlmessages.cli.output import fail, one_line, read_input
+from psqlmessages.cli.output import CliCommand, fail, one_line, read_input
 from psqlmessages.rules import changes, document
-
-NAME = "definitions"
-HELP = "export rules and web identities to JSON, or import them"
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -65,3 +62,8 @@ def _write(name: str, text: str) -> None:
         sys.stdout.write(text)
     else:
         Path(name).write_text(text, encoding="utf-8")
+
+
+COMMAND = CliCommand(
+    "definitions", "export rules and web identities to JSON, or import them", configure, run
+)

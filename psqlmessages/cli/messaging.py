@@ -1,0 +1,215 @@
+"""Commands send, receive and call: topics and RPC on the command line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from datetime import timedelta
+from itertools import islice, repeat
+from time import monotonic
+from typing import Any
+
+from psqlmessages.cli.output import (
+    CliCommand,
+    Progress,
+    add_batch,
+    add_json,
+    body_text,
+    lines_of_input,
+    natural,
+    one_line,
+    positive,
+    seconds,
+)
+from psqlmessages.client.messages import RECONNECTED, SYS, Message
+from psqlmessages.client.node import Node
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT
+from psqlmessages.client.queue_calls import Element
+from psqlmessages.client.stream_calls import StreamMessage
+from psqlmessages.exceptions import MessagesError
+
+# Command send
+
+
+def _configure_send(parser: ArgumentParser) -> None:
+    parser.add_argument("ident", metavar="IDENT", help="the node that sends")
+    parser.add_argument("topic", metavar="TOPIC")
+    parser.add_argument(
+        "body",
+        metavar="BODY",
+        nargs="?",
+        help="the text to send; - reads one body per line from standard input",
+    )
+    parser.add_argument(
+        "--count", type=natural, help="number of messages (default: 1, or all lines)"
+    )
+    parser.add_argument(
+        "--size",
+        type=natural,
+        default=10,
+        help="bytes of each body if BODY is missing (default: 10)",
+    )
+    parser.add_argument(
+        "--interval", type=seconds, default=timedelta(0), help="seconds between two sends"
+    )
+    add_batch(parser)
+
+
+def _send(arguments: Namespace) -> int:
+    """Send all bodies, and show the rate."""
+    if arguments.body == "-":
+        bodies, total = lines_of_input(), arguments.count
+    else:
+        bodies = repeat("x" * arguments.size if arguments.body is None else arguments.body)
+        total = 1 if arguments.count is None else arguments.count
+    bodies = islice(bodies, total)
+    with Node(arguments.ident, arguments.dsn) as node, Progress("sent", total) as progress:
+        node.topic_notify(arguments.topic)
+        while batch := list(islice(bodies, arguments.batch)):
+            if arguments.batch == 1:
+                node.topic_send(arguments.topic, batch[0])
+            else:
+                node.topic_send_many(arguments.topic, batch)
+            progress.add(len(batch))
+            if arguments.interval and progress.count != total:
+                _wait(node, arguments.interval)
+    return 0
+
+
+def _wait(node: Node, interval: timedelta) -> None:
+    """Wait, and receive meanwhile, so that the node notices crashes of others."""
+    deadline = monotonic() + interval.total_seconds()
+    while (left := deadline - monotonic()) > 0:
+        next(node.messages(timeout=timedelta(seconds=left)), None)
+
+
+SEND = CliCommand("send", "send to a topic and show the rate", _configure_send, _send)
+
+# Command receive
+
+_REFRESH_INTERVAL = timedelta(seconds=1)
+
+
+def _configure_receive(parser: ArgumentParser) -> None:
+    parser.add_argument("ident", metavar="IDENT", help="the node that receives")
+    parser.add_argument("topic", metavar="TOPIC")
+    add_json(parser, per_line=True)
+    parser.add_argument("--events", action="store_true", help="also print system events")
+    parser.add_argument("--count", type=positive, help="stop after this number of messages")
+    parser.add_argument(
+        "--timeout", type=seconds, help="stop after this many seconds without a message"
+    )
+
+
+def _receive(arguments: Namespace) -> int:
+    """Receive until Ctrl-C, --count or --timeout; fail if fewer than --count messages arrived."""
+    with (
+        Node(arguments.ident, arguments.dsn) as node,
+        Progress("received", arguments.count) as progress,
+    ):
+        node.topic_listen(arguments.topic)
+        try:
+            progress.say(f"{arguments.ident} listens to {arguments.topic}; press Ctrl-C to stop")
+            _print_messages(node, arguments, progress)
+        except KeyboardInterrupt:
+            return 0
+    return 1 if progress.count < (arguments.count or 0) else 0
+
+
+def _print_messages(node: Node, arguments: Namespace, progress: Progress) -> None:
+    interval = _REFRESH_INTERVAL
+    if arguments.timeout is not None:
+        interval = min(interval, arguments.timeout)
+    waited = timedelta(0)
+    while arguments.timeout is None or waited <= arguments.timeout:
+        waited += interval
+        for message in node.messages(timeout=interval):
+            waited = timedelta(0)
+            _print_message(message, arguments, progress)
+            if progress.count == arguments.count:
+                return
+        progress.show()
+
+
+def _print_message(message: Message, arguments: Namespace, progress: Progress) -> None:
+    if message.event == RECONNECTED:
+        progress.say(f"reconnected: messages of {message.away} may be missing")
+    if message.type != SYS:
+        progress.add()
+    elif not arguments.events:
+        return
+    text = json.dumps(_as_json(message)) if arguments.json else as_text(message)
+    progress.say(text, sys.stdout)
+
+
+def _as_json(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        name: value
+        for name in ("type", "sender", "to", "topic", "event", "ident", "token", "id", "size")
+        if (value := getattr(message, name)) not in ("", None)
+    }
+    return fields | ({} if message.type == SYS else body_as_json(message))
+
+
+def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
+    """Return the body of a message for programs, or the error that prevents reading it.
+
+    A body of bytes is base64, and ``enc`` is then b64.
+    """
+    try:
+        body = message.body
+    except MessagesError as error:
+        return {"error": str(error)}
+    if isinstance(body, bytes):
+        return {"body": base64.b64encode(body).decode(), "enc": "b64"}
+    return {"body": body}
+
+
+def as_text(message: Message | StreamMessage) -> str:
+    """Return a message for people, in one line."""
+    if isinstance(message, Message) and message.type == SYS:
+        return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
+    try:
+        body = message.body
+    except MessagesError as error:
+        return one_line(f"{message.sender}: {error}")
+    return one_line(f"{message.sender}: {body_text(body)}")
+
+
+RECEIVE = CliCommand(
+    "receive",
+    "print the messages of a topic and their rate, until Ctrl-C",
+    _configure_receive,
+    _receive,
+)
+
+# Command call
+
+
+def _configure_call(parser: ArgumentParser) -> None:
+    parser.add_argument("ident", metavar="IDENT", help="the node that calls")
+    parser.add_argument("node", metavar="NODE", help="the node to call")
+    parser.add_argument("body", metavar="BODY", help="the body of the call; - reads standard input")
+    parser.add_argument("--json", action="store_true", help="BODY is JSON")
+    parser.add_argument(
+        "--timeout", type=seconds, default=DEFAULT_CALL_TIMEOUT, help="seconds to wait (default: 5)"
+    )
+
+
+def _call(arguments: Namespace) -> int:
+    """Call a node and print its answer; fail if it does not arrive in time."""
+    text = sys.stdin.read() if arguments.body == "-" else arguments.body
+    body = json.loads(text) if arguments.json else text
+    with Node(arguments.ident, arguments.dsn) as node:
+        answer = node.call(arguments.node, body, timeout=arguments.timeout)
+    if isinstance(answer, bytes):
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+    else:
+        print(body_text(answer))
+    return 0
+
+
+CALL = CliCommand("call", "call a node (RPC) and print its answer", _configure_call, _call)

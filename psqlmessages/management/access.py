@@ -1,0 +1,111 @@
+"""Commands allow, deny and token: permissions of nodes, and API tokens of users."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from datetime import timedelta
+
+from django.contrib.auth import get_user_model
+
+from psqlmessages.cli.output import CliCommand, fail, positive
+from psqlmessages.rules.code import DEFAULT_TIMEOUT, Rule, allow, deny
+
+_MAX_DAYS = 3650
+
+
+def _configure_deny(parser: ArgumentParser) -> None:
+    parser.add_argument("node", metavar="NODE", help="its name, or a prefix followed by *")
+    parser.add_argument(
+        "mode", metavar="MODE", choices=("W", "R", "RW", "O"),
+        help="W (send), R (receive), RW, or O (observe a topic); for Rpc: W",
+    )  # fmt: skip
+    parser.add_argument(
+        "type", metavar="TYPE", type=str.lower, choices=("topic", "queue", "rpc"),
+        help="Topic, Queue or Rpc",
+    )  # fmt: skip
+    parser.add_argument(
+        "destination", metavar="NAME",
+        help="the topic, queue, or called node; or a prefix followed by *",
+    )  # fmt: skip
+    parser.add_argument(
+        "--role", help="the PostgreSQL role (default: the one that Django connects as)"
+    )
+
+
+def _configure_allow(parser: ArgumentParser) -> None:
+    _configure_deny(parser)
+    parser.add_argument(
+        "--timeout", type=positive, default=int(DEFAULT_TIMEOUT.total_seconds()),
+        help="seconds that large bodies and reply tokens are valid (default: 60)",
+    )  # fmt: skip
+
+
+def _configure_token(parser: ArgumentParser) -> None:
+    parser.add_argument("user", metavar="USER", help="the name of the user")
+    parser.add_argument(
+        "--days", type=_parse_days, default=30.0, help="how long it is valid (default: 30)"
+    )
+
+
+def _allow(arguments: Namespace) -> int:
+    rule = _rule_of(arguments)
+    mode = allow(rule, using=arguments.database)
+    print(f"{rule.node} may {mode} {rule.type} {rule.key[3]}")
+    return 0
+
+
+def _deny(arguments: Namespace) -> int:
+    rule = _rule_of(arguments)
+    remaining_mode = deny(rule, using=arguments.database)
+    if remaining_mode is None:
+        role = f" of role {rule.role}" if rule.role else ""
+        return fail(
+            f"{rule.node!r}{role} has no rule for {rule.type} {rule.key[3]!r};"
+            " a pattern may allow it: see the rules in the admin"
+        )
+    print(f"{rule.node} may {remaining_mode or 'nothing'} {rule.type} {rule.key[3]}")
+    return 0
+
+
+def _token(arguments: Namespace) -> int:
+    """Print a token; fail if the user does not exist or is not active."""
+    try:
+        from psqlmessages.rest.auth import token_for
+    except ImportError:
+        return fail("the REST API is not installed: pip install 'psqlmessages[web]'")
+    users = get_user_model()
+    try:
+        user = users._default_manager.get_by_natural_key(arguments.user)
+    except users.DoesNotExist:
+        return fail(f"there is no user {arguments.user!r}")
+    if not user.is_active:
+        return fail(f"the user {arguments.user!r} is not active")
+    print(token_for(user, timedelta(days=arguments.days)))
+    return 0
+
+
+def _rule_of(arguments: Namespace) -> Rule:
+    return Rule(
+        node=arguments.node, mode=arguments.mode, role=arguments.role,
+        **{arguments.type: arguments.destination},
+        timeout=getattr(arguments, "timeout", DEFAULT_TIMEOUT),
+    )  # fmt: skip
+
+
+def _parse_days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"not a number of days: {text!r}") from None
+    if not 0 < days <= _MAX_DAYS:
+        raise ArgumentTypeError(f"more than 0 and at most {_MAX_DAYS:,} days: {text!r}")
+    return days
+
+
+ALLOW = CliCommand(
+    "allow", "allow a node to use a topic or queue, or to call a node", _configure_allow, _allow
+)
+DENY = CliCommand("deny", "remove such a permission", _configure_deny, _deny)
+TOKEN = CliCommand(
+    "token", "print a token for calls of the API as a user", _configure_token, _token
+)

@@ -1,0 +1,55 @@
+"""Commands install and prune: reinstall the SQL functions, and remove expired data."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+
+from django.db import connections, transaction
+
+from psqlmessages import schema, traffic_retention
+from psqlmessages.cli import prune
+from psqlmessages.cli.output import CliCommand, fail
+
+
+def _install(arguments: Namespace) -> int:
+    """Install the functions; fail if a migration that they may need is not applied."""
+    alias = arguments.database
+    if schema.unapplied(connections[alias]):
+        return fail(
+            f"not all migrations are applied to database {alias!r}. First run:"
+            f" python manage.py migrate psqlmessages --database {alias}"
+        )
+    with transaction.atomic(using=alias):
+        schema.install(connections[alias])
+        schema.write_settings(using=alias)
+    print(f"installed the functions of this version ({schema.digest()}) in database {alias!r}")
+    return 0
+
+
+def _prune(arguments: Namespace) -> int:
+    """Remove expired data, and print the amount."""
+    emptied_tables = prune.empty_expired_tables(arguments.dsn)
+    removed_windows = traffic_retention.prune(arguments.database)
+    if arguments.json:
+        print(json.dumps({"emptied_tables": emptied_tables, "removed_windows": removed_windows}))
+    else:
+        windows = f"{removed_windows:,} traffic window{'' if removed_windows == 1 else 's'}"
+        print(f"{prune.describe(emptied_tables)}; removed {windows}")
+    return 0
+
+
+INSTALL = CliCommand(
+    "install",
+    "reinstall the SQL functions of this version, as the owner of the tables: if they are"
+    " missing or of another version although `migrate` has nothing to apply",
+    lambda parser: None,
+    _install,
+)
+PRUNE = replace(
+    prune.COMMAND,
+    help="remove expired bodies, stream messages and traffic windows now, as the owner of the"
+    " tables",
+    run=_prune,
+)
