@@ -13,7 +13,6 @@ import pytest
 
 from psqlmessages import AsyncNode, Message, Options, exceptions
 from psqlmessages.client.calls import Call
-from psqlmessages.client.connection import AsyncConnection
 from tests.client.nodes import SOON, in_a_loop
 from tests.client.programs import PROMPTLY
 
@@ -177,33 +176,3 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
         topical = (m async for m in node2 if m.type == "Topic")
         received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
         assert received == list(range(5_000))
-
-
-@in_a_loop
-async def test_a_node_is_opened_once_and_closed_while_it_opens(new_async_node: NewNode) -> None:
-    node = new_async_node("NODE1")
-    connect, made = node._session._connector.connect_async, []
-
-    async def connect_once() -> AsyncConnection:
-        made.append(await connect())
-        return made[-1]
-
-    node._session._connector.connect_async = connect_once
-    await asyncio.gather(*(node.open() for _ in range(3)))
-    await node.topic_listen("ORDERS")
-    assert len(made) == 1
-    await node.close()
-    assert made[0].closed
-
-    async def connect_slowly() -> AsyncConnection:
-        made.append(await connect())
-        await node.close()
-        return made[-1]
-
-    node = new_async_node("NODE1")
-    connect = node._session._connector.connect_async
-    node._session._connector.connect_async = connect_slowly
-    with pytest.raises(exceptions.NodeClosed):
-        await node.open()
-    assert len(made) == 2
-    assert made[1].closed

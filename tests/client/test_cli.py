@@ -1,11 +1,8 @@
 """What the commands print, and their exit codes."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from io import StringIO
 
 import psycopg
@@ -14,7 +11,7 @@ import pytest
 from psqlmessages import Node
 from psqlmessages.cli.main import main
 from tests.client.nodes import next_message
-from tests.client.programs import PROMPTLY, SECONDS, Program, finished, started
+from tests.client.programs import PROMPTLY, Program, finished, started
 from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
@@ -160,34 +157,6 @@ def test_bench_shows_ratios(
     assert lines[0].split()[:3] == ["size", "topic_send/s", "ratio"]
     assert [line.split()[:2] for line in lines[1:4]] == [["10", "B"], ["1", "KB"], ["10", "KB"]]
     assert owner.execute("SELECT FROM messages.auth").fetchone() is None
-
-
-@pytest.mark.nightly  # Ctrl-C ends other commands too
-def test_ctrl_c_ends_the_benchmark_promptly(world: World) -> None:
-    with started("bench", "--quick", dsn=world.server.url()) as program:
-        program.until("measuring 10 B")
-        ended(program, signal.SIGINT, 130)
-    assert world.owner.query("SELECT count(*) FROM messages.auth") == 0
-
-
-def test_a_terminal_has_one_refreshed_line(server: TestedServer, node2: Node) -> None:
-    node2.topic_listen("ORDERS")
-    command = ["-m", "psqlmessages.cli", "send", "NODE1", "ORDERS", "--count", "2"]
-    main_end, terminal_end = os.openpty()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, *command, "--interval", "0.3"],
-            env={**os.environ, "PSQLMESSAGES_DSN": server.url("user1")},
-            stdout=terminal_end,
-            stderr=terminal_end,
-        )
-        assert process.wait(timeout=SECONDS) == 0
-        shown = os.read(main_end, 10_000).decode()
-    finally:
-        os.close(main_end)
-        os.close(terminal_end)
-    assert shown.startswith("\r\x1b[Ksent ")
-    assert shown.count("\n") == 1
 
 
 def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture) -> None:

@@ -7,11 +7,10 @@ from importlib.metadata import version
 
 import psycopg
 import pytest
-from psycopg import errors
 
 import psqlmessages
 from psqlmessages import exceptions
-from psqlmessages.client.calls import raise_for_error, translate_error
+from psqlmessages.client.calls import raise_for_error
 from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for, registry
 from tests.conftest import TestedServer
 
@@ -61,16 +60,6 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
     for answer in (None, "", {}, [], {"Errstr": "x"}):
         with pytest.raises(MessagesError, match="unexpected answer"):
             raise_for_error(answer)
-
-
-def test_what_psycopg_raises_becomes_an_error_of_ours_where_it_is_about_messages() -> None:
-    missing = errors.InvalidSchemaName('schema "messages" does not exist')
-    assert isinstance(translate_error(missing, is_broken=False), exceptions.NotInstalled)
-    assert isinstance(
-        translate_error(psycopg.OperationalError("gone"), is_broken=True), ConnectionLost
-    )
-    other = errors.LockNotAvailable("lock")
-    assert translate_error(other, is_broken=False) is other
 
 
 def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing() -> None:

@@ -44,17 +44,3 @@ def test_what_is_not_like_it_or_must_not_be_kept_is_left_to_parsing() -> None:
     assert [known(FIRST).split(unlike) for unlike in UNLIKE] == [None] * len(UNLIKE)
     for never in (TWICE, payload(1, To="T", From="B", Token="t")):
         assert known(never).split(never) is None
-
-
-def test_what_was_split_may_be_changed_and_a_thousand_are_kept_at_most() -> None:
-    headers = known(FIRST)
-    for _ in range(2):
-        parts = headers.split(FIRST)
-        assert parts is not None
-        assert "mine" not in parts[0]
-        parts[0]["mine"] = True
-    for number in range(3_000):
-        one = payload(1, To=f"T{number}", From="B")
-        headers.keep(one, wire.parse(one).header)
-    assert len(headers._known) <= 1_000
-    assert headers.split(one) is not None

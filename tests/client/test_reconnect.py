@@ -60,6 +60,10 @@ def topics_locked(world: World) -> Iterator[None]:
 
 
 def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, node2: Node) -> None:
+    conversation.rules("user1 OTHER Topic ORDERS R 5")
+    node.init("OTHER")
+    node.topic_listen("ORDERS")
+    node.use("NODE1")
     node.topic_listen("ORDERS")
     node.topic_notify("ORDERS.A")
     node2.topic_notify("ORDERS")
@@ -77,6 +81,7 @@ def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, n
     assert next_message(node).body == "again"
     node.topic_send("ORDERS.A", "there")
     assert next_message(node2).body == "there"
+    assert node2.topic_status("ORDERS").listeners == ("NODE1", "OTHER")
 
 
 def test_a_lost_call_may_have_been_done_and_later_ones_go_on(

@@ -8,10 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from psqlmessages import Message, Node
-from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout, MessagesError
+from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from tests.client.conftest import NewNode
 from tests.client.moments import when
 from tests.client.nodes import NOW, SOON, next_message, running
@@ -140,34 +139,3 @@ def test_a_node_that_was_away_before_the_question_answers_it(new_node: NewNode) 
     with running(node2):
         # Nobody has read yet what NODE1 was told of those before.
         assert node1.call("NODE2", "x", timeout=SOON) == "x"
-
-
-def test_an_abort_costs_no_more(conversation: World, node1: Node, new_node: NewNode) -> None:
-    blocker = conversation.program().connection
-    blocker.autocommit = False
-    dsn = make_conninfo(conversation.server.url("user2"), options="-c lock_timeout=100ms")
-    node2 = new_node("NODE2", dsn)
-    node2.topic_listen("ORDERS")
-    node1.topic_notify("ORDERS")
-    node1.topic_send("ORDERS", LARGE)
-    blocker.execute(LOCK)
-    messages = (m for m in node2.messages(timeout=SOON) if m.type == "Topic")
-    with pytest.raises(MessagesError, match="lock timeout"):
-        next(messages).body  # noqa: B018 - it raises
-    blocker.rollback()
-    node1.topic_send("ORDERS", "next")
-    assert next(messages).body == "next"
-
-    @node2.on_rpc
-    def answer(message: Message) -> str:
-        if message.body == "large":
-            blocker.execute(LOCK)
-            return LARGE
-        return "small"
-
-    with running(node2):
-        with pytest.raises(CallFailed):
-            node1.call("NODE2", "large", timeout=SOON)
-        blocker.rollback()
-        assert node1.call("NODE2", "small", timeout=SOON) == "small"
-    assert node2.counters.reply_failures == 1

@@ -59,12 +59,6 @@ def test_a_first_line_that_is_no_json_object_or_a_body_of_another_encoding_is_re
             decode(text, enc)
 
 
-def test_a_payload_without_newline_has_no_text_and_one_with_it_may_have_an_empty_one() -> None:
-    assert parse('{"Type":"Sys"}').text is None
-    assert parse('{"Type":"Topic"}\n').text == ""
-    assert parse('{"Type":"Topic"}\na\nb').text == "a\nb"
-
-
 @given(texts | st.binary() | no_texts)
 def test_a_body_comes_back_as_it_was(value: object) -> None:
     body = EncodedBody.of(value)

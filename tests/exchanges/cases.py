@@ -37,19 +37,6 @@ def case_the_order_is_kept_by_a_single_loop(field: Field, run_until_idle: Run) -
     assert field.default.bodies("b") == bodies
 
 
-def case_a_selector_decides_by_its_value(field: Field, run_until_idle: Run) -> None:
-    """One that fails counts as no."""
-    fails = ("msg.headers.country == 'it'", "1 / (msg.hops - 1) == 1", '{"delay": "soon"}')
-    noes = [(f"no{n}", text) for n, text in enumerate(("false", "null", "0", '""', *fails))]
-    values = ("true", "1", '"x"', "{}", '{"other": 1}', "[]")
-    yeses = [(f"yes{n}", text) for n, text in enumerate(values)]
-    field.define(x1=flow("a", *noes, *yeses))
-    field.default.push("a", "it")
-    run_until_idle()
-    taken = [each for each in (*noes, *yeses) if field.default.bodies(each[0])]
-    assert taken == yeses
-
-
 def case_changes_are_for_this_and_the_later_destinations(field: Field, run_until_idle: Run) -> None:
     second = ("second", '{"headers": {"lane": "slow"}, "body": {"n": 1}}')
     never = ("never", '{"select": false, "headers": {"seen": msg.hops}}')
@@ -63,22 +50,6 @@ def case_changes_are_for_this_and_the_later_destinations(field: Field, run_until
     assert field.default.contents("last") == [({"n": 1}, {"lane": "slow", "seen": 1, HOP: 1})]
 
 
-def case_a_state_lives_through_one_traversal(field: Field, run_until_idle: Run) -> None:
-    first = ("b", '!has(state.seen) ? {"state": {"seen": 1}} : {}')
-    field.define(x1=flow("a", first, ("c", "has(state.seen) && state.seen == 1")))
-    field.default.push_many("a", ["one", "two"])
-    run_until_idle()
-    assert field.default.bodies("b") == field.default.bodies("c") == ["one", "two"]
-
-
-def case_what_nobody_wants_is_put_aside(field: Field, run_until_idle: Run) -> None:
-    field.define(x1=flow("a", ("b", "false")))
-    field.default.push("a", "it", lane=1)
-    run_until_idle()
-    assert field.default.contents("__no_route__") == [("it", {"lane": 1, NAME: "x1", HOP: 1})]
-    assert field.default.contents("a") == []
-
-
 def case_a_circle_ends_after_so_many_hops(field: Field, run_until_idle: Run) -> None:
     traversals = "has(msg.headers.traversals) ? msg.headers.traversals + 1 : 1"
     count = f'{{"headers": {{"traversals": {traversals}}}}}'
@@ -88,17 +59,6 @@ def case_a_circle_ends_after_so_many_hops(field: Field, run_until_idle: Run) -> 
     # 17 traversals, of which x1 had the first and the last; x2 came upon the 18th.
     aside = [("it", {"traversals": 17, HOP: 17, NAME: "x2"})]
     assert field.default.contents("__too_many_hops__") == aside
-
-
-def case_a_hop_count_that_is_no_integer_counts_as_none(field: Field, run_until_idle: Run) -> None:
-    field.define(x1=flow("a", "b"))
-    for value in ("3", 3, "x", 2.5, True, None, -1, "16", "17", 99):
-        field.default.push("a", "it", x_hop_count=value)
-    run_until_idle()
-    hops = [headers[HOP] for _, headers in field.default.contents("b")]
-    assert hops == [4, 4, 1, 1, 1, 1, 1, 17]
-    aside = field.default.contents("__too_many_hops__")
-    assert [headers[HOP] for _, headers in aside] == ["17", 99]
 
 
 def case_copies_are_pushed_as_their_selector_says(field: Field, run_until_idle: Run) -> None:
@@ -116,22 +76,6 @@ def case_copies_are_pushed_as_their_selector_says(field: Field, run_until_idle: 
     for queue, delay, tries in (("late", "1000", "0"), ("tried", "0", "3"), ("plain", "0", "0")):
         assert field.default.query(state, queue).split()[::2] == [delay, tries], queue
     assert field.default.query(state, "when").split()[1:] == ["4000000000", "0"]
-
-
-def case_exchanges_are_chained(field: Field, run_until_idle: Run) -> None:
-    field.define(x1=flow("a", "b", "end"), x2=flow("b", "c"), x3=flow("c", "end"))
-    field.default.push("a", "it")
-    run_until_idle()
-    hops = [headers[HOP] for _, headers in field.default.contents("end")]
-    assert hops == [1, 3]
-
-
-def case_two_exchanges_share_a_source(field: Field, run_until_idle: Run) -> None:
-    field.define(x1=flow("a", "b", wsize=5), x2=flow("a", "b", wsize=5))
-    bodies = [str(number) for number in range(200)]
-    field.default.push_many("a", bodies)
-    run_until_idle()
-    assert sorted(field.default.bodies("b"), key=int) == bodies
 
 
 CASES = [value for name, value in globals().items() if name.startswith("case_")]

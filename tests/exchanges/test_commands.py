@@ -91,16 +91,6 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
     assert not Exchange.objects.exists()
 
 
-def test_load_tells_where_somebody_was_faster(
-    type_in: TypeIn, graph_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    faster = definitions.parse_exchange("y", {"src": {"queue": "a"}, "dst": [{"queue": "b"}]})
-    monkeypatch.setattr(repository, "lock", lambda using: repository.write_rows(faster, using))
-    done = type_in("load", graph_file)
-    told = "psqlmessages: the exchanges were changed at the same time: try again\n"
-    assert (done.returncode, done.stderr) == (1, told)
-
-
 def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
     back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))

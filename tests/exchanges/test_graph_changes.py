@@ -15,7 +15,6 @@ from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import (
     DefinedDestination,
     DefinedExchange,
-    MalformedExchanges,
 )
 from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
 from tests.conftest import TestedServer
@@ -98,25 +97,6 @@ def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refus
     assert not Auth.objects.filter(ident__startswith="exchange.").exists()
 
 
-@pytest.mark.django_db
-def test_one_exchange_is_put_started_stopped_and_deleted() -> None:
-    repository.store(exchange("x"))
-    with pytest.raises(repository.ExchangeExists):
-        repository.store(exchange("x", "c"))
-    assert repository.read_all() == (exchange("x"),)
-    repository.store(exchange("x", "c"), replace=True)
-    assert repository.read_all() == (exchange("x", "c"),)
-    before = Exchange.objects.get().changed_at
-    assert not repository.set_running("x", is_running=True)
-    assert Exchange.objects.get().changed_at == before
-    assert repository.set_running("x", is_running=False)
-    assert Exchange.objects.get().changed_at > before
-    with pytest.raises(Exchange.DoesNotExist):
-        repository.set_running("y", is_running=True)
-    assert repository.delete(["x", "y"]) == {"x"}
-    assert repository.delete(["x"]) == set()
-
-
 def with_own_connection(doing: Callable[[], object]) -> None:
     try:
         doing()
@@ -166,22 +146,3 @@ def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> No
         other.execute("COMMIT")
         with pytest.raises(repository.ExchangeExists):
             late.result()
-
-
-@pytest.mark.django_db
-def test_two_queries_read_all_definitions(settings: Any, django_assert_num_queries: Any) -> None:
-    settings.PSQLMESSAGES = {"MAX_HOPS": 3}
-    wanted = exchange("x", "c", parallel=2, wsize=9, reserve=False)
-    selected = DefinedDestination(QueueRef("default", "b"), "msg.tries > 1")
-    wanted = replace(wanted, destinations=(selected, *wanted.destinations))
-    graphed = repository.compile_exchange(repository.store(wanted))
-    assert (graphed.name, graphed.source) == ("x", QueueRef("default", "a"))
-    assert (graphed.parallel, graphed.wsize, graphed.reserve) == (2, 9, False)
-    assert [target.selector is None for target in graphed.targets] == [False, True]
-    assert graphed.max_hops == 3
-    load(*(exchange(f"x{number}", "b", "c") for number in range(9)))
-    with django_assert_num_queries(2):
-        assert len(repository.read_all()) == 10
-    gone = replace(selected, selector="@no_more")
-    with pytest.raises(MalformedExchanges, match=r"exchanges\.x\.dst\[0\]\.selector: "):
-        repository.compile_exchange(replace(wanted, destinations=(gone,)))

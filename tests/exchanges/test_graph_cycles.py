@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psqlmessages.exchanges.store.route_graph import RouteGraph, build_graph
-from tests.exchanges.asking import defined, place
+from tests.exchanges.asking import defined
 
 
 def drawn(*arrows: str) -> RouteGraph:
@@ -29,13 +29,6 @@ def test_cycles_are_found() -> None:
     chain = [f"q{number} > q{number + 1}" for number in range(5000)]
     assert cycles(*chain) == []
     assert len(drawn(*chain, "q5000 > q0").cycles[0]) == 5001
-
-
-def test_each_queue_is_there_once_and_each_destination_is_an_edge() -> None:
-    found = drawn("a > b b", "b > eu/b")
-    assert found.queues == (place("a"), place("b"), place("eu/b"))
-    edges = [(edge.source.queue, str(edge.target)) for edge in found.edges]
-    assert edges == [("a", "default/b"), ("a", "default/b"), ("b", "eu/b")]
 
 
 names = st.sampled_from("abcdef")

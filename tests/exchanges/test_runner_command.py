@@ -50,20 +50,6 @@ def held(committing: None, field: Field) -> Iterator[Program]:
     field.default.connection.execute("DROP FUNCTION hold_copies CASCADE")
 
 
-def test_it_says_what_it_runs_and_what_it_has_done(field: Field) -> None:
-    field.define(x1=flow("a", "b"), x2=flow("c", "d"))
-    field.default.push_many("a", ["it"] * 5)
-    field.default.push("a", "it", x_hop_count=17)
-    process, said = started(field)
-    assert said == "running x1, x2; press Ctrl-C to stop\n"
-    field.until_idle()
-    said = ended(process)
-    assert process.returncode == 0, said
-    assert "Stopping after the current batch" in said
-    assert "stopped: 5 routed, 0 no route, 1 too many hops, 0 failed" in said
-    assert "routed 6 in" in said
-
-
 def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy: Proxy) -> None:
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, ANSWER_SECONDS=size(1, 10))

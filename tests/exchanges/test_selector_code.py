@@ -45,14 +45,6 @@ def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 
-def test_its_value_means_what_that_of_an_expression_means(code: Code) -> None:
-    yes = (True, "x", {}, [], object(), 10**30)
-    no = (False, None, 0, "", {"select": 0, "headers": {}})
-    for value in (*yes, *no):
-        verdict = asked(code(lambda env, value=value: value))
-        assert (verdict.is_taken, verdict.error) == (value in yes, None), value
-
-
 def test_a_map_of_it_changes_the_message_as_that_of_an_expression(code: Code) -> None:
     answer = {"delay": 5, "headers": {"b": (1, 2)}, "body": {"new": True}, "state": {"s": 1}}
     result = routed(code(lambda env: answer), "state.s == 1 && msg.body.new", a=1)

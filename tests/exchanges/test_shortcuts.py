@@ -36,19 +36,6 @@ def test_shortcuts_decide_as_selectors_do(texts: list[str], messages: list[dict[
         cache.put(headers, routed)
 
 
-def test_texts_are_remembered_but_not_what_only_looks_equal_or_failed() -> None:
-    graphed = exchange(BY_HEADERS[1], 'int(msg.headers.lane) > 0 || msg.headers.x == "1"')
-    cache = RouteCache.of(graphed)
-    assert cache is not None
-    for lane, known in (("1", [0, 1]), ("nought", None)):
-        headers = {"lane": lane, "x": "2"}
-        cache.put(headers, route(graphed, SelectorInput(headers=dict(headers))))
-        copies = cache.get({**headers, "y": 5})
-        assert (copies and [copy.target for copy in copies]) == known, lane
-    for others in ({"lane": "2"}, {"lane": 1}, {"lane": "1", "x-hop-count": 17}):
-        assert cache.get({"x": "2", **others}) is None, others
-
-
 def test_a_selector_that_depends_on_more_has_no_shortcut() -> None:
     four = 'msg.headers.a + msg.headers.b + msg.headers.c + msg.headers.d == ""'
     for text in (

@@ -32,7 +32,6 @@ EVERYDAY = {
     "case_each_destination_gets_a_copy_as_it_was_pushed",
     "case_changes_are_for_this_and_the_later_destinations",
     "case_a_circle_ends_after_so_many_hops",
-    "case_a_selector_that_fails_counts_as_no",
 }
 AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
 

@@ -109,15 +109,6 @@ def test_names_are_text_wherever_they_stand() -> None:
     assert "a &amp; b" in page
 
 
-def test_an_empty_period_says_so_and_more_than_can_be_listed_is_counted() -> None:
-    page = page_of([])
-    assert '<section class="card empty" >Nothing was published in this period' in page
-    assert data_of(page)["steps"] == []
-    assert (
-        page_of([f"T{number}" for number in range(contents.LISTED + 3)]).count("And 3 more.") == 2
-    )
-
-
 @pytest.mark.usefixtures("database")
 def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
     for back in (1, 2):

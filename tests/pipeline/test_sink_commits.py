@@ -61,18 +61,6 @@ def failing(*bodies: str) -> Iterator[Any]:
     raise ArithmeticError("the task fails")
 
 
-@pytest.mark.parametrize("kind", ["topic", "queue"])
-def test_a_batch_that_comes_again_is_thrown_away(sink: Sink, kind: str) -> None:
-    stream = writer(getattr(sink, kind))
-    many = pa.record_batch({"body": pa.array([*map(str, range(300))])})
-    for number in (7, 7, 8):
-        staged = stream.write(iter([many] if number == 7 else batches("c")))
-        stream.commit([staged], number)
-    written = sink.bodies() if kind == "topic" else sink.pushed()
-    assert written == [*map(str, range(300)), "c"]
-    assert sink.staged() == 0
-
-
 def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink) -> None:
     stream = writer(sink.topic)
     with pytest.raises(ArithmeticError, match="the task fails"):

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from psqlmessages import exceptions
-from psqlmessages.pipeline import columns, database, errors, topic_ranges
+from psqlmessages.pipeline import columns, errors, topic_ranges
 from psqlmessages.pipeline import reader as reader_module
 from psqlmessages.pipeline.database import OutageRetry
 from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls
@@ -349,22 +349,6 @@ def test_what_was_handed_on_is_not_read_again(
     source.end_sessions()
     assert first.num_rows < 4
     assert bodies_of([first, *batches]) == LARGE
-
-
-def test_a_read_that_had_new_rows_since_waits_again(
-    source: Source, part_read: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # More than the buffers of the connection hold.
-    bodies = [f"{number:02}" * 400_000 for number in range(40)]
-    batches = part_read(*bodies)
-    read = [next(batches)]
-    source.end_sessions()
-    while sum(batch.num_rows for batch in read) < 20:
-        read.append(next(batches))
-    later = database.monotonic() + database.OUTAGE_TIMEOUT.total_seconds()
-    monkeypatch.setattr(database, "monotonic", lambda: later)
-    source.end_sessions()
-    assert bodies_of([*read, *batches]) == bodies
 
 
 def test_what_is_removed_before_the_rest_is_read_ends_the_read(

@@ -110,26 +110,6 @@ async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: Tested
 
 
 @in_a_loop
-async def test_a_coroutine_may_use_the_bus_and_close_it(server: TestedServer) -> None:
-    async with AsyncPubSub(server.url("user1")) as bus:
-
-        async def answer(event: Event) -> None:
-            await bus.publish("B", event.payload * 2)
-
-        async def end(event: Event) -> None:
-            assert event.payload == 4
-            await bus.close()
-
-        for channel, handler in (("A", answer), ("B", end)):
-            await bus.subscribe(channel)
-            bus.on(channel, handler)
-        await bus.publish("A", 2)
-        await bus.run()
-        assert bus.connection is None
-        assert bus.counters.handler_failures == 0
-
-
-@in_a_loop
 async def test_a_given_connection_ends_promptly(server: TestedServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(async_bus_connection, "_CLOSING_SECONDS", 0.2)
     async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:

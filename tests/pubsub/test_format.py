@@ -1,7 +1,6 @@
 """The wire format to the byte: what is cut into segments is joined again, whoever interleaves."""
 
 import base64
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from psqlmessages.pubsub.segments import (
     encode_base64,
     encode_payload,
 )
-from psqlmessages.wire import MalformedPayload
 
 # Every Unicode text, NUL included; JSON's strings may hold lone surrogates too, but for pairs.
 texts = st.text(st.characters(codec="utf-8"))
@@ -69,20 +67,6 @@ def test_each_further_segment_is_a_byte_shorter_and_the_last_is_what_remains() -
     assert base64.b64decode(base64_of_all, validate=True) == b"!" + b"x" * 50_000
 
 
-@settings(max_examples=15)
-@given(texts.filter(bool) | st.just("\0"), st.integers(1, 1_000_000))
-@example("я", 10_000_000)
-@example("\0", 10_000_000)
-def test_every_size_is_read_back_from_segments_that_all_differ(text: str, size: int) -> None:
-    """The size is in bytes of UTF-8, nearly."""
-    payload = text * (size // len(text.encode()) + 1)
-    segments = segments_of(payload)
-    assert len(set(segments)) == len(segments)
-    assert max(map(len, segments)) <= 7999
-    is_equal = joined(segments) == payload
-    assert is_equal
-
-
 def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused() -> None:
     longest = "A" * (7998 * 7999 // 2)
     segments = cut(longest)
@@ -126,15 +110,6 @@ def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart() -> No
     assert transaction.cut("now", "A", short) == ["$" + short]
     assert transaction.cut("now", "A", short) == ["$" + short], "equal short ones may collapse"
     assert "$" + short not in transaction.cut("now", "A", long)
-
-
-@given(st.lists(st.text(max_size=20) | st.sampled_from(["#IcOp", "$IcOp", "!x", ""]), max_size=9))
-def test_any_segments_are_read_or_refused(segments: list[str]) -> None:
-    assembly = SegmentAssembler(10, 1_000)
-    for segment in segments:
-        with suppress(MalformedPayload):
-            if (text := assembly.add(1, "A", segment)) is not None:
-                decode_payload(text)
 
 
 pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1, 9)
@@ -193,18 +168,3 @@ def test_more_bytes_than_the_bound_drop_the_largest() -> None:
     for _ in range(1_000):
         assembly.add(3, "A", "#A")
     assert assembly.dropped == 2
-
-
-def test_the_message_of_a_sender_that_is_gone_is_dropped_when_missed_twice() -> None:
-    assembly = SegmentAssembler(2, 2**20)
-    for process_id in (3, 1, 2):
-        assembly.add(process_id, "A", FIRST)
-    assembly.drop_missing_senders([2])
-    assert (len(assembly), assembly.dropped) == (2, 1), "what it sent may be on its way"
-    assembly.add(1, "A", "#A")  # heard meanwhile
-    assembly.drop_missing_senders([2])
-    assert len(assembly) == 2
-    assembly.drop_missing_senders([2])
-    assert (assembly.senders, assembly.size > 0, assembly.dropped) == ({2}, True, 2)
-    assert assembly.add(2, "A", LAST) == "!é"
-    assert assembly.size == 0

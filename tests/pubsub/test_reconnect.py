@@ -162,18 +162,6 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
         superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")
 
 
-def test_unfinished_messages_end_with_the_connection(any_bus: NewBus, cut: Cut, raw: Any) -> None:
-    bus = any_bus(options=QUICK)
-    ear = Ear.of(bus)
-    raw("#Ic")
-    until(lambda: bus.counters.received == 1)
-    cut(bus)
-    until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
-    assert bus.counters.unfinished == 1
-    raw("$IcOp")
-    assert ear.payload() == "é"
-
-
 def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus) -> None:
     bus = new_bus()
     bus.subscribe("A")

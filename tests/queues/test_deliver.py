@@ -274,15 +274,6 @@ def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brie
     assert [again.delivered for again in brief.take()] == [["X/0"]]
 
 
-def test_a_thousand_elements_are_delivered_in_one_call(hub: Hub) -> None:
-    hub.desk.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(1000)])
-    with hub.program.connection.transaction():
-        ids = [row.id for row in hub.take(1000)]
-        hub.deliver(ids, [{"of": id_, "to": to} for id_ in ids for to in "AB"])
-    assert hub.desk.pop(2000, "A") == [str(number) for number in range(1000)]
-    assert hub.desk.sizes()["Total"] == 0
-
-
 def test_arguments_that_name_nothing_deliver_nothing(hub: Hub) -> None:
     assert hub.deliver([], []) == {"Lost": [], "Refused": []}
     for ref in ("", None, "x", "1.x", "01"):

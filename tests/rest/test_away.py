@@ -102,17 +102,3 @@ def test_ended_connections_are_not_noticed(worker: Caller, rest: World):
     assert worker.push("orders", b"y").status == 201
     assert rest.watcher.query(END_THEM) > 0
     assert worker.take("orders").data == b"y"
-
-
-def test_an_open_change_of_rules_holds_up_no_reader(new_site: Callable[..., Site], rest: World):
-    # An answer of the database that is held up would come after minutes.
-    answer = {"rest.pool.ANSWER_SECONDS": 600, "client.queue_listener.ANSWER_SECONDS": 600}
-    site = new_site(PATCHED={f"psqlmessages.{name}": value for name, value in answer.items()})
-    worker = Caller(site, bearer(site, "wanda", "worker"))
-    with rest.owner.connection.transaction(force_rollback=True):
-        rest.execute("UPDATE messages.auth SET timeout = 61")
-        for body in (b"x", b"y"):
-            waiting = waits(worker, "orders", "w")
-            assert worker.push("orders", body).status == 201
-            assert waiting.result(30).data == body
-    worker.close()

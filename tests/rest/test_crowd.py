@@ -96,16 +96,3 @@ def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: Wor
 
     asyncio.run(scenario())
     assert rest.owner.ok("sizes", "worker", "orders")["Available"] == 1
-
-
-def test_a_crowd_takes_each_element_once(site: Site, worker: Caller):
-    async def scenario() -> list[bytes]:
-        async with AsyncExitStack() as until:
-            readers = [await ask(site, worker, f"r{n}", until) for n in range(50)]
-            pushing = [asyncio.to_thread(worker.push, "orders", b"%d" % n) for n in range(50)]
-            await asyncio.gather(*pushing)
-            answers = await asyncio.gather(*(reader.answer() for reader in readers))
-            assert {status for status, _ in answers} == {200}
-            return sorted(body for _, body in answers)
-
-    assert asyncio.run(scenario()) == sorted(b"%d" % n for n in range(50))

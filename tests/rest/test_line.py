@@ -14,10 +14,9 @@ import pytest
 from psqlmessages.client import queue_listener, wakeups
 from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.client.queue_listener import QueueListener
-from psqlmessages.client.wakeups import PollSchedule, QueueState
-from psqlmessages.exceptions import ConnectionLost, ConnectionShared, ServerUnreachable
+from psqlmessages.client.wakeups import QueueState
+from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
-from psqlmessages.rest import waiters as lines
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.pool import TakenRow
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
@@ -32,17 +31,13 @@ class Shelf:
         self.elements: list[int] = []
         self.reserves: list[tuple[str, int]] = []
         self.listens: list[str] = []
-        self.given_back: list[int] = []
-        self.is_away = self.is_held_up = False
         self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.is_listening = False
-        self.next_seconds: float | None = None
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
         self.reserves.append((key.ident, count))
         # Others run meanwhile, as while a server answers.
         await asyncio.get_running_loop().run_in_executor(None, int)
-        self._check()
         taken, self.elements = self.elements[:count], self.elements[count:]
         if self.before_answer is not None:
             await self.before_answer()
@@ -50,19 +45,11 @@ class Shelf:
 
     async def listen(self, ident: str, queue: str) -> QueueState:
         self.listens.append(ident)
-        self._check()
-        if self.is_held_up:
-            return QueueState(None, monotonic() + 0.01)
         is_new, self.is_listening = not self.is_listening, True
-        next_at = None if self.next_seconds is None else monotonic() + self.next_seconds
-        return QueueState(next_at, monotonic() + 30, is_listening=True, is_new=is_new)
+        return QueueState(None, monotonic() + 30, is_listening=True, is_new=is_new)
 
     def release(self, ident: str, elements: Sequence[TakenRow]) -> None:
-        self.given_back += [element.id for element in elements]
-
-    def _check(self) -> None:
-        if self.is_away:
-            raise ConnectionLost("gone")
+        raise AssertionError("every reader stays")
 
 
 def reader_of_orders(*, may_wait: bool) -> WaitingRequest:
@@ -148,46 +135,6 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
 
 
 @played
-async def test_what_a_reader_leaves_is_for_the_next_or_given_back(scene: Scene):
-    first, second = scene.join(), scene.join()
-    await scene.settled()
-    going = [first]
-
-    async def goes() -> None:
-        while going:
-            going.pop().cancel()
-
-    scene.shelf.before_answer = goes
-    scene.push(1)
-    assert await got(second) == 1
-    assert scene.shelf.given_back == []
-    scene.has_ended.clear()
-    last = scene.join()
-    going.append(last)
-    scene.push(2)
-    await scene.has_ended.wait()
-    assert scene.shelf.given_back == [2]
-
-
-@played
-async def test_who_is_held_up_listens_later_and_is_served_meanwhile(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(wakeups, "POLL_LEAST", 0.01)
-    # It is no database that is away.
-    monkeypatch.setattr(lines, "_UNREACHABLE_SECONDS", 0.0)
-    scene.shelf.is_held_up = True
-    first, second = scene.join(), scene.join()
-    await scene.settled()
-    scene.shelf.elements.append(1)
-    assert await got(first) == 1
-    # Somebody pushes while nobody listens, and lets go.
-    scene.shelf.elements.append(2)
-    scene.shelf.is_held_up = False
-    assert await got(second) == 2
-
-
-@played
 async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene: Scene):
     front = scene.join()
     await scene.settled()
@@ -208,42 +155,6 @@ async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene
         await hasty[0].result
     await scene.settled()
     assert served == [True]
-
-
-@played
-async def test_a_database_that_returns_in_time_serves_who_waited(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(lines, "_RETRY_SECONDS", 0.05)
-    scene.shelf.is_away = True
-    reader = scene.join()
-    while not scene.shelf.reserves:
-        await scene.settled()
-    scene.shelf.elements.append(1)
-    scene.shelf.is_away = False
-    assert await got(reader) == 1
-
-
-@played
-async def test_what_nobody_told_of_is_found_by_looking_less_and_less_often(scene: Scene):
-    reader, late = scene.join(), scene.join()
-    await scene.settled()
-    scene.shelf.elements.append(1)
-    assert await got(reader) == 1
-    # What a transaction holds is looked for soon, however long nothing came.
-    scene.line._schedule.interval = 100.0
-    scene.shelf.next_seconds = 0
-    scene.line.wake()
-    await scene.settled()
-    assert not late.result.done()
-    scene.shelf.elements.append(2)
-    assert await got(late) == 2
-    schedule = PollSchedule()
-    for _ in range(20):
-        schedule.polled()
-    assert schedule.seconds(QueueState(None, 30.0), 0.0) == 10
-    assert schedule.seconds(QueueState(0.0, 30.0), 0.0) == 1
-    assert schedule.seconds(QueueState(3.0, 30.0), 0.0) == 3
 
 
 @pytest.fixture

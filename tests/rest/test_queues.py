@@ -62,14 +62,6 @@ def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
     assert worker.call("GET", at("orders", "status")).status == 404
 
 
-def test_the_other_programs_see_what_was_pushed(worker: Caller, rest: World):
-    worker.push("orders", "grün".encode("latin-1"), "text/plain; charset=iso-8859-1")
-    rows = rest.execute(
-        "SELECT body, enc, headers FROM messages.pop('worker', 'orders')"
-    ).fetchall()
-    assert rows == [("grün", None, {"content-type": "text/plain; charset=iso-8859-1"})]
-
-
 def test_what_others_pushed_can_be_taken_whatever_it_is(worker: Caller, rest: World):
     plain = "text/plain; charset=utf-8"
     for body, enc, headers, content_type in (
@@ -140,25 +132,6 @@ def test_a_lease_is_committed_once_or_given_back_with_one_more_try(worker: Calle
     assert worker.call("PATCH", at("orders", "commit", taken.lease)).json == {"done": True}
     again = worker.call("PATCH", at("orders", "commit", taken.lease))
     assert (again.status, again.json["err"]) == (404, None)
-
-
-def test_what_is_rolled_back_too_often_over_http_becomes_a_dead_letter(
-    worker: Caller, world: World
-):
-    world.execute(
-        "INSERT INTO psqlmessages_queue (name, channel, max_tries) VALUES ('orders', 'c', 2)"
-    )
-    worker.push("orders", b"bad", "text/plain")
-    for tries in ("0", "1"):
-        taken = worker.take("orders", reserve=1)
-        assert (taken.status, taken.headers["x-ks-tries"]) == (200, tries)
-        assert worker.call("PATCH", at("orders", "rollback", taken.lease), delay=0).status == 200
-    assert worker.take("orders").status == 504
-    dead = world.owner.query(
-        "SELECT e.body || ' ' || (e.headers ->> 'x-dl-tries') FROM psqlmessages_element AS e"
-        " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = '__deadletter__'"
-    )
-    assert dead == "bad 2"
 
 
 def test_an_element_that_is_not_reserved_can_be_removed(worker: Caller):

@@ -53,44 +53,12 @@ def test_body_and_headers_come_back_as_they_were_pushed(
     assert kinds(element.headers) == kinds(headers)
 
 
-@THOROUGHLY
-@given(bodies=st.lists(TEXT | JSON, max_size=8) | st.lists(st.binary(max_size=9), max_size=8))
-def test_many_come_back_in_their_order(writer: Node, reader: Node, bodies: list[Any]) -> None:
-    ids = writer.push_many("Q", bodies)
-    elements = reader.pop("Q", 100)
-    assert [element.body for element in elements] == bodies
-    assert [element.id for element in elements] == ids
-
-
 def test_an_element_tells_all_about_itself(writer: Node, reader: Node) -> None:
     mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
     writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
     (element,) = reader.pop("Q")
     assert (element.mature, element.tries, element.hops, element.lease) == (mature, 2, 3, "")
     assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
-
-
-def test_headers_and_keys_of_many_are_one_for_each(writer: Node, reader: Node) -> None:
-    ids = writer.push_many(
-        "Q", ["a", "b", "c"], headers=[{"n": 1}, None, {}], keys=["k", None, "k"]
-    )
-    assert ids[2] == ids[0]
-    elements = reader.pop("Q", 9)
-    assert [(element.body, element.headers) for element in elements] == [("a", {"n": 1}), ("b", {})]
-    assert writer.push_many("Q", ["d", "e"], headers=[None, None], keys=[None, None]) != []
-    assert writer.push("Q", "f", key="k") == ids[0]
-
-
-def test_delayed_elements_come_when_they_are_mature(writer: Node, reader: Node) -> None:
-    began = datetime.now(UTC)
-    writer.push("Q", "late", delay=timedelta(minutes=10))
-    writer.push("Q", "later", mature=began + timedelta(hours=1))
-    writer.push_many("Q", ["now"], delay=timedelta(0))
-    assert [element.body for element in reader.pop("Q", 5)] == ["now"]
-    sizes = reader.sizes("Q")
-    assert (sizes.total, sizes.available, sizes.scheduled, sizes.reserved) == (2, 0, 2, 0)
-    assert sizes.next is not None
-    assert timedelta(minutes=10) <= sizes.next - began < timedelta(minutes=12)
 
 
 def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, reader: Node) -> None:
@@ -163,18 +131,6 @@ def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None
         with pytest.raises(error) as raised:
             act()
         assert type(raised.value) is error
-
-
-def test_a_body_may_be_too_large(queues: World, writer: Node) -> None:
-    queues.execute("UPDATE messages._settings SET max_body_bytes = 8192")
-    try:
-        writer.push("Q", "x" * 8192)
-        with pytest.raises(errors.BodyTooLarge, match="body of 8193 bytes exceeds 8192"):
-            writer.push("Q", "x" * 8193)
-        with pytest.raises(errors.BodyTooLarge):
-            writer.push_many("Q", ["", "x" * 8193])
-    finally:
-        queues.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
 
 
 def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader: Node) -> None:

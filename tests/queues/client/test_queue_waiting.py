@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -48,16 +47,6 @@ def test_a_push_wakes_without_polling(queues: World, writer: Node, either: Any, 
             writer.push("Q", "second")
             taken = [each.result(SOON.total_seconds()) for each in both]
             assert sorted(map(str, taken)) == ["['first']", "['second']"]
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_one_transaction_wakes_all_it_can_serve(queues: World, writer: Node, reader: Node) -> None:
-    with ThreadPoolExecutor(20) as pool:
-        waiting = [pool.submit(bodies, reader) for _ in range(20)]
-        listened(queues)
-        writer.push_many("Q", range(20))
-        taken = [each.result(SOON.total_seconds())[0] for each in waiting]
-    assert sorted(taken) == list(range(20))
 
 
 @pytest.mark.usefixtures("no_polling")
@@ -220,44 +209,3 @@ def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, rea
             writer.push("Q", body)
             assert [each.result(SOON.total_seconds()) for each in (*found, *left)] == [[body]] * 2
     assert reader.counters.reconnects >= 1
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_several_programs_share_a_queue(queues: World, writer: Node, server: TestedServer) -> None:
-    idents = [f"READER.{number}" for number in range(8)]
-    nodes = [Node(ident, server.url("user2"), options=QUICK) for ident in idents]
-    taken: list[object] = []
-
-    def work(node: Node) -> None:
-        with node, suppress(NodeClosed):
-            while True:
-                taken.extend(element.body for element in node.pop("Q", 3, timeout=SOON))
-
-    with ThreadPoolExecutor(8) as pool:
-        working = [pool.submit(work, node) for node in nodes]
-        for number in range(100):
-            writer.push("Q", number)
-        poll_until(lambda: len(taken) >= 100)
-        for node in nodes:
-            node.stop()
-        for each in working:
-            each.result(SOON.total_seconds())
-    assert sorted(taken) == list(range(100))
-
-
-def test_a_node_that_only_waits_for_elements_does_not_pile_up_events(
-    queues: World, reader: Node, server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("psqlmessages.client.node_state._UNHEARD_EVENTS", 3)
-    reader.pop("Q", timeout=timedelta(seconds=0.1))
-    for _ in range(5):
-        with Node("READER.1", server.url("user2")):
-            pass
-    queues.rules("user2 READER Topic T R 5", "user1 WRITER Topic T W 5")
-    reader.topic_listen("T")
-    for _ in range(5):
-        sender = queues.node("user1", "WRITER")
-        sender.ok("topic_notify", "T")
-        sender.ok("deinit", "WRITER")
-    reader.pop("Q", timeout=timedelta(seconds=0.3))
-    assert reader.counters.dropped_events > 0
