@@ -122,3 +122,15 @@ def running(node: Any) -> Iterator[None]:
         node.stop()
         thread.join(60)
         assert not thread.is_alive()
+
+
+def when(moment: Callable[[], object], act: Callable[[], object]) -> threading.Thread:
+    """Act in another thread, once a call has returned."""
+
+    def wait_and_act() -> None:
+        moment()
+        act()
+
+    thread = threading.Thread(target=wait_and_act, daemon=True)
+    thread.start()
+    return thread

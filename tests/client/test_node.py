@@ -18,8 +18,7 @@ from psqlmessages import AsyncNode, Message, Node, Options, exceptions
 from psqlmessages.client.calls import Call
 from psqlmessages.exceptions import NodeClosed, NoListeners
 from tests.client.conftest import NewNode
-from tests.client.moments import when
-from tests.client.nodes import NOW, SOON, next_message, offered, running
+from tests.client.nodes import NOW, SOON, next_message, offered, running, when
 from tests.client.programs import PROMPTLY
 from tests.django.waiting import wait_until as poll_until
 from tests.sql.conftest import World

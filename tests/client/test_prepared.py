@@ -3,16 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import errors, pq
 
-from psqlmessages.client.connection import Connection, NotificationBuffer
-from tests.client.moments import somebody_sleeps, when
+from psqlmessages.client.connection import Connection
 from tests.conftest import TestedServer
 
 ECHO = "SELECT to_json(ARRAY[%s, %s])"
-ECHO_MANY = "SELECT to_json(%b::text[])"
 LATE = "INSERT INTO late VALUES (%s) RETURNING x"
 REFUSING_AT_COMMIT = """
     CREATE TEMPORARY TABLE late (x text);
@@ -21,7 +18,6 @@ REFUSING_AT_COMMIT = """
     CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON late DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse()
 """
-LISTS = ([], [""], ["a", "ü€😀", "NULL", "{}", '"'], ["x" * 1000] * 5000)
 
 
 @pytest.fixture
@@ -33,23 +29,6 @@ def connection(server: TestedServer) -> Iterator[Connection]:
 def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
     """As an AsyncNode asks, on a connection that is none's but its own."""
     return connection.wait(connection._statements.ask_many(connection.pgconn, sql, rows))
-
-
-def test_texts_nulls_and_lists_arrive_as_they_are(connection: Connection) -> None:
-    for text in ("", "plain", "ü€😀", 'quoted " and \\ and $1', "x" * 1_000_000):
-        for _ in range(2):
-            assert connection.ask(ECHO, (text, None)) == [text, None]
-        assert connection.ask("SELECT %s", (text,)) == text
-    assert connection.ask("SELECT %s::text", (None,)) is None
-    assert connection.ask("SELECT %s WHERE false", ("x",)) is None
-    for texts in LISTS:
-        assert connection.ask(ECHO_MANY, (texts,)) == texts
-    rows = [(str(number), "ü" * number) for number in range(500)]
-    assert ask_many(connection, ECHO, *rows) == [list(row) for row in rows]
-    connection.execute("LISTEN here")
-    inlet = NotificationBuffer(connection.pgconn)
-    ask_many(connection, "SELECT pg_notify('here', %s)::text", *((str(n),) for n in range(50)))
-    assert inlet.take() == [("here", str(number)) for number in range(50)]
 
 
 def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection) -> None:
@@ -89,12 +68,3 @@ def test_lost_statements_are_no_error_and_are_prepared_anew(connection: Connecti
         connection.ask(ECHO, ("a", "b"))
     found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
     assert connection.execute(found).fetchone() == (1,)
-
-
-def test_who_cancels_is_obeyed_at_once(connection: Connection, server: TestedServer) -> None:
-    connection.execute("CREATE TEMPORARY SEQUENCE tries")
-    with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        when(somebody_sleeps(superuser, connection.info.backend_pid), connection.cancel)
-        with pytest.raises(errors.QueryCanceled):
-            connection.ask("SELECT nextval('tries') || %s || pg_sleep(60)", ("x",))
-    assert connection.execute("SELECT last_value FROM tries").fetchone() == (1,)

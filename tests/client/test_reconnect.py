@@ -18,7 +18,6 @@ from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_session
 from psqlmessages.exceptions import CallTimeout, ConnectionLost, NodeClosed
 from tests.client.conftest import NewNode
-from tests.client.moments import when
 from tests.client.nodes import (
     NOW,
     QUICK,
@@ -29,6 +28,7 @@ from tests.client.nodes import (
     next_event,
     next_message,
     running,
+    when,
 )  # fmt: skip
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy

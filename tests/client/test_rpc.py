@@ -12,8 +12,7 @@ import pytest
 from psqlmessages import Message, Node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from tests.client.conftest import NewNode
-from tests.client.moments import when
-from tests.client.nodes import NOW, SOON, next_message, running
+from tests.client.nodes import NOW, SOON, next_message, running, when
 from tests.client.test_node import poll_until
 from tests.sql.conftest import World
 

@@ -18,7 +18,7 @@ from psqlmessages.exchanges.store import definitions, repository
 from psqlmessages.exchanges.store.worker import ExchangeWorker
 from psqlmessages.wire import EncodedBody, decode
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import until
+from tests.django.waiting import wait_until
 
 EMPTIED = (
     "exchangecount", "destination", "exchange", "element", "elementkey", "queuecount", "queue",
@@ -101,7 +101,7 @@ class Field:
             repository.store(exchange, replace=True)
 
     def until(self, condition: Callable[[], object], seconds: float = 200) -> None:
-        until(condition, seconds)
+        wait_until(condition, seconds)
 
     def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
@@ -109,7 +109,9 @@ class Field:
         sources = {at.namespace: [] for at in places}
         for at in places:
             sources[at.namespace].append(at.queue)
-        until(lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds)
+        wait_until(
+            lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds
+        )
 
     def run_until_idle(self) -> None:
         with working():

@@ -99,13 +99,6 @@ def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.Mon
     assert Exchange.objects.count() == 2
 
 
-def test_load_tells_of_an_absent_namespace(away: None, type_in: TypeIn, graph_file: Path) -> None:
-    graph_file.write_text(GRAPH.replace("{ns: default, queue: audit}", "{ns: away, queue: audit}"))
-    done = type_in("load", graph_file, "--with-rules")
-    assert done.returncode == 0
-    assert "\ncould not check the rules in away: connection failed: " in done.stderr
-
-
 def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_file: Path) -> None:
     graph_file.write_text(GRAPH.replace("queue: audit", r'queue: "\e[2J"'))
     done = type_in("load", graph_file)

@@ -17,8 +17,8 @@ from psqlmessages.exchanges.store import definitions, repository
 from tests.conftest import TestedServer
 from tests.contract.test_docs import answers, examples
 from tests.django.processes import start
+from tests.django.waiting import wait_until
 from tests.exchanges.conftest import TypeIn
-from tests.pubsub.conftest import until
 from tests.sql.conftest import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "exchanges.md").read_text()
@@ -49,7 +49,7 @@ class Reader:
     def ask(self, block: str) -> None:
         for _, statement, expected in examples(block):
             # What it tells of is done by another process.
-            until(lambda: self.answers(statement, expected))  # noqa: B023
+            wait_until(lambda: self.answers(statement, expected))  # noqa: B023
             assert_shown(self.shown, "\n".join(expected))
 
     def answers(self, statement: str, expected: list[str]) -> bool:

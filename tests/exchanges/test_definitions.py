@@ -102,9 +102,7 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
 def test_what_is_no_document_of_exchanges_is_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (None, "None is not a map of exchanges."),
-        ([], "[] is not a map of exchanges."),
         ({}, "exchanges: It is missing."),
-        ({"exchanges": None}, "exchanges: None is not a map."),
         ({"exchanges": {"x": None}}, "exchanges.x: None is not a map of consumer, src, dst."),
         ({"exchanges": {7: X1}}, "exchanges: The name 7 is not text: put it in quotes."),
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),
@@ -122,15 +120,11 @@ NO_TEXT = "is not text: put it in quotes."
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"consumer": {"parallel": "2"}}, "consumer.parallel: '2' is not a whole number."),
     ({"consumer": {"parallel": True}}, "consumer.parallel: True is not a whole number."),
-    ({"consumer": {"wsize": 1.0}}, "consumer.wsize: 1.0 is not a whole number."),
-    ({"consumer": {"wsize": 4097}}, "consumer.wsize: It is 4,097, but must be 1 to 4,096."),
-    ({"consumer": {"parallel": -1}}, "consumer.parallel: It is -1, but must be 1 to 16."),
     ({"consumer": {"reserve": "no"}}, "consumer.reserve: 'no' is not true or false."),
     ({"consumer": None}, "consumer: None is not a map of parallel, wsize, reserve."),
     ({"src": {}}, "src.queue: It is missing."),
     ({"src": "orders"}, "src: 'orders' is not a map of ns, queue."),
     ({"src": {"queue": "__too_many_hops__"}}, f"src.queue: {DEAD_END}"),
-    ({"src": {"queue": 5}}, f"src.queue: 5 {NO_TEXT}"),
     ({"src": {"queue": "q" * 101}}, "src.queue: It has 101 characters; at most 100 are allowed."),
     ({"src": {"queue": "\ud800"}},
      r"src.queue: '\ud800' contains a character that PostgreSQL cannot store."),
@@ -157,18 +151,6 @@ def test_a_selector_that_does_not_compile_is_told_with_its_place() -> None:
     for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
         (fault,) = told_of_target(selector=selector)
         assert fault.startswith("exchanges.x1.dst[0].selector: ")
-
-
-def test_one_exchange_is_read_with_places_of_its_own() -> None:
-    wrong = {"src": {"queue": ""}, "dst": [{}]}
-    assert faults(definitions.parse_exchange, "x*", wrong) == [
-        "dst[0].queue: It is missing.",
-        "name: 'x*' ends in *: this is a pattern, not a name.",
-        "src.queue: It is empty.",
-    ]
-    assert list(definitions.parse_exchange("x", X1).errors()) == []
-    empty = DefinedExchange("x", QueueRef("default", "a"), (), parallel=0)
-    assert [error.path for error in empty.errors()] == [("consumer", "parallel"), ("dst",)]
 
 
 words = st.sampled_from([*X1, *X1["src"], *X1["consumer"], "selector", "exchanges"])
@@ -255,7 +237,6 @@ NO_YAML: list[tuple[str, str]] = [
         "line 2, column 4: aliases (*name) are not supported: write the value out",
     ),
     ("a: !!python/object/apply:os.system [ls]", "line 1, column 4: tags (!name) are not supported"),
-    ("a: !!int '1'", "line 1, column 4: tags (!name) are not supported"),
     ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' occurs twice"),
     ("a:\n  'x': 1\n  x: 2", "line 3, column 3: the key 'x' occurs twice"),
     ("? [a]\n: 1", "line 1, column 3: a key must be a plain value"),
@@ -263,7 +244,6 @@ NO_YAML: list[tuple[str, str]] = [
     ("\ta: 1", "line 1, column 1: found character '\\t' that cannot start any token"),
     ("a: 1\n---\nb: 2", "line 2, column 1: but found another document"),
     ("[" * 50_000, "line 1, column 21: it is nested too deeply"),
-    ("- " * 50_000, "line 1, column 41: it is nested too deeply"),
     ("a: \ud800", "position 3: '\\ud800' is not a valid YAML character"),
     ("a: \0", "position 3: '\\x00' is not a valid YAML character"),
 ]

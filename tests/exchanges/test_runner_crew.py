@@ -55,22 +55,6 @@ def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: Te
     assert field.default.bodies("slow") == ["held up"]
 
 
-def test_leftovers_are_taken_while_a_loop_is_held_up(field: Field, server: TestedServer) -> None:
-    field.define(x1=flow("a", SLOW, FAST, parallel=2, wsize=4))
-    with working(), _slow_is_held(server):
-        field.until(lambda: field.default.query(AWAITED, "a"))
-        field.default.push("a", "0", lane="fast")
-        field.until(lambda: field.default.bodies("b") == ["0"])
-        with field.default.connection.transaction():
-            field.default.push("a", "held up", lane="slow")
-            field.default.push_many("a", ["1", "2", "3", "4", "5"], lane="fast")
-        field.until(lambda: field.default.query(HELD_UP))
-        field.until(lambda: field.default.bodies("b") == ["0", "2", "3", "4", "5"])
-        assert field.default.query(HELD_UP)
-    assert sorted(field.default.bodies("b")) == ["0", "1", "2", "3", "4", "5"]
-    assert field.default.bodies("slow") == ["held up"]
-
-
 def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer) -> None:
     field.define(x1=flow("a", "b"))
     field.default.push_many("a", ["1", "2", "3"])

@@ -51,18 +51,6 @@ def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCapt
         assert sum(row.count for row in rows) == number
 
 
-def test_a_missing_source_rule_is_told_once(field: Field, caplog: pytest.LogCaptureFixture) -> None:
-    field.define(x1=flow("a", "b"))
-    forbid(field, "b W")
-    field.default.push("a", "it")
-    wanted = "('psqlmessages', 'exchange.x1', 'Queue', 'a', 'R', 60)"
-    with working():
-        field.until(lambda: wanted in caplog.text)
-        forbid(field, "a R", "b W")
-        field.until(lambda: field.default.bodies("b"))
-    assert caplog.text.count(wanted) == 1
-
-
 def test_what_fails_again_and_again_is_a_dead_letter(field: Field) -> None:
     field.define(x1=flow("a", "b", "c"))
     forbid(field, "a R", "b W")

@@ -3,19 +3,16 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.utils.timezone import now
 
 from psqlmessages.client import queue_listener
 from psqlmessages.exchanges.selectors import selector
 from psqlmessages.exchanges.store import repository, worker
-from psqlmessages.exchanges.store.stats import FORMER_WORKERS, CounterStore
 from psqlmessages.models import Exchange, ExchangeCount
 from tests.exchanges.cases import CASES
 from tests.exchanges.field import AWAITED, Field, Hands, flow, working
@@ -205,25 +202,6 @@ def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.Mo
         row = ExchangeCount.objects.get()
         field.until(lambda: ExchangeCount.objects.get().seen_at > row.seen_at)
     assert (row.outcome, row.destination, row.count) == ("ok", -1, 0)
-
-
-def test_what_workers_of_former_days_did_is_added_up(field: Field) -> None:
-    field.define(x1=flow("a", "b"))
-    exchange = Exchange.objects.get()
-    former, another, alive = ledgers = CounterStore(), CounterStore(), CounterStore()
-    for ledger, times in zip(ledgers, ([1], [1] * 10, [100]), strict=True):
-        for number in times:
-            ledger.of(exchange.pk).add_elements("ok", number, 0.003, 0.001)
-        ledger.write(ledger.list_rows([exchange.pk]))
-    former_days = ExchangeCount.objects.filter(worker__in=[former.worker, another.worker])
-    former_days.update(seen_at=now() - timedelta(days=2))
-    for _ in range(2):
-        alive.merge_former_workers()
-        rows = {row.worker: row for row in ExchangeCount.objects.all()}
-        counts = {worker: row.count for worker, row in rows.items()}
-        assert counts == {FORMER_WORKERS: 11, alive.worker: 100}
-        assert rows[FORMER_WORKERS].buckets[2] == 11
-        assert round(rows[FORMER_WORKERS].seconds, 3) == 0.033
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -45,14 +45,6 @@ def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 
-def test_a_map_of_it_changes_the_message_as_that_of_an_expression(code: Code) -> None:
-    answer = {"delay": 5, "headers": {"b": (1, 2)}, "body": {"new": True}, "state": {"s": 1}}
-    result = routed(code(lambda env: answer), "state.s == 1 && msg.body.new", a=1)
-    first, second = result.deliveries
-    assert first.headers == second.headers == {"a": 1, "b": [1, 2], "x-hop-count": 1}
-    assert (first.delay, second.delay, second.body) == (5.0, None, {"new": True})
-
-
 def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code) -> None:
     def change(env: SelectorContext) -> bool:
         env.msg.headers["lane"] = "slow"
@@ -129,12 +121,6 @@ def test_what_cannot_be_pushed_fails(code: Code) -> None:
         assert [copy.target for copy in result.deliveries] == [1]
     result = routed(code(circle), code(descend), "")
     assert [verdict.error is None for verdict in result.verdicts] == [False, False, True]
-
-
-def test_interrupts_pass_through(code: Code) -> None:
-    for error in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(error):
-            asked(code(lambda env, error=error: (_ for _ in ()).throw(error)))
 
 
 def test_it_cannot_set_the_hop(code: Code) -> None:

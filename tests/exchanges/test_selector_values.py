@@ -1,15 +1,13 @@
 """Selectors: what an expression sees, and what its value means."""
 
 import gc
-import pickle
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from psqlmessages.exchanges import UNCHANGED, Selector, SelectorError
-from tests.exchanges.asking import NOW, asked, exchange, routed, takes
+from tests.exchanges.asking import NOW, asked, routed, takes
 
 NO_VALUES = ("false", "null", "0", "0u", "0.0", "-0.0", "''", "double('NaN')", "0.0/0.0")
 YES_VALUES = ("true", "1", "-1", "0.1", "'no'", "b''", "[]", "[0]", "{}", "now", "type(1)")
@@ -168,15 +166,6 @@ def test_a_wrong_type_in_a_key_that_counts_fails_and_changes_nothing() -> None:
         assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)], answer
 
 
-def test_a_verdict_says_why() -> None:
-    reasons = {
-        "": "always", "true": "true", "1 == 2": "false", "null": "null", "0": "0",
-        "''": "empty text", "'lane'": "lane", f"'{'x' * 100}'": "x" * 59 + "…",
-        "{}": "a map", "{'select': false}": "select: false", "[]": "a value of type list",
-    }  # fmt: skip
-    assert {selector: asked(selector).why for selector in reasons} == reasons
-
-
 UNCOMPILED = [
     ("msg.headers[", "line 1, character 13: Syntax error: mismatched input '<EOF>'"),
     ("true &&\n nope", "line 2, character 2: undeclared reference to 'nope'"),
@@ -209,23 +198,6 @@ def test_it_is_known_which_expressions_look_at_the_body() -> None:
         "{'body': 1}",
     )  # fmt: skip
     assert [each for each in (*looks, *not_so) if Selector(each).needs_body] == [*looks]
-
-
-def test_processes_and_threads_share_selectors() -> None:
-    exchanged = exchange("msg.headers.country == 'it'", "")
-    assert pickle.loads(pickle.dumps(exchanged)) == exchanged  # noqa: S301
-    graphed = ("msg.headers.n + 1 == msg.body.n", "{'headers': {'m': msg.headers.n}}")
-    wrong: list[Any] = []
-
-    def work(first: int) -> None:
-        for n in range(first, first + 300):
-            copies = routed(*graphed, body={"n": n + 1}, n=n).deliveries
-            if [copy.headers and copy.headers["m"] for copy in copies] != [None, n]:
-                wrong.append(copies)
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(work, range(0, 4000, 1000)))
-    assert wrong == []
 
 
 def test_answers_that_are_remembered_are_told_apart() -> None:

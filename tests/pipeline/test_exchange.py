@@ -20,7 +20,7 @@ from psqlmessages.pipeline.exchange.source import TaskCounts
 from psqlmessages.pipeline.job_runner import sentence
 from tests.exchanges.cases import CASES
 from tests.exchanges.conftest import namespace
-from tests.exchanges.field import Field
+from tests.exchanges.field import AWAITED, Field
 from tests.pipeline import exchange_selectors
 from tests.pipeline.processes import until
 
@@ -33,7 +33,6 @@ EVERYDAY = {
     "case_changes_are_for_this_and_the_later_destinations",
     "case_a_circle_ends_after_so_many_hops",
 }
-AWAITED = "SELECT count(*) > 0 FROM psqlmessages_queue WHERE name = %s AND awaited_until > now()"
 
 
 class Runner:

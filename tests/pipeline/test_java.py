@@ -1,13 +1,11 @@
 """Which Java is taken, and what is said where none will do; most are scripts that play one."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from psqlmessages.pipeline import java
-from psqlmessages.pipeline.java import MISSING_MODULE, JavaMissing, java_home, use_java
+from psqlmessages.pipeline.java import JavaMissing, java_home, use_java
 from psqlmessages.pipeline.private_folder import FolderUnsafe, private_folder
 
 
@@ -59,33 +57,6 @@ def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
     ):
         with pytest.raises(JavaMissing, match=said):
             java_home(environment)
-
-
-def test_all_else_reaches_java_as_it_was_given(tmp_path: Path) -> None:
-    home = fake(tmp_path / "it's a home", "25")
-    (home / "bin" / "java").write_text("#!/bin/sh\nprintf '<%s>' \"$@\"\n")
-    wrapped = java._wrapped(home / "bin" / "java")
-    given = ["-Da=two words", MISSING_MODULE, "", "$HOME", "'", "--add-modules=other"]
-    printed = subprocess.check_output([wrapped / "bin" / "java", *given], text=True)
-    assert printed == "<-Da=two words><><$HOME><'><--add-modules=other>"
-
-
-def test_the_wrapper_is_kept_and_only_ours(cache: Path) -> None:
-    first, second = java_home({"PATH": ""}), java_home({"PATH": ""})
-    assert first == second
-    made = [folder for folder in (cache / "psqlmessages").rglob("*") if folder.is_dir()]
-    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
-    assert [path.name for path in (cache / "psqlmessages").rglob("*") if path.is_file()] == ["java"]
-
-
-def test_without_a_cache_that_can_be_written_to_the_temporary_folder_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    home = java_home({"PATH": ""})
-    assert home.parent == tmp_path / f"psqlmessages-{os.getuid()}"
 
 
 def test_a_folder_that_others_can_write_to_or_a_link_is_refused(tmp_path: Path) -> None:

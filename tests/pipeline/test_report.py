@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from pyspark.sql import SparkSession
 
 from psqlmessages.management import pipeline_report
@@ -152,14 +152,6 @@ def test_the_command_writes_the_page_with_the_exchanges(
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-@pytest.mark.usefixtures("database")
-def test_what_cannot_be_told_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    for given in (("--from", "1h", "--to", "2h"), ("--from", "soon"), ("--of", "traffic")):
-        with pytest.raises((SystemExit, CommandError)):
-            report(*given, out=tmp_path / "report.html")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_figures_of_messages_are_those_that_sql_computes(
     spark: SparkSession, world: World, fill: Callable[..., int]
 ) -> None:
@@ -180,5 +172,3 @@ def test_figures_of_messages_are_those_that_sql_computes(
     assert sum(counts(found.steps).values()) == 351
     assert sum(found.points["A.1"].values()) == 301
     assert min(found.steps) % found.step == 0
-    none = compute.figures(spark, DAY)
-    assert (none.total, none.steps, none.topics) == (None, {}, {})

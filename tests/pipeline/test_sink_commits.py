@@ -73,24 +73,6 @@ def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink)
     assert (sink.bodies(), sink.staged()) == (["a"], outrun.rows)
 
 
-def test_an_abort_neither_waits_for_the_database_nor_fails(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = writer(sink.topic)
-    message = stream.write(batches("a"))
-    with away(sink.world, "user1"):
-        # Twice: on the connection of the task, which is dead, and on none.
-        stream.abort([message], 0)
-        stream.abort([message], 0)
-    assert sink.staged() == 1
-    sink.world.watcher.query(KEPT)
-    stream.abort([message], 0)
-    assert sink.staged() == 0
-    monkeypatch.delenv("PSQLMESSAGES_DSN")
-    stream.options.pop("dsnfile")
-    stream.abort([message], 0)
-
-
 def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) -> str:
     """Why no writer can be made; nothing if it can."""
     schema = types.StructType()

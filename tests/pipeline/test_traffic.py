@@ -20,9 +20,8 @@ from psqlmessages.pipeline import job_runner, traffic
 from psqlmessages.pipeline.job_runner import JobFailed, JobProgress
 from psqlmessages.pipeline.offsets import Lag
 from psqlmessages.pipeline.traffic import TrafficTable, TrafficWindow
-from tests.django.processes import start
 from tests.pipeline.processes import until
-from tests.pipeline.traffic_field import JOB, SENDERS, TOPICS, TrafficField
+from tests.pipeline.traffic_field import SENDERS, TOPICS, TrafficField
 from tests.sql.conftest import World
 
 Query = Callable[..., StreamingQuery]
@@ -229,22 +228,6 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     assert (state, "pipeline.traffic" in error) == ("failed", True)
     assert capsys.readouterr().err.strip().splitlines()[-1] == f"psqlmessages: {error}"
     assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.nightly  # one more start of Spark
-def test_ctrl_c_ends_the_process_of_a_job(field: TrafficField, checkpoint: str) -> None:
-    process = start(field.world.server, *JOB, "--trigger", "0 seconds", "--checkpoint", checkpoint)
-    try:
-        field.publish(7)
-        until(lambda: field.job("state", "rows", "lag_seconds") == ("running", 7, 0.0))
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=600)
-    finally:
-        process.kill()
-        process.communicate()
-    assert process.returncode == 0, said
-    assert "Stopping after the current batch" in said
-    assert field.job("state", "rows", "last_batch", "lag_seconds") == ("stopped", 7, 0, 0.0)
 
 
 def test_arguments_that_mean_nothing_are_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -18,6 +17,7 @@ import pytest
 from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 
 SECONDS = 60
 
@@ -50,15 +50,6 @@ class Ear(Queue[Event]):
         return list(iter(self.payload, last))
 
 
-def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    never = threading.Event()
-    for _ in range(int(seconds * 100)):
-        if condition():
-            return
-        never.wait(0.01)
-    raise AssertionError("it never came to be")
-
-
 def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
     """Cut a connection, and wait until the server has."""
     pid = connection.info.backend_pid
@@ -78,7 +69,7 @@ class Listener:
     def segments(self) -> list[str]:
         """What came before now."""
         self._connection.execute("NOTIFY \"A\", 'fence'")
-        until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
+        wait_until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
         *found, fence = self._came
         assert fence == "fence"
         self._came.clear()

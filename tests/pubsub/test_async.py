@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Any
 
 import psycopg
@@ -125,51 +124,3 @@ async def test_a_given_connection_ends_promptly(server: TestedServer, monkeypatc
     await bus.run()
     with pytest.raises(NodeClosed):
         await bus.publish("A")
-
-
-@in_a_loop
-async def test_a_close_that_is_cancelled_leaves_no_connection_open(server: TestedServer) -> None:
-    for turn in range(5):
-        bus = AsyncPubSub(server.url("user1"))
-        await bus.subscribe("A")
-        connection = bus.connection
-        closing = asyncio.create_task(bus.close())
-        await asyncio.wait({closing}, timeout=turn / 5000)
-        closing.cancel()
-        await asyncio.wait({closing})
-        assert connection.closed
-
-
-@in_a_loop
-async def test_a_close_that_is_cancelled_while_a_task_connects_leaves_no_connection_open(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connections, is_connecting, is_closed = [], asyncio.Event(), asyncio.Event()
-    connect = psycopg.AsyncConnection.connect
-
-    async def connect_late(*arguments: Any, **options: Any) -> Any:
-        connections.append(await connect(*arguments, **options))
-        is_connecting.set()
-        await is_closed.wait()
-        return connections[0]
-
-    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect_late)
-    bus = AsyncPubSub(server.url("user1"))
-    opening = asyncio.create_task(bus.open())
-    async with asyncio.timeout(PROMPTLY):
-        await is_connecting.wait()
-    closing = asyncio.create_task(bus.close())
-    await asyncio.sleep(0)
-    closing.cancel()
-    await asyncio.wait({closing})
-    is_closed.set()
-    with pytest.raises(NodeClosed):
-        await opening
-    assert bus.connection is None
-    assert connections[0].closed
-
-
-@in_a_loop
-async def test_a_new_connection_counts_as_just_used(server: TestedServer) -> None:
-    async with AsyncPubSub(server.url("user1")) as bus:
-        assert monotonic() - bus._connection._used_at < PROMPTLY

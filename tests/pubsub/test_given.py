@@ -11,7 +11,8 @@ from psycopg import Connection
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import bus_connection
 from tests.client.programs import PROMPTLY
-from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend, until
+from tests.django.waiting import wait_until
+from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, end_backend
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     writer.subscribe("B")
     given.execute("BEGIN")
     end_backend(superuser, given)
-    until(lambda: writer.counters.lost_connections == 1)
+    wait_until(lambda: writer.counters.lost_connections == 1)
     with pytest.raises(ConnectionLost, match="during a transaction"):
         writer.publish("A", "x")
     writer.publish("A", "alone")
@@ -163,7 +164,7 @@ def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, 
         writer.subscribe("A")
     writer.on("A", ear)
     for number in range(2):
-        until(lambda: listens(given) == {"A"})
+        wait_until(lambda: listens(given) == {"A"})
         raw(f"@{number}")
         assert ear.payload() == number
         given.execute("DISCARD ALL")
@@ -204,16 +205,3 @@ def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: List
         writer.publish("A", "x")
     writer.publish("A", "y")
     assert listener.segments() == ["!y"]
-
-
-def test_another_client_encoding_works(new_bus: NewBus, connect: Connect, ear: Ear) -> None:
-    connection = connect()
-    connection.execute("SET client_encoding TO 'LATIN1'")
-    latin = new_bus(connection)
-    own = Ear.of(latin, "é")
-    latin.publish("é", "я")
-    latin.publish("A", "я")
-    assert own.event()[1:] == ("é", "я")
-    assert ear.payload() == "я"
-    with pytest.raises(ValueError, match="codec can't encode"):
-        latin.publish("я")

@@ -1,7 +1,6 @@
 """PubSub on the real database: what is published is heard, and what travels is the format."""
 
 import base64
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +13,8 @@ from psqlmessages.exceptions import NodeClosed, ServerUnreachable
 from psqlmessages.pubsub import Event
 from psqlmessages.pubsub.segments import cut
 from tests.client.nodes import offered
-from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus, until
+from tests.django.waiting import wait_until
+from tests.pubsub.conftest import SECONDS, Connect, Ear, Listener, NewBus
 from tests.pubsub.test_format import json_values, texts
 
 MB = 1_000_000
@@ -36,7 +36,7 @@ def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Liste
         bus.publish("A", payload)
     pid = bus.connection.info.backend_pid
     assert [ear.event() for _ in payloads] == [Event(pid, "A", each) for each in payloads]
-    until(lambda: len(called) == len(payloads))
+    wait_until(lambda: len(called) == len(payloads))
     assert listener.segments() == [
         "", "!", "!text", '@{"a":1}', "$IcOp", "!" + "x" * 7998,
         "#IXh4" + "eHh4" * 1998 + "eH", "$h4" + "eHh4" * 666 + "eHg=",
@@ -94,7 +94,7 @@ def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect:
     dropped, writer = bus.counters.unfinished, connect()
     writer.execute("NOTIFY \"A\", '#Ic'")
     checks = bus._subscriptions._keep_alive_at
-    until(lambda: bus._subscriptions._keep_alive_at > checks + 0.35)
+    wait_until(lambda: bus._subscriptions._keep_alive_at > checks + 0.35)
     writer.execute("NOTIFY \"A\", '$Op'")
     assert ear.payload() == "é"
     writer.execute("SELECT pg_notify('A', %s)", ("#" + "A" * 7998,))
@@ -102,19 +102,8 @@ def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect:
     assert ear.payload() == "fence"
     assert bus._subscriptions._assembler.senders == {writer.info.backend_pid}
     writer.close()
-    until(lambda: bus.counters.unfinished == dropped + 1)
+    wait_until(lambda: bus.counters.unfinished == dropped + 1)
     assert bus._subscriptions._assembler.size == 0
-
-
-def test_what_was_unfinished_at_unsubscribe_is_dropped(bus: PubSub, ear: Ear, raw: Any) -> None:
-    received = bus.counters.received
-    raw("#Ic")
-    until(lambda: bus.counters.received == received + 1)
-    bus.unsubscribe("A")
-    bus.subscribe("A")
-    raw("#IcO")
-    raw("$p")
-    assert ear.payload() == "é"
 
 
 def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect) -> None:
@@ -217,41 +206,6 @@ def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, cap
     assert [ear.payload(), ear.payload()] == [0, 1]
     assert bus.counters.handler_failures == 1
     assert "a handler of channel failing failed" in caplog.text
-
-
-def test_a_handler_that_wants_to_exit_does_not_end_the_bus(bus: PubSub, ear: Ear) -> None:
-    bus.subscribe("exiting")
-    bus.on("exiting", lambda _: sys.exit(1))
-    bus.publish("exiting")
-    bus.publish("A", "still heard")
-    assert ear.payload() == "still heard"
-    assert bus.counters.handler_failures == 1
-
-
-def test_nothing_is_heard_after_unsubscribe_though_it_had_come(bus: PubSub, ear: Ear) -> None:
-    heard = []
-
-    def once(event: Event) -> None:
-        heard.append(event.payload)
-        bus.unsubscribe("once")
-
-    bus.subscribe("once")
-    bus.on("once", once)
-    assert bus.connection is not None
-    with bus.connection.transaction():
-        for payload in (1, 2):
-            bus.publish("once", payload)
-        bus.publish("A", "last")
-    assert ear.payload() == "last"
-    assert heard == [1]
-
-
-def test_what_a_call_reads_is_delivered_without_waiting_for_the_keep_alive(any_bus: NewBus) -> None:
-    bus = any_bus(interval=600.0)
-    ear = Ear.of(bus)
-    for number in range(200):
-        bus.publish("A", number)
-        assert ear.payload() == number
 
 
 def test_a_handler_may_use_the_bus_and_close_it(new_bus: NewBus) -> None:

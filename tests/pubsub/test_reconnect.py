@@ -1,7 +1,6 @@
 """A lost connection comes back and listens as before."""
 
 import signal
-import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -15,12 +14,12 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub.bus_state import BusStatement
-from tests.client.moments import somebody_sleeps, when
 from tests.client.nodes import QUICK
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import Connect, Ear, NewBus, end_backend, until
+from tests.django.waiting import wait_until
+from tests.pubsub.conftest import Connect, Ear, NewBus, end_backend
 
 # Finds out soon that a network stalls; a machine that stands still is taken for one.
 WATCHFUL = replace(QUICK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=2))
@@ -60,7 +59,7 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     bus.subscribe("B")
     role = bus.connection.info.user
     cut(bus)
-    until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
+    wait_until(lambda: bus.counters.reconnects == 1 and bus.is_healthy)
     assert bus.connection.info.user == role
     raw("!again")
     assert ear.payload() == "again"
@@ -70,30 +69,12 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     assert bus.counters.lost_connections == 1
 
 
-def test_a_publisher_finds_a_cut_before_it_sends(any_bus: NewBus, cut: Cut, ear: Ear) -> None:
-    bus = any_bus(options=QUICK)
-    bus.publish("A", 1)
-    cut(bus)
-    bus._connection._used_at -= 2
-    bus.publish("A", 2)
-    assert [ear.payload(), ear.payload()] == [1, 2]
-
-
-def test_a_call_under_a_cut_fails(new_bus: NewBus, superuser: psycopg.Connection, cut: Cut) -> None:
-    bus = new_bus()
-    bus.open()
-    when(somebody_sleeps(superuser, bus.connection.info.backend_pid), lambda: cut(bus))
-    with pytest.raises(ConnectionLost):
-        bus._connection.run(long_one)
-    bus.publish("A")
-
-
 def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy) -> None:
     bus = stalling()
     proxy.stall()
-    until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
+    wait_until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
     proxy.refuse()
-    until(lambda: not bus.is_healthy)
+    wait_until(lambda: not bus.is_healthy)
     with ThreadPoolExecutor(1) as thread:
         publishing = thread.submit(bus.publish, "A")
         wait([publishing], 0.2)
@@ -120,7 +101,7 @@ def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy) -> 
 def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog: Any) -> None:
     bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
-    until(lambda: not bus.is_healthy)
+    wait_until(lambda: not bus.is_healthy)
     for _ in range(2):
         with pytest.raises(ConnectionLost, match="is not connected"):
             bus.publish("A")
@@ -128,19 +109,6 @@ def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog:
     with pytest.raises(NodeClosed):
         bus.publish("A")
     assert 0 < len([each for each in caplog.records if each.name.startswith("psqlmessages")]) < 8
-
-
-@pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
-def test_close_does_not_wait_for_a_server(stalling: NewBus, proxy: Proxy) -> None:
-    bus = stalling()
-    proxy.refuse()
-    until(lambda: not bus.is_healthy)
-    with socket.create_server(("127.0.0.1", proxy.port)) as deaf:
-        connection, _ = deaf.accept()
-        started = monotonic()
-        bus.close()
-        assert monotonic() - started < PROMPTLY
-        connection.close()
 
 
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
@@ -154,7 +122,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
                 bus.in_loop(bus._connection.run(long_one))
-            until(lambda: bus.is_healthy)
+            wait_until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number
     finally:

@@ -107,9 +107,9 @@ def test_readers_do_not_walk_over_what_was_taken_while_a_transaction_is_open(
         SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'element_by_availability'
     """
     for _ in range(20):
-        desk.push(*("x" for _ in range(200)))
+        desk.pusher.ok("push_many", "PUT", "Q", ["x"] * 200)
         assert len(desk.pop(200)) == 200
-    desk.push(*("y" for _ in range(50)))
+    desk.pusher.ok("push_many", "PUT", "Q", ["y"] * 50)
     entries = []
     for _ in range(50):
         world.execute("SELECT pg_stat_force_next_flush()")

@@ -168,14 +168,6 @@ def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind:
     assert loader.left() == 1
 
 
-def test_what_cannot_be_staged_is_refused_while_it_is_copied(loader: Loader) -> None:
-    with pytest.raises(psycopg.errors.CheckViolation, match="staged_encs_are_known"):
-        loader.stage(("x", "gzip", None, None))
-    insert = "INSERT INTO messages.staged (staging, place, bodies, keys) VALUES (%s, 1, %s, %s)"
-    with pytest.raises(psycopg.errors.CheckViolation, match="staged_arrays_are_of_one_length"):
-        loader.program.execute(insert, (uuid4(), ["a", "b"], ["a"]))
-
-
 def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loader) -> None:
     assert loader.push(0, 2, loader.stage("fine", ("x", None, None, "k" * 201)))["Err"] == "54"
     assert loader.push(0, 2, loader.stage("fine", ("x", None, "[]", None)))["Err"] == "63"

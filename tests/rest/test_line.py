@@ -31,7 +31,6 @@ class Shelf:
         self.elements: list[int] = []
         self.reserves: list[tuple[str, int]] = []
         self.listens: list[str] = []
-        self.before_answer: Callable[[], Coroutine[Any, Any, None]] | None = None
         self.is_listening = False
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
@@ -39,8 +38,6 @@ class Shelf:
         # Others run meanwhile, as while a server answers.
         await asyncio.get_running_loop().run_in_executor(None, int)
         taken, self.elements = self.elements[:count], self.elements[count:]
-        if self.before_answer is not None:
-            await self.before_answer()
         return [TakenRow(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
 
     async def listen(self, ident: str, queue: str) -> QueueState:
@@ -134,29 +131,6 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     assert (len(scene.shelf.reserves), len(scene.shelf.listens)) == (7, 4)
 
 
-@played
-async def test_a_call_under_way_does_not_count_for_who_came_after_it_began(scene: Scene):
-    front = scene.join()
-    await scene.settled()
-    hasty: list[WaitingRequest] = []
-    served: list[bool] = []
-
-    async def meanwhile() -> None:
-        # The call has looked already: a push, and then one who must see it.
-        scene.shelf.before_answer = None
-        scene.shelf.elements.append(9)
-        hasty.append(scene.join(may_wait=False))
-        hasty[0].result.add_done_callback(lambda _: served.append(front.result.done()))
-
-    scene.shelf.before_answer = meanwhile
-    scene.line.wake()
-    assert await got(front) == 9
-    with pytest.raises(ApiError):
-        await hasty[0].result
-    await scene.settled()
-    assert served == [True]
-
-
 @pytest.fixture
 def listener(world: World) -> QueueListener:
     """A listener of a role whose node worker may use orders*."""
@@ -180,22 +154,4 @@ async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
     state = await listener.listen("worker", "orders")
     # It looks for elements: whoever listened there would hear nothing.
     assert (state.next_at, state.is_listening) == (None, False)
-    await listener.close()
-
-
-@in_a_loop
-async def test_a_transaction_that_makes_a_queue_holds_up_no_other_queue(
-    listener: QueueListener, world: World
-):
-    await listener.listen("worker", "orders")
-    maker = world.program("user1")
-    with maker.connection.transaction():
-        maker.ok("push", "worker", "orders-new", "x")
-        held = asyncio.create_task(listener.listen("worker", "orders-new"))
-        async with asyncio.timeout(60):
-            state = await listener.listen("worker", "orders")
-        assert (state.next_at, state.is_listening) == (None, True)
-        assert not (await held).is_listening
-    state = await listener.listen("worker", "orders-new")
-    assert state.is_stale(monotonic())
     await listener.close()

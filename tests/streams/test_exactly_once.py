@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from project.postgres import Server
-from tests.pubsub.conftest import until
+from tests.django.waiting import wait_until
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
 from tests.streams.flow import Flow, Outcome
@@ -70,7 +70,7 @@ def wait_for(server: Server, effects: int) -> None:
     """Wait until so much was read, for some minutes at most."""
     count = "SELECT count(*) FROM psqlmessages_effects"
     with psycopg.connect(server.url(), autocommit=True) as owner:
-        until(lambda: owner.execute(count).fetchone()[0] >= effects, 200)
+        wait_until(lambda: owner.execute(count).fetchone()[0] >= effects, 200)
 
 
 @pytest.mark.timeout(900)

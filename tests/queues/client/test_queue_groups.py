@@ -11,10 +11,7 @@ import pytest
 
 from psqlmessages import Element, Node
 from psqlmessages.client import queue_consumer
-from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.node_state import NodeCounters
-from psqlmessages.client.session import NodeSession
-from psqlmessages.exceptions import ConnectionLost
 from tests.client.nodes import end_backend
 from tests.conftest import TestedServer
 from tests.queues.client.conftest import HOURS, NOW, SOON, state
@@ -125,39 +122,6 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
     counters = consume(handle, batch=3, **WHOLE_BATCH)
     assert counters.lost_leases == 0
     assert bodies(queues) == (["c"] if leaves else [])
-
-
-def test_an_answer_that_was_lost_counts_as_no_lost_lease(
-    queues: World, writer: Node, consume: Consume, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer.push_many("Q", ["a", "b"])
-    lost = []
-
-    def loses(call: Any) -> bool:
-        if "messages.commit" not in getattr(call, "sql", "") or lost:
-            return False
-        lost.append(call)
-        return True
-
-    run, async_run = NodeSession.run, AsyncNodeSession.run
-
-    def run_and_lose(link: NodeSession, call: Any) -> Any:
-        answer = run(link, call)
-        if loses(call):
-            raise ConnectionLost("its answer is lost")
-        return answer
-
-    async def async_run_and_lose(link: AsyncNodeSession, call: Any) -> Any:
-        answer = await async_run(link, call)
-        if loses(call):
-            raise ConnectionLost("its answer is lost")
-        return answer
-
-    monkeypatch.setattr(NodeSession, "run", run_and_lose)
-    monkeypatch.setattr(AsyncNodeSession, "run", async_run_and_lose)
-    assert consume(lambda element: None, batch=2, **WHOLE_BATCH).lost_leases == 0
-    assert len(lost) == 1
-    assert bodies(queues) == []
 
 
 def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer) -> None:

@@ -3,22 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from project.postgres import Server
 from psqlmessages import AsyncNode, Element, Node
 from psqlmessages.exceptions import ConnectionLost
-from tests.client.proxy import Proxy
-from tests.conftest import TestedServer
 from tests.own_server import own_server
 from tests.queues.client.conftest import QUICK
 from tests.servers import SERVER
-from tests.sql.conftest import World
 
 ROOT = Path(__file__).parents[3]
 LONG = timedelta(minutes=3)
@@ -55,27 +50,6 @@ def push_all(server: Server, middle: threading.Event) -> None:
 
 def numbers(taken: list[Element]) -> list[int]:
     return sorted(element.body for element in taken)
-
-
-def test_a_consumer_that_is_stopped_while_the_server_is_away_ends_and_tells_what_comes_again(
-    queues: World,
-    writer: Node,
-    server: TestedServer,
-    proxy: Proxy,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    writer.push_many("Q", ["done", "left"])
-    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
-    options = replace(QUICK, answer_timeout=timedelta(seconds=1))
-    with Node("READER", dsn, options=options) as node:
-        elements = node.consume("Q", batch=2)
-        assert next(elements).body == "done"
-        proxy.refuse()
-        node.stop()
-        assert list(elements) == []
-    assert "could not commit or give back elements of queue Q" in caplog.text
-    lying = "SELECT count(*) FROM psqlmessages_element WHERE lease IS NOT NULL"
-    assert queues.owner.query(lying) == 2
 
 
 @pytest.mark.timeout(600)

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -12,13 +11,10 @@ from typing import Any
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.client import wakeups
 from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
 from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
-from tests.client.test_node import poll_until
-from tests.conftest import TestedServer
-from tests.queues.client.conftest import HOURS, NOW, QUICK, SOON, listened
+from tests.queues.client.conftest import NOW, SOON, listened
 from tests.sql.conftest import World
 
 
@@ -61,13 +57,8 @@ def test_mature_elements_come_without_polling(queues: World, writer: Node, reade
     reader.reserve("Q", 1, second / 2)
     (element,) = reader.reserve("Q", timeout=SOON)
     assert (element.body, element.tries) == ("x", 1)
-
-
-def test_an_element_pushed_while_one_waits_comes_when_it_is_mature(
-    queues: World, writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Looked once more after the wake, it is known when to look next.
-    monkeypatch.setattr(wakeups, "POLL_MOST", HOURS.total_seconds())
+    reader.commit(element)
+    # Pushed while one waits: it is known when to look next.
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(bodies, reader)
         listened(queues)
@@ -106,28 +97,6 @@ def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader
         assert reader.counters.calls - popped < 100
         maker.connection.execute("COMMIT")
         assert waiting.result(SOON.total_seconds()) == ["x"]
-
-
-@pytest.mark.usefixtures("no_polling")
-def test_many_that_wait_cost_few_calls(queues: World, writer: Node, server: TestedServer) -> None:
-    # What is called by itself comes with time, and is not counted.
-    options = replace(QUICK, evaluate_interval=HOURS, probe_interval=HOURS)
-    with (
-        Node("READER", server.url("user2"), options=options) as reader,
-        ThreadPoolExecutor(50) as pool,
-    ):
-        waiting = [pool.submit(bodies, reader) for _ in range(50)]
-        # Each has looked, and the first one listens.
-        poll_until(lambda: len(reader._state.queues.of("Q")._waiters) == 50)
-        listened(queues)
-        before = reader.counters.calls
-        for number in range(1, 11):
-            writer.push("Q", number)
-            poll_until(lambda number=number: sum(each.done() for each in waiting) == number)
-        # For each push one look that finds it, and one or two that find nothing.
-        assert reader.counters.calls - before <= 60
-        reader.stop()
-    assert sum(each.exception() is None for each in waiting) == 10
 
 
 def test_without_a_timeout_nobody_waits_and_with_one_the_wait_ends_then(reader: Node) -> None:

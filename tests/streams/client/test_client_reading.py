@@ -15,7 +15,7 @@ from tests.client.nodes import NOW, QUICK, end_backend
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import until
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 from tests.streams.client.conftest import HOURS, NO_POLLING, SOON, NewReader
 
@@ -161,7 +161,7 @@ def test_a_rollback_frees_what_waited_behind_it(stream: World, writer: Node, rea
             other.ok("publish", "WRITER", "NEWS", "never committed")
             waiting = pool.submit(next, messages)
             writer.publish("NEWS", "behind")
-            until(lambda: reader.counters.received)
+            wait_until(lambda: reader.counters.received)
             assert reader.subscription("NEWS").backlog == 1
             assert not waiting.done()
         # No wake comes of a rollback.
