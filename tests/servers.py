@@ -11,8 +11,10 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from project.postgres import CLUSTERS, Server, binaries_of_wheel
 from project.postgres.binaries import major_version
@@ -42,6 +44,24 @@ def raise_limit_of_files() -> None:
     """Let this process open as many files as it may: an ordinary user's soft limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class SparkOnce(LoadFileScheduling):
+    """Give each file to one process, and all that share a Spark session to the same one.
+
+    Spark takes ten seconds to start, and as long again until its code is compiled.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder, _, name = str(super()._split_scope(nodeid)).rpartition("/")
+        is_sharing = folder == "tests/pipeline" and name != "test_faults.py"
+        return folder if is_sharing else f"{folder}/{name}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkOnce | None:
+    """Replace the scheduler of `--dist loadfile`."""
+    return SparkOnce(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_report_header() -> str:

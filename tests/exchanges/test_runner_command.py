@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.client.proxy import Proxy
-from tests.django.processes import manage, start
+from tests.django.processes import start
+from tests.exchanges.conftest import TypeIn
 from tests.exchanges.field import Field, flow
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import Program
@@ -79,13 +80,13 @@ def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
     assert process.returncode == 1, said
 
 
-def test_without_exchanges_it_waits_for_some(field: Field) -> None:
+def test_without_exchanges_it_waits_for_some(field: Field, type_in: TypeIn) -> None:
     process, said = started(field)
     assert said == "running no exchange (define some with exchange load); press Ctrl-C to stop\n"
     field.define(x1=flow("a", "b"))
     assert process.stderr.readline() == "running x1; press Ctrl-C to stop\n"
     ended(process)
-    done = manage(field.default.server, "psqlmessages", "exchange", "run", "x1", "moon")
+    done = type_in("run", "x1", "moon")
     assert (done.returncode, done.stderr) == (1, "psqlmessages: there is no exchange moon\n")
 
 
