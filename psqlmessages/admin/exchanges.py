@@ -26,17 +26,16 @@ from psqlmessages.admin.exchange_forms import (
     DryRunForm,
     ExchangeForm,
 )
+from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
 from psqlmessages.exchanges.engine.dry_run import DryRun, DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.permissions import add_missing_rules, find_missing_rules, ident_of
 from psqlmessages.exchanges.store.stats import (
-    BUCKET_SECONDS,
     ELEMENT_OUTCOMES,
     WORKER_TIMEOUT_SECONDS,
     AggregatedCounters,
     CounterRow,
-    Histogram,
 )
 from psqlmessages.models import Destination, Exchange, ExchangeCount
 

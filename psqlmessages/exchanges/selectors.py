@@ -68,7 +68,7 @@ def find_function(name: str) -> Function:
 
 
 def _is_same_function(known: Function, function: Function) -> bool:
-    """Tell whether a reloaded module registers the same function again."""
+    """Return whether a reloaded module registers the same function again."""
     keys = ("__module__", "__qualname__")
     return all(getattr(known, key, None) == getattr(function, key, "") for key in keys)
 

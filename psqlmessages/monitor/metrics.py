@@ -13,8 +13,8 @@ from django.views.decorators.http import require_safe
 
 from psqlmessages import silent_connections
 from psqlmessages.conf import get_settings
+from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
 from psqlmessages.exchanges.store.stats import (
-    BUCKET_SECONDS,
     COUNTS,
     ELEMENT_OUTCOMES,
     MAX_MEASURED,
@@ -22,7 +22,6 @@ from psqlmessages.exchanges.store.stats import (
     WORKER_TIMEOUT_SECONDS,
     AggregatedCounters,
     CounterRow,
-    Histogram,
     QueueCounters,
     size_limits,
 )

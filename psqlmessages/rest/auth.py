@@ -17,7 +17,7 @@ from django.middleware.csrf import CsrfViewMiddleware
 from ninja.security.base import AuthBase
 
 from psqlmessages.relay import auth
-from psqlmessages.relay.auth import Claim, idents_of, matches_any
+from psqlmessages.relay.auth import idents_of, matches_any
 from psqlmessages.relay.revalidation import Credentials, in_thread
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 
@@ -37,11 +37,6 @@ def token_for(user: Any, lifetime: timedelta) -> str:
     user's password changes or the user is deactivated or deleted.
     """
     return auth.token_for(user, lifetime, purpose=PURPOSE)
-
-
-def verify_token(token: str) -> Claim | None:
-    """Verify a token; None if it is altered or expired, or the user is inactive or deleted."""
-    return auth.read(token, purpose=PURPOSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +146,7 @@ async def _query(function: Callable[[Any], T], argument: Any) -> T:
 
 
 def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
-    claims = {token: verify_token(token) for token in tokens}
+    claims = {token: auth.read(token, purpose=PURPOSE) for token in tokens}
     allowed = idents_of({claim.user.pk for claim in claims.values() if claim})
     return {
         token: claim and _caller(claim.user, allowed, expires_at=claim.expires_at)
@@ -193,10 +188,3 @@ def require_csrf_header(request: HttpRequest) -> None:
 
 def _empty_response(_request: HttpRequest) -> HttpResponse:
     return HttpResponse()
-
-
-def find_missing_permission(caller: ApiCaller, permissions: Iterable[str]) -> str | None:
-    """Return the first permission that the caller lacks; queries the database."""
-    if not (caller.user.is_active and caller.user.is_staff):
-        return "is_staff"
-    return next((name for name in permissions if not caller.user.has_perm(name)), None)

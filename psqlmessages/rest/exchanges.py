@@ -15,10 +15,8 @@ from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.rest import schemas
-from psqlmessages.rest.auth import find_missing_permission
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.schemas import ERRORS, check_name, get_caller, read_body
-from psqlmessages.wire import MalformedText
 
 # Names may contain slashes and routes match in order, so longer paths come first.
 router = Router(tags=["exchanges"])
@@ -45,6 +43,12 @@ _DEFINITION = {
 }
 
 
+async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> dict[str, bool]:
+    check_name(name, "name")
+    await _run(request, "change_exchange", repository.set_running, name, is_running)
+    return {"running": is_running}
+
+
 async def _run(
     request: HttpRequest, permission: str, function: Callable[..., T], *arguments: Any
 ) -> T:
@@ -61,8 +65,12 @@ async def _run(
 
 
 def _check_permission(request: HttpRequest, permission: str) -> None:
-    if missing := find_missing_permission(get_caller(request), [f"psqlmessages.{permission}"]):
-        raise ApiError(403, f"this needs a staff user with {missing}")
+    """Raise 403 if the user is not a staff user with this permission; queries the database."""
+    user = get_caller(request).user
+    if not (user.is_active and user.is_staff):
+        raise ApiError(403, "this needs a staff user")
+    if not user.has_perm(f"psqlmessages.{permission}"):
+        raise ApiError(403, f"this needs a staff user with psqlmessages.{permission}")
 
 
 @router.get("/x", response={200: schemas.Exchanges, **ERRORS})
@@ -74,13 +82,13 @@ async def list_exchanges(request: HttpRequest):
 @router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **ERRORS})
 async def start(request: HttpRequest, name: str):
     """Start the exchange: processes of ``exchange run`` start its workers."""
-    return await _run(request, "change_exchange", _set_running, check_name(name, "name"), True)
+    return await _set_running(request, name, is_running=True)
 
 
 @router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **ERRORS})
 async def stop(request: HttpRequest, name: str):
     """Stop the exchange: its workers finish their current batch first."""
-    return await _run(request, "change_exchange", _set_running, check_name(name, "name"), False)
+    return await _set_running(request, name, is_running=False)
 
 
 @router.get("/x/{ks_name:name}", response={200: schemas.ExchangeState, **ERRORS})
@@ -145,17 +153,12 @@ def _find_exchange(name: str) -> dict[str, Any]:
 
 def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool) -> Status:
     try:
-        definition = definitions.parse_exchange(name, files.parse(text))
-    except MalformedText as error:
-        errors = [error.sentence()]
+        definition = definitions.parse_exchange(name, definitions.read_document(text))
     except files.YAMLMissing as error:
-        errors = [str(error)]
+        raise ApiError(400, str(error), errors=[str(error)]) from None
     except MalformedExchanges as error:
-        errors = [str(each) for each in error.errors]
-    else:
-        errors = []
-    if errors:
-        raise ApiError(400, errors[0], errors=errors)
+        errors = list(map(str, error.errors))
+        raise ApiError(400, errors[0], errors=errors) from None
     exists = Exchange.objects.filter(name=name).exists()
     if not exists:
         _check_permission(request, "add_exchange")
@@ -176,8 +179,3 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
 def _delete_exchange(name: str) -> None:
     if not repository.delete([name]):
         raise Exchange.DoesNotExist
-
-
-def _set_running(name: str, is_running: bool) -> dict[str, bool]:
-    repository.set_running(name, is_running)
-    return {"running": is_running}

@@ -64,12 +64,8 @@ class WaitingRequest:
         """Whether it has no result yet and was not cancelled."""
         return not self.result.done()
 
-    def give(self, element: TakenRow) -> None:
-        """End the wait with an element."""
-        self.result.set_result(element)
-
     def fail(self, error: Exception) -> None:
-        """End the wait with an error, unless it has on_empty."""
+        """End the wait with an error, unless it has ended."""
         if self.is_waiting:
             self.result.set_exception(error)
 
@@ -237,7 +233,7 @@ class QueueWaiters:
         left = list(elements)
         for waiter in self.list_waiting():
             if left and waiter.key == key:
-                waiter.give(left.pop(0))
+                waiter.result.set_result(left.pop(0))
         if left:
             self._database.release(key.ident, left)
         if len(elements) < count:

@@ -44,14 +44,13 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    ``names`` identify the targets by their queue and, if it occurs several times, by a number. They
-    stay the same when targets are added, removed or reordered. A ``mark`` is stored in an element
-    when the copy for this target has been made, so that a retry does not make it again.
+    A mark identifies a target by its queue and, if the queue occurs several times, by a number: it
+    stays the same when targets are added, removed or reordered. It is stored in an element when the
+    copy for this target has been made, so that a retry does not make it again.
     """
 
     exchange: CompiledExchange
     mode: DeliveryMode
-    names: tuple[str, ...]
     marks: tuple[str, ...]
     needs_body: bool
     consumers: int
@@ -69,15 +68,14 @@ class ExchangePlan:
         consumers = min(exchange.parallel, exchange.wsize)
         max_batch_size = _MAX_COPIES // max(len(queues), 1)
         occurrences: Counter[QueueRef] = Counter()
-        names = []
+        marks = []
         for queue in queues:
-            names.append(f"{queue}/{occurrences[queue]}")
+            marks.append(f"{exchange.name}/{queue}/{occurrences[queue]}")
             occurrences[queue] += 1
         return cls(
             exchange=exchange,
             mode=mode,
-            names=tuple(names),
-            marks=tuple(f"{exchange.name}/{name}" for name in names),
+            marks=tuple(marks),
             needs_body=needs_body(exchange),
             consumers=consumers,
             batch_size=min(exchange.wsize // consumers, max_batch_size),
@@ -105,7 +103,7 @@ class ExchangePlan:
 
         ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
-        number = self.names[target].rpartition("/")[2]
+        number = self.marks[target].rpartition("/")[2]
         return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 # Same values as ExchangeCount.Outcome, which this module cannot import: it must not use Django.
 OK: Final = "ok"
@@ -18,13 +18,35 @@ BUCKET_SECONDS: Final = (
 
 
 @dataclass(slots=True)
-class Counter:
+class Histogram:
     """Number of elements, their total time, and the part of it that selectors took."""
 
     count: int = 0
     seconds: float = 0.0
     selector_seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECONDS) + 1))
+
+    def add(self, other: Any) -> None:
+        """Add another histogram, or a row of ExchangeCount."""
+        self.count += other.count
+        self.seconds += other.seconds
+        self.selector_seconds += other.selector_seconds
+        for index, number in enumerate(other.buckets[: len(self.buckets)]):
+            self.buckets[index] += number
+
+    def quantile(self, share: float) -> float | None:
+        """Return the seconds within which this share of the elements finished, or None.
+
+        Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
+        as ``inf``.
+        """
+        rank = share * sum(self.buckets)
+        below, lower = 0, 0.0
+        for number, upper in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
+            if number and below + number >= rank:
+                return lower + (upper - lower) * max(rank - below, 0) / number
+            below, lower = below + number, upper
+        return None
 
 
 class ExchangeCounters:
@@ -34,7 +56,7 @@ class ExchangeCounters:
     """
 
     def __init__(self) -> None:
-        self.entries: dict[tuple[str, int], Counter] = {(OK, -1): Counter()}
+        self.entries: dict[tuple[str, int], Histogram] = {(OK, -1): Histogram()}
         self._written: dict[tuple[str, int], int] = {}
         self.waits = 0
 
@@ -56,16 +78,12 @@ class ExchangeCounters:
         """Count a failure of a destination's selector."""
         self._counter(BAD_SELECTOR, destination).count += 1
 
-    def add(self, outcome: str, destination: int, other: Counter) -> None:
+    def add(self, outcome: str, destination: int, other: Histogram) -> None:
         """Add a counter of another process."""
-        counter = self._counter(outcome, destination)
-        counter.count += other.count
-        counter.seconds += other.seconds
-        counter.selector_seconds += other.selector_seconds
-        counter.buckets = [sum(pair) for pair in zip(counter.buckets, other.buckets, strict=True)]
+        self._counter(outcome, destination).add(other)
 
-    def _counter(self, outcome: str, destination: int = -1) -> Counter:
-        return self.entries.setdefault((outcome, destination), Counter())
+    def _counter(self, outcome: str, destination: int = -1) -> Histogram:
+        return self.entries.setdefault((outcome, destination), Histogram())
 
     @property
     def selector_failures(self) -> int:
@@ -81,9 +99,9 @@ class ExchangeCounters:
 
     def count(self, outcome: str) -> int:
         """Return the number of elements with this outcome."""
-        return self.entries.get((outcome, -1), Counter()).count
+        return self.entries.get((outcome, -1), Histogram()).count
 
-    def list_unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Counter]]:
+    def list_unwritten(self, *, is_running: bool) -> Iterator[tuple[str, int, Histogram]]:
         """Yield the changed counters, and that of ok as the heartbeat of a running exchange."""
         for (outcome, destination), counter in self.entries.items():
             is_heartbeat = is_running and outcome == OK

@@ -203,12 +203,16 @@ _Value = TypeVar("_Value", str, int, bool, list[Any], dict[str, Any])
 
 
 def parse_text(text: bytes | str) -> tuple[DefinedExchange, ...]:
-    """Read YAML or JSON text; raise MalformedExchanges, or YAMLMissing."""
+    """Read YAML or JSON text of all exchanges; raise MalformedExchanges, or YAMLMissing."""
+    return parse_document(read_document(text))
+
+
+def read_document(text: bytes | str) -> Any:
+    """Convert YAML or JSON text to a document; raise MalformedExchanges, or YAMLMissing."""
     try:
-        document = files.parse(text)
+        return files.parse(text)
     except MalformedText as error:
         raise MalformedExchanges([ExchangeError((), error.sentence())]) from error
-    return parse_document(document)
 
 
 def parse_document(document: Any) -> tuple[DefinedExchange, ...]:

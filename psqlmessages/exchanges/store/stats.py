@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, ExchangeCounters
+from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.models import Exchange, ExchangeCount
 
 # The worker id of the rows with the sums of former workers.
@@ -145,36 +145,6 @@ class CounterRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class Histogram:
-    """Durations of elements: their number, their sum in seconds, and the number per bucket."""
-
-    count: int = 0
-    seconds: float = 0.0
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_SECONDS) + 1))
-
-    def add(self, row: CounterRow) -> None:
-        """Add the counters of a worker."""
-        self.count += row.count
-        self.seconds += row.seconds
-        for index, number in enumerate(row.buckets[: len(self.buckets)]):
-            self.buckets[index] += number
-
-    def quantile(self, share: float) -> float | None:
-        """Return the seconds within which this share of the elements finished, or None.
-
-        Elements are assumed to be evenly distributed within a bucket. In the last bucket they count
-        as ``inf``.
-        """
-        rank = share * sum(self.buckets)
-        below, lower = 0, 0.0
-        for number, upper in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
-            if number and below + number >= rank:
-                return lower + (upper - lower) * max(rank - below, 0) / number
-            below, lower = below + number, upper
-        return None
-
-
-@dataclass(slots=True)
 class AggregatedCounters:
     """Outcomes of elements, copies and selector failures by destination, and selector time."""
 
@@ -212,26 +182,17 @@ class AggregatedCounters:
 MAX_LISTED: Final = 10_000
 MAX_MEASURED: Final = 100_000
 
-# The limit is passed three times.
-SIZES: Final = """ARRAY[
-    (SELECT count(*) FROM (
+_SIZE: Final = """(
+    SELECT count(*) FROM (
         SELECT FROM psqlmessages_element AS e
-        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at <= statement_timestamp()
-        LIMIT %s
-    ) AS available),
-    (SELECT count(*) FROM (
-        SELECT FROM psqlmessages_element AS e
-        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at > statement_timestamp()
-          AND e.lease IS NULL
-        LIMIT %s
-    ) AS scheduled),
-    (SELECT count(*) FROM (
-        SELECT FROM psqlmessages_element AS e
-        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at > statement_timestamp()
-          AND e.lease IS NOT NULL
-        LIMIT %s
-    ) AS reserved)
-]"""
+        WHERE e.queue_id = psqlmessages_queue.id AND {} LIMIT %s
+    ) AS element
+)"""
+_AVAILABLE: Final = "e.available_at <= statement_timestamp()"
+_SCHEDULED: Final = "e.available_at > statement_timestamp() AND e.lease IS NULL"
+_RESERVED: Final = "e.available_at > statement_timestamp() AND e.lease IS NOT NULL"
+_SIZE_OF_EACH: Final = ", ".join(map(_SIZE.format, (_AVAILABLE, _SCHEDULED, _RESERVED)))
+SIZES: Final = f"ARRAY[{_SIZE_OF_EACH}]"
 COUNTS: Final = """(
     SELECT ARRAY[
         coalesce(sum(c.puts), 0), coalesce(sum(c.gets), 0), coalesce(sum(c.reserves), 0),

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from psqlmessages.exchanges.engine.batch import ExchangePlan
-from psqlmessages.exchanges.engine.counters import Counter, ExchangeCounters
+from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
 from psqlmessages.pipeline import database
@@ -58,7 +58,7 @@ class TaskCounts(NamedTuple):
         if self.outcome == WAITS:
             counters.waits += self.number
         elif not self.is_refusal:
-            entry = Counter(self.number, self.seconds, self.selector_seconds, list(self.buckets))
+            entry = Histogram(self.number, self.seconds, self.selector_seconds, list(self.buckets))
             counters.add(self.outcome, self.destination, entry)
 
 
