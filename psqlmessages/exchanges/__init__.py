@@ -1,7 +1,6 @@
 """Exchanges: selectors and the pure routing function. Does not use Django."""
 
 from psqlmessages.exchanges.model import (
-    DEFAULT_MAX_HOPS,
     HOP_HEADER,
     UNCHANGED,
     CompiledExchange,
@@ -16,11 +15,10 @@ from psqlmessages.exchanges.model import (
     SelectorsUnavailable,
     Verdict,
 )
-from psqlmessages.exchanges.routing import hop_count, needs_body, route
+from psqlmessages.exchanges.routing import route
 from psqlmessages.exchanges.selectors import Selector, SelectorContext, selector
 
 __all__ = [
-    "DEFAULT_MAX_HOPS",
     "HOP_HEADER",
     "UNCHANGED",
     "CompiledExchange",
@@ -36,8 +34,6 @@ __all__ = [
     "SelectorInput",
     "SelectorsUnavailable",
     "Verdict",
-    "hop_count",
-    "needs_body",
     "route",
     "selector",
 ]

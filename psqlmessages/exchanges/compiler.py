@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.result import SelectorResult
 
 
-# Decision cache
-
 MAX_CACHED_HEADERS: Final = 4
 MAX_ENTRIES: Final = 256
 MAX_CACHED_CHARACTERS: Final = 100
@@ -99,10 +97,7 @@ class VisibleFields:
 
 @dataclass(frozen=True, eq=False)
 class CompiledSelector:
-    """A compiled expression.
-
-    ``cache`` is set only if the expression returns a bool and reads only a few headers.
-    """
+    """A compiled expression; with a cache if it returns a bool and reads only a few headers."""
 
     expression: Expression
     fields: VisibleFields

@@ -131,10 +131,7 @@ _ENCODERS: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {
 
 
 def to_python(value: CelValue) -> Any:
-    """Convert the result of an expression to a Python value.
-
-    Timestamps become datetime, durations timedelta. Raise SelectorFailed for a CEL error.
-    """
+    """Convert the result of an expression to Python; raise SelectorFailed for a CEL error."""
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
         return None  # value() would release None once too often

@@ -174,10 +174,7 @@ _Path = tuple[str, ...]
 
 
 def find_fields(expression: ExpressionTree) -> dict[str, FieldTree]:
-    """Return the parts of msg, state and now that an expression reads.
-
-    Raise SelectorError if messages have no such field.
-    """
+    """Return the fields that an expression reads; raise SelectorError if one does not exist."""
     tree: dict[str, FieldTree] = {}
     for path, is_test in _paths(expression):
         if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:

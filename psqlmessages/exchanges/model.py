@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 HOP_HEADER: Final = "x-hop-count"
-DEFAULT_MAX_HOPS: Final = 17
 # By outcome: the queue, in the database of the source, for elements that no destination gets.
 FALLBACK_QUEUES: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
@@ -61,7 +60,7 @@ class CompiledExchange:
     parallel: int = 1
     wsize: int = 100
     reserve: bool = True
-    max_hops: int = DEFAULT_MAX_HOPS
+    max_hops: int = 17
 
     @cached_property
     def selectors(self) -> tuple[Selector, ...]:

@@ -43,10 +43,7 @@ NO: Final = SelectorResult(is_taken=False, why="false")
 
 
 def to_result(value: Any) -> SelectorResult:
-    """Convert the value of a selector to a result.
-
-    Raise SelectorFailed if a map has an invalid value in a known key.
-    """
+    """Convert the value of a selector; raise SelectorFailed if a map has an invalid value."""
     if value is True:
         return YES
     if value is False:

@@ -109,8 +109,6 @@ class _Traversal:
             self._activations.clear()
 
 
-# Route cache: messages with equal header values get the same deliveries.
-
 Deliveries = tuple[CopyToPush, ...]
 
 

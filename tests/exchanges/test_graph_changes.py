@@ -66,7 +66,7 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
     assert after["same"].changed_at == before["same"].changed_at
     places = Destination.objects.filter(exchange__name="new").values_list("position", "queue")
     assert list(places) == [(0, "b"), (1, "c"), (2, "b")]
-    assert not load(*wanted, replace_all=True)
+    assert load(*wanted, replace_all=True).describe() == []
 
 
 def test_each_field_that_changes_is_shown_from_and_to() -> None:

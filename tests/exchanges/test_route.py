@@ -18,9 +18,9 @@ from psqlmessages.exchanges import (
     SelectorInput,
     SelectorsUnavailable,
     compiler,
-    hop_count,
     route,
 )
+from psqlmessages.exchanges.routing import hop_count
 from tests.exchanges.asking import NOW, exchange, routed
 
 ROOT = Path(__file__).parents[2]

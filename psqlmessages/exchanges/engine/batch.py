@@ -107,8 +107,6 @@ class ExchangePlan:
         return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
 
 
-# Batches: elements that were taken together, and their copies. Pure.
-
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

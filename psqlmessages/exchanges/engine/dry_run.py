@@ -54,10 +54,7 @@ class DryRun:
 def dry_run_exchange(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> DryRun:
-    """Route a message without changing it. Selectors in code run with all their side effects.
-
-    ``now`` is the time that selectors see (default: the present).
-    """
+    """Route a message without changing it. Selectors in code run with all their side effects."""
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
     headers = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
     copies = {

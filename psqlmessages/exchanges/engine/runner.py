@@ -124,8 +124,9 @@ class ExchangeRunner:
         """The database of the source."""
         return self.namespaces[self.plan.exchange.source.namespace]
 
-    async def run(self, consumers: list[ExchangeConsumer]) -> None:
+    async def run(self) -> None:
         """Run the consumers until stopped."""
+        consumers = [ExchangeConsumer(self) for _ in range(self.plan.consumers)]
         queue, listener = self.plan.exchange.source.queue, self.source.listener
         listener.add(queue, self.wake)
         try:

@@ -34,10 +34,7 @@ class YAMLMissing(ValueError):
 
 
 def parse(text: bytes | str) -> Any:
-    """Parse text that begins with ``{`` as JSON, and any other as YAML.
-
-    Raise MalformedText, or YAMLMissing.
-    """
+    """Parse JSON if the text begins with ``{``, else YAML; raise MalformedText or YAMLMissing."""
     decoded = document_text(text, MAX_BYTES)
     if decoded.lstrip().startswith("{"):
         return strict_json(decoded)
@@ -60,10 +57,7 @@ def write_json(document: Any) -> str:
 
 
 def write_yaml(document: Any) -> str:
-    """Write YAML for people to read; raise YAMLMissing.
-
-    A value without nested lists and maps takes one line.
-    """
+    """Write YAML, with a line for each value that is not nested; raise YAMLMissing."""
     if yaml is None:
         raise YAMLMissing
     written: str = yaml.dump(

@@ -125,10 +125,7 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
 
 
 def set_running(name: str, is_running: bool, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Start or stop an exchange; return False if it already was in this state.
-
-    Raise Exchange.DoesNotExist.
-    """
+    """Start or stop an exchange; return whether this changed it, or raise DoesNotExist."""
     with transaction.atomic(using=using):
         row = Exchange.objects.using(using).select_for_update().get(name=name)
         if row.is_running == is_running:
@@ -173,9 +170,6 @@ class ExchangeDifference:
     changed: tuple[tuple[DefinedExchange, DefinedExchange], ...] = ()
     unchanged: tuple[DefinedExchange, ...] = ()
     removed: tuple[DefinedExchange, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed)
 
     def summary(self) -> str:
         """Return the number of exchanges of each kind."""

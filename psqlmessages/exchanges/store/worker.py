@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ImproperlyConfigured
@@ -19,7 +19,7 @@ from psqlmessages.cli.output import Progress, fail
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.engine.batch import ExchangePlan
-from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
+from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeRunner
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
 from psqlmessages.exchanges.store.permissions import MissingRuleLog
@@ -37,18 +37,11 @@ CHECK_SECONDS: Final = 0.5
 WRITE_SECONDS: Final = 2.0
 
 
-class DefinitionVersion(NamedTuple):
-    """Version of a stored exchange: it changes with the definition."""
-
-    name: str
-    changed_at: datetime
-
-
 @dataclass
 class RunningExchange:
     """An exchange that runs in this process, and its task."""
 
-    version: DefinitionVersion
+    changed_at: datetime
     definition: DefinedExchange
     runner: ExchangeRunner
     task: asyncio.Task[None]
@@ -63,7 +56,8 @@ class ExchangeWorker:
         self._using = using
         self._namespaces: dict[str, DatabaseHandle] = {}
         self._running: dict[int, RunningExchange] = {}
-        self._invalid: dict[int, DefinitionVersion] = {}
+        # By primary key: when the definition was changed that cannot run.
+        self._invalid: dict[int, datetime] = {}
         self._stopping_tasks: set[asyncio.Task[None]] = set()
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
@@ -73,7 +67,7 @@ class ExchangeWorker:
     @property
     def running(self) -> list[str]:
         """Names of the exchanges that run now."""
-        return sorted(running.version.name for running in self._running.values())
+        return sorted(running.definition.name for running in self._running.values())
 
     def stop(self) -> None:
         """Stop after the current batches."""
@@ -124,53 +118,43 @@ class ExchangeWorker:
 
     async def _update_running(self) -> None:
         """Start and stop exchanges whose definitions have changed."""
-        wanted = await _run_in_thread(self._versions)
+        wanted = await _run_in_thread(self._change_times)
         for key in self._running.keys() - wanted.keys():
             self._stop_exchange(key)
-        self._invalid = {
-            key: version for key, version in self._invalid.items() if wanted.get(key) == version
-        }
-        changed = [
-            key
-            for key, version in wanted.items()
-            if key not in self._invalid
-            and (key not in self._running or self._running[key].version != version)
-        ]
+        self._invalid = dict(self._invalid.items() & wanted.items())
+        known = {key: running.changed_at for key, running in self._running.items()} | self._invalid
+        changed = [key for key, changed_at in wanted.items() if known.get(key) != changed_at]
         if changed:
             for row in await _run_in_thread(self._rows, changed):
                 self._start_exchange(row)
 
-    def _versions(self) -> dict[int, DefinitionVersion]:
+    def _change_times(self) -> dict[int, datetime]:
+        """Return when each exchange that should run was changed."""
         exchanges = Exchange.objects.using(self._using).filter(is_running=True)
         if self._names:
             exchanges = exchanges.filter(name__in=self._names)
-        return {
-            key: DefinitionVersion._make(version)
-            for key, *version in exchanges.values_list("pk", "name", "changed_at")
-        }
+        return dict(exchanges.values_list("pk", "changed_at"))
 
     def _rows(self, keys: list[int]) -> list[Exchange]:
         rows = list(repository.rows(self._using).filter(pk__in=keys, is_running=True))
         # The rows and their destinations are two queries: skip rows that changed between them.
-        versions = self._versions()
-        return [row for row in rows if versions.get(row.pk) == _version_of(row)]
+        change_times = self._change_times()
+        return [row for row in rows if change_times.get(row.pk) == row.changed_at]
 
     def _start_exchange(self, row: Exchange) -> None:
         """Run the current definition of an exchange, after its former consumers have stopped."""
-        version = _version_of(row)
         former = self._stop_exchange(row.pk)
         try:
             plan = ExchangePlan.of(repository.compile_exchange(row))
             namespaces = {alias: self._namespace(alias) for alias in plan.namespaces}
         except (MalformedExchanges, MessagesError, ImproperlyConfigured) as error:
-            self._invalid[row.pk] = version
+            self._invalid[row.pk] = row.changed_at
             logger.warning("exchange %s cannot run: %s", row.name, error_line(error))
             return
         runner = ExchangeRunner(plan, namespaces, self.counter_store.of(row.pk))
         task = asyncio.create_task(self._run_after(former, runner), name=f"exchange {row.name}")
-        self._running[row.pk] = RunningExchange(
-            version, repository.to_definition(row), runner, task
-        )
+        definition = repository.to_definition(row)
+        self._running[row.pk] = RunningExchange(row.changed_at, definition, runner, task)
         logger.info("exchange %s started with %d consumers", row.name, plan.consumers)
 
     def _namespace(self, alias: str) -> DatabaseHandle:
@@ -186,14 +170,14 @@ class ExchangeWorker:
         running.runner.stop()
         self._stopping_tasks.add(running.task)
         running.task.add_done_callback(self._stopping_tasks.discard)
-        logger.info("exchange %s is stopping", running.version.name)
+        logger.info("exchange %s is stopping", running.definition.name)
         return running.task
 
     @staticmethod
     async def _run_after(former: asyncio.Task[None] | None, runner: ExchangeRunner) -> None:
         if former is not None:
             await asyncio.wait({former})
-        await runner.run([ExchangeConsumer(runner) for _ in range(runner.plan.consumers)])
+        await runner.run()
 
     # Counters and missing rules
 
@@ -217,10 +201,6 @@ class ExchangeWorker:
             if running.runner.log.may_lack_rules and running.missing_rules.is_due:
                 running.runner.log.may_lack_rules = False
                 await asyncio.to_thread(log_rules, running)
-
-
-def _version_of(row: Exchange) -> DefinitionVersion:
-    return DefinitionVersion(row.name, row.changed_at)
 
 
 async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
-from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeConsumer, ExchangeRunner
+from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeRunner
 from psqlmessages.pipeline import database
 from psqlmessages.pipeline.exchange.definition import DefinitionFolder, compiled, sources
 from psqlmessages.pipeline.exchange.watcher import SourceWatcher
@@ -144,12 +144,7 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
 
     stop_in_time()
     try:
-        await asyncio.gather(
-            *(
-                each.run([ExchangeConsumer(each) for _ in range(each.plan.consumers)])
-                for each in runners
-            )
-        )
+        await asyncio.gather(*(runner.run() for runner in runners))
     finally:
         for database_ in databases.values():
             await database_.listener.close()
