@@ -36,13 +36,6 @@ _MAX_SINGLE_HEADERS: Final = 40
 _MAX_HEADERS_CHARACTERS: Final = 16 * 1024
 
 
-class MalformedContent(ApiError):
-    """A body or header that does not match its type."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(400, detail)
-
-
 class _Numeral(str):
     """The digits of a number in JSON: a float has fewer digits than a number of PostgreSQL."""
 
@@ -62,10 +55,10 @@ def parse_request(
 ) -> tuple[EncodedBody, str]:
     """Parse a request; return the encoded body and the element's headers as JSON text.
 
-    ``http_headers`` are the request's headers by lower-case name. Raises MalformedContent.
+    ``http_headers`` are the request's headers by lower-case name. Raises ApiError 400.
     """
     if content_type and not _CONTENT_TYPE.fullmatch(content_type):
-        raise MalformedContent("the content type is malformed")
+        raise ApiError(400, "the content type is malformed")
     headers = _parse_headers(http_headers)
     if content_type:
         headers[CONTENT_TYPE] = content_type
@@ -83,18 +76,17 @@ def build_content(text: str, enc: str | None, headers: str) -> Content:
 
 
 def _encode_body(data: bytes, content_type: str) -> EncodedBody:
-    media_type = _media_type(content_type)
-    if _is_json(media_type):
+    if _is_json(content_type):
         try:
             text = data.decode("utf-8")
             wire.decode(text, JSON)
         except UnicodeDecodeError as error:
-            raise MalformedContent(f"the body is not valid UTF-8 at byte {error.start}") from None
+            raise ApiError(400, f"the body is not valid UTF-8 at byte {error.start}") from None
         except MalformedPayload as error:
-            raise MalformedContent(str(error)) from None
+            raise ApiError(400, str(error)) from None
         return EncodedBody(text, JSON)
     codec = _find_codec(content_type)
-    if media_type.startswith("text/") and codec and b"\0" not in data:
+    if content_type.lower().startswith("text/") and codec and b"\0" not in data:
         try:
             return EncodedBody(data.decode(codec))
         except UnicodeDecodeError:
@@ -109,9 +101,9 @@ def _parse_headers(http_headers: Mapping[str, str]) -> dict[str, Any]:
         try:
             headers = wire.decode(_decode_utf8(ALL_HEADERS, http_headers[ALL_HEADERS]), JSON)
         except MalformedPayload as error:
-            raise MalformedContent(f"{ALL_HEADERS}: {error}") from None
+            raise ApiError(400, f"{ALL_HEADERS}: {error}") from None
         if not isinstance(headers, dict):
-            raise MalformedContent(f"{ALL_HEADERS} is not a JSON object")
+            raise ApiError(400, f"{ALL_HEADERS} is not a JSON object")
     for name, value in http_headers.items():
         if name.startswith(HEADER_PREFIX) and len(name) > len(HEADER_PREFIX):
             headers[name.removeprefix(HEADER_PREFIX)] = _decode_utf8(name, value)
@@ -122,15 +114,11 @@ def _decode_utf8(name: str, value: str) -> str:
     try:
         return value.encode("latin-1").decode("utf-8")
     except UnicodeError:
-        raise MalformedContent(f"the header {name:.100} is not UTF-8") from None
+        raise ApiError(400, f"the header {name:.100} is not UTF-8") from None
 
 
-def _media_type(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
-
-
-def _is_json(media_type: str) -> bool:
-    kind, _, subtype = media_type.partition("/")
+def _is_json(content_type: str) -> bool:
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
     return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
@@ -153,7 +141,7 @@ def _decode_body(text: str, enc: str | None, stored_type: Any) -> tuple[bytes, s
             return text.encode(), _DEFAULT_TYPES[None]
         return data, stored_type if is_type else _DEFAULT_TYPES[BASE64]
     default = _DEFAULT_TYPES.get(enc, _DEFAULT_TYPES[None])
-    if not is_type or _is_json(_media_type(stored_type)) != (enc == JSON):
+    if not is_type or _is_json(stored_type) != (enc == JSON):
         return text.encode(), default
     try:
         return text.encode(_find_codec(stored_type) or "utf-8"), stored_type

@@ -25,10 +25,7 @@ _TRANSIENT: Final = ("08", "40", "53", "55", "57", "58")
 
 
 class ApiError(Exception):
-    """A failed call: HTTP status, reason, and the error number from PostgreSQL, if any.
-
-    ``errors`` are the lines of an error that has several.
-    """
+    """A failed call: HTTP status, reason, PostgreSQL's error number, and a line per problem."""
 
     def __init__(
         self,

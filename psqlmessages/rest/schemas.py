@@ -197,8 +197,7 @@ def check_name(value: str, kind: str) -> str:
 
 def get_caller(request: HttpRequest) -> ApiCaller:
     """Return the authenticated caller."""
-    caller: ApiCaller = request.auth  # type: ignore[attr-defined]
-    return caller
+    return request.auth  # type: ignore[attr-defined,no-any-return]
 
 
 def get_acting_ident(request: HttpRequest, ident: str | None) -> str:

@@ -128,6 +128,7 @@ class RemotePusher:
     async def _can_continue(self, error: psycopg.Error) -> bool:
         """Roll back; return whether the connection works, and the data caused the error."""
         await self._connection.reset()
+        # The SQL functions of this package raise errors with SQLSTATE PM….
         is_own_error = (error.sqlstate or "").startswith("PM")
         return self._connection.is_open and (is_own_error or is_data_error(error))
 

@@ -61,7 +61,7 @@ _MAX_ERRORS = 20
 
 
 class MalformedExchanges(ValueError):
-    """Invalid definitions; ``errors`` holds the first errors, and the number of further ones."""
+    """Invalid definitions. Of many errors, the last one says how many more there are."""
 
     def __init__(self, errors: list[ExchangeError]) -> None:
         further = len(errors) - _MAX_ERRORS
@@ -84,8 +84,10 @@ class DefinedDestination:
     def errors(self) -> Iterator[ExchangeError]:
         """Yield the errors of this destination."""
         yield from _queue_errors(self.place)
-        if sentence := selector_error(self.selector):
-            yield ExchangeError(("selector",), sentence)
+        try:
+            Selector.of(self.selector)
+        except SelectorError as error:
+            yield ExchangeError(("selector",), error.text)
 
     def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
@@ -151,17 +153,6 @@ def name_error(name: str, maximum: int = NAME_CHARACTERS) -> str:
         return f"{name!r:.100} contains a character that PostgreSQL cannot store."
     if name.endswith("*"):
         return f"{name!r:.100} ends in *: this is a pattern, not a name."
-    return ""
-
-
-def selector_error(text: str) -> str:
-    """Return why a selector is invalid, as a sentence; "" if it is valid or empty."""
-    if not text:
-        return ""
-    try:
-        Selector(text)
-    except SelectorError as error:
-        return error.text
     return ""
 
 
