@@ -13,12 +13,21 @@ from project.postgres.ports import free_port
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
 from tests.servers import cluster_of_this_run
-from tests.web.browser import LIVE, Visitors, chromium, log_in
+from tests.web.browser import LIVE, Visitors, chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 VIEW = {"width": 1280, "height": 640}
 # So long until there is something to see in the charts.
 TRAFFIC_MILLISECONDS = 4 * 60 * 1000
+
+
+def log_in(page: Page, username: str, password: str, to: str) -> None:
+    """Log in as people do, and go on to a page."""
+    page.goto(f"/admin/login/?next={to}")
+    page.get_by_label("Username").fill(username)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(lambda url: "/login/" not in url)
 
 
 def main() -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 from time import monotonic
 
 from django.conf import settings
+from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Close, Frame, Opcode
-from websockets.streams import StreamReader
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
 
 from tests.django.waiting import wait_until
 from tests.web.site import Site
@@ -41,10 +43,7 @@ def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> byte
 
 
 class Attacker:
-    """A connection that sends whatever it likes, and reads only when it is told to.
-
-    `is_deaf`: its receive buffer is the smallest there is.
-    """
+    """A connection that sends anything; `is_deaf`: with the smallest receive buffer."""
 
     def __init__(self, site: Site, *, is_deaf: bool = False) -> None:
         self._socket = socket.socket()
@@ -55,7 +54,7 @@ class Attacker:
         self._read = b""
 
     def send(self, data: bytes) -> bool:
-        """Send all of it; False where the server has ended the connection, or takes no more."""
+        """Send all of it; False if the server has ended the connection, or takes no more."""
         try:
             self._socket.sendall(data)
         except (TimeoutError, ConnectionError):
@@ -68,7 +67,7 @@ class Attacker:
         return self.answer()
 
     def answer(self) -> str:
-        """The head of the server's answer; what is there of it, where the connection ends."""
+        """The head of the server's answer, or its beginning if the connection ends."""
         while b"\r\n\r\n" not in self._read and self._more():
             pass
         head, _, self._read = self._read.partition(b"\r\n\r\n")
@@ -76,19 +75,13 @@ class Attacker:
 
     def closed(self) -> str:
         """Read on until the server closes: its code; "ended" if it says none."""
-        reader = StreamReader()
-        while True:
-            parsing = Frame.parse(reader.read_exact, mask=False)
-            try:
-                while True:
-                    next(parsing)
-                    if not self._read and not self._more():
-                        return "ended"
-                    reader.feed_data(self._read)
-                    self._read = b""
-            except StopIteration as parsed:
-                if parsed.value.opcode == Opcode.CLOSE:
-                    return str(int(Close.parse(parsed.value.data).code))
+        protocol = ClientProtocol(parse_uri("ws://site"), state=State.OPEN, max_size=None)
+        while protocol.close_rcvd is None:
+            if not self._read and not self._more():
+                return "ended"
+            protocol.receive_data(self._read)
+            self._read = b""
+        return str(int(protocol.close_rcvd.code))
 
     def _more(self) -> bool:
         more = b""

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.db import connections
-from playwright.sync_api import Browser, ConsoleMessage, Page, Response, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Page,
+    Response,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from project.postgres import Server
 from tests.web.site import Site
@@ -61,6 +69,14 @@ def browser() -> Iterator[Browser]:
             connections.close_all()
 
 
+def hurry(route: Route) -> None:
+    """Serve poll.js so that it asks ten times as often."""
+    answer = route.fetch()
+    text = answer.text()
+    assert "EVERY_MS = 2000" in text
+    route.fulfill(response=answer, body=text.replace("EVERY_MS = 2000", "EVERY_MS = 200"))
+
+
 class Visitors:
     """Opens pages, each in a browser profile of its own, and hears what is wrong with them."""
 
@@ -72,13 +88,11 @@ class Visitors:
         self.troubles: list[str] = []
 
     def __call__(self, username: str | None = None, **options: Any) -> Page:
-        """Open an empty page: logged in, where a name is given; `options` are Playwright's.
-
-        `color_scheme="dark"`, `viewport={"width": 400, "height": 800}`, …
-        """
+        """Open an empty page, logged in if a name is given; `options` are Playwright's."""
         context = self._browser.new_context(base_url=self._url, **options)
         context.set_default_timeout(PATIENCE_MILLISECONDS)
         context.add_init_script(TELL_VIOLATIONS)
+        context.route("**/monitor/poll.js", hurry)
         if username is not None:
             assert self._site is not None, "only a site under test logs users in by itself"
             name, value = settings.SESSION_COOKIE_NAME, self._site.login(username)
@@ -124,11 +138,7 @@ UNTIL = """async (most) => {
 
 
 def until(page: Page, condition: str) -> None:
-    """Wait until an expression of JavaScript holds in a page.
-
-    Playwright's own wait_for_function asks again by eval, which a strict policy forbids: it works
-    only where the condition holds at once.
-    """
+    """Wait until an expression of JavaScript holds; Playwright's own wait needs eval."""
     page.evaluate(UNTIL % condition, PATIENCE_MILLISECONDS)
 
 
@@ -139,15 +149,6 @@ def live(page: Page, address: str) -> Page:
     return page
 
 
-def log_in(page: Page, username: str, password: str, to: str) -> None:
-    """Log in as people do, and go on to a page."""
-    page.goto(f"/admin/login/?next={to}")
-    page.get_by_label("Username").fill(username)
-    page.get_by_label("Password").fill(password)
-    page.get_by_role("button", name="Log in").click()
-    page.wait_for_url(lambda url: "/login/" not in url)
-
-
 @pytest.fixture
 def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
     """Visitors of the site. Nothing may go wrong in their pages but what the test expects."""
@@ -155,53 +156,7 @@ def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
         yield visitors
 
 
-# The text with too little contrast to what is behind it: WCAG's ratio, 4.5, or 3 for large text.
-PALE_TEXT = r"""
-() => {
-  const parse = (text) => {
-    const [r, g, b, a = 1] = text.match(/[\d.]+/g).map(Number);
-    return { r, g, b, a };
-  };
-  const over = (top, under) => ({
-    r: top.r * top.a + under.r * (1 - top.a),
-    g: top.g * top.a + under.g * (1 - top.a),
-    b: top.b * top.a + under.b * (1 - top.a),
-    a: 1,
-  });
-  const canvas = matchMedia("(prefers-color-scheme: dark)").matches
-    ? { r: 18, g: 18, b: 18, a: 1 } : { r: 255, g: 255, b: 255, a: 1 };
-  const ground = (element) => {
-    const chain = [];
-    for (let e = element; e; e = e.parentElement) {
-      chain.push(parse(getComputedStyle(e).backgroundColor));
-    }
-    return chain.reverse().reduce((under, top) => over(top, under), canvas);
-  };
-  const light = ({ r, g, b }) => {
-    const [x, y, z] = [r, g, b].map((c) => c / 255)
-      .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const text = walker.currentNode.textContent.trim();
-    const element = walker.currentNode.parentElement;
-    const isDrawn = element.checkVisibility({ opacityProperty: true, visibilityProperty: true });
-    const unread = "svg, script, style, noscript, option, [disabled]";
-    if (!text || !isDrawn || element.closest(unread)) continue;
-    const style = getComputedStyle(element);
-    const behind = ground(element);
-    const [a, b] = [light(over(parse(style.color), behind)), light(behind)];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const size = parseFloat(style.fontSize);
-    const isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    if (ratio < (isLarge ? 3 : 4.5)) found.push(`${ratio.toFixed(2)}: ${text.slice(0, 40)}`);
-  }
-  return found;
-}
-"""
-# Elements that reach out of the page, for whoever has to mend it.
+# Elements that reach out of the page.
 TOO_WIDE = """
 () => document.documentElement.scrollWidth <= innerWidth ? [] :
   [...document.querySelectorAll("body *")]
@@ -211,13 +166,8 @@ TOO_WIDE = """
 """
 
 
-def pale_text(page: Page) -> list[Any]:
-    """The visible text that can hardly be read, with its contrast."""
-    return page.evaluate(PALE_TEXT)
-
-
 def too_wide(page: Page) -> list[Any]:
-    """What makes the page scroll sideways; empty where it does not."""
+    """What makes the page scroll sideways."""
     # Before its styles are there, any page is wide.
     page.wait_for_load_state("load")
     return page.evaluate(TOO_WIDE)

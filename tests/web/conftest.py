@@ -82,10 +82,9 @@ def sites(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def new_site(
     sites: Sites, world: World, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> Iterator[Callable[..., Site]]:
-    """Start a site with Django settings of one's own, as in `new_site(PSQLMESSAGES={…})`.
+    """Start a site with Django settings, as in `new_site(PSQLMESSAGES={…})`.
 
-    The message system is empty, as `world` leaves it; users are deleted at the end. The test may
-    use Django's models, outside of transactions.
+    The test may use Django's models; users are deleted at the end.
     """
     sites.of_this_test.clear()
     with django_db_blocker.unblock():

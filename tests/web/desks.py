@@ -1,7 +1,6 @@
 """The fixture `desk`: administrators at work in the admin, over an empty message system."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -80,10 +79,7 @@ class Desk(Visitor):
 
 @pytest.fixture
 def database(world: World, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[World]:
-    """Django's models, outside of transactions, beside an empty message system.
-
-    Emptying these few tables is much faster than flushing all, as `transactional_db` does.
-    """
+    """Django's models, outside of transactions; much faster than `transactional_db`."""
     made = (LogEntry, WebIdentity, User, Group, Session, Traffic, PipelineJob)
     with django_db_blocker.unblock():
         yield world
@@ -100,16 +96,6 @@ def desk(settings: Settings, database: World) -> Desk:
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     }
     return Desk(database)
-
-
-@contextmanager
-def lock_timeout(text: str = "50ms") -> Iterator[None]:
-    """Wait for locks a moment only, as Django."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = '{text}'")
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute("RESET lock_timeout")
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Sessions in files of a store that can be down: while its folder holds a file named `down`.
-
-One named `down-once` lets a single look fail.
-"""
+"""Sessions in files; a file named `down` makes every read fail, and `down-once` a single one."""
 
 from pathlib import Path
 

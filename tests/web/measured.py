@@ -1,6 +1,7 @@
 """What the pipeline would have written: windows of traffic, and jobs, for the tests of pages."""
 
 import os
+import uuid
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from django.db.models import F
 from django.utils import timezone
 
-from psqlmessages.models import PipelineJob, Traffic
+from psqlmessages.models import Exchange, ExchangeCount, PipelineJob, Traffic
 from psqlmessages.pipeline.report import html
 from psqlmessages.pipeline.report.contents import (
     ExchangeFlow,
@@ -59,6 +60,20 @@ def job(name: str = "traffic", *, silent: float = 0, **values: Any) -> PipelineJ
     made = PipelineJob.objects.create(name=name, **given)
     PipelineJob.objects.filter(pk=made.pk).update(seen_at=F("seen_at") - timedelta(seconds=silent))
     return made
+
+
+def count(exchange: Exchange, *rows: tuple[str, int, int], **routed: Any) -> None:
+    """Write what two processes counted, of which one is gone: outcome, destination and number.
+
+    `routed`: more fields of the rows of the outcome OK.
+    """
+    for seen_at in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
+        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen_at}
+        for outcome, destination, number in rows:
+            more = routed if outcome == ExchangeCount.Outcome.OK else {}
+            ExchangeCount.objects.create(
+                **given, outcome=outcome, destination=destination, count=number, **more
+            )
 
 
 def forget() -> None:

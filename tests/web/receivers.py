@@ -128,10 +128,7 @@ def refused(
 
 
 def kill(world: World, role: str = "user1") -> None:
-    """End the backend of the role's one session, and wait for its end.
-
-    Nothing here gives way to a hub of this process.
-    """
+    """End the backend of the role's one session, without giving way to a hub of this process."""
     (pid,) = world.watcher.query(
         "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
     )

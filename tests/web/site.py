@@ -36,10 +36,7 @@ FAULTS = (
 
 
 class Site:
-    """A Daphne process. `url` is the address of its pages, `ws_url` that of its WebSockets.
-
-    `given` are Django settings that differ from those of the example project.
-    """
+    """A Daphne process; `given` are Django settings that differ from the example project's."""
 
     def __init__(self, server: TestedServer, folder: Path, given: Mapping[str, Any]) -> None:
         self._server = server
@@ -61,8 +58,6 @@ class Site:
     def pid(self) -> int:
         assert self.process is not None, "the site was not started"
         return self.process.pid
-
-    # The process
 
     def start(self) -> None:
         """Start it, at the port it had before, and wait until it answers."""
@@ -103,10 +98,6 @@ class Site:
             process.wait()
             raise AssertionError(f"the site did not stop:\n{self.log()}") from None
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
@@ -117,8 +108,6 @@ class Site:
             "SECRET_KEY": settings.SECRET_KEY,
             "PYTHONUNBUFFERED": "1",
         }
-
-    # Its log
 
     def log(self) -> str:
         return self._log.read_text()[self._log_read :]
@@ -131,8 +120,6 @@ class Site:
     def faults(self) -> list[str]:
         """The lines of the log that no run should leave, whatever its visitors do."""
         return [line for line in self.log().splitlines() if any(fault in line for fault in FAULTS)]
-
-    # Its pages
 
     def get(self, path: str, *, cookie: str = "") -> tuple[int, str]:
         """Get a page: status and text. `cookie` is what `login` returned."""
@@ -156,10 +143,9 @@ class Site:
         permissions: Iterable[str] = (),
         **fields: Any,
     ) -> User:
-        """Make a user, or find the one of that name.
+        """Make a user, or find the one of that name; the password is `PASSWORD`.
 
         `idents`: the nodes the user may be. `permissions`: "psqlmessages.view_monitor".
-        `fields`: `is_staff`, `is_superuser`, …; the password is `PASSWORD`.
         """
         user = User.objects.filter(username=username).first()
         if user is None:

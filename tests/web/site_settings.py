@@ -2,6 +2,9 @@
 
 import json
 import os
+from importlib import import_module
+
+from django.apps import AppConfig
 
 from project.settings import *  # noqa: F403
 from project.settings import INSTALLED_APPS as EXAMPLE_APPS
@@ -9,8 +12,21 @@ from project.settings import INSTALLED_APPS as EXAMPLE_APPS
 # The tests' own users need no hash that is slow on purpose.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-# Values of the product's own modules, by their full names.
-PATCHED = {}
-INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.patched.Patched"]
+# Times of the product that a busy machine would miss: {"psqlmessages.retry.MAX_WAIT_SECONDS": 60}.
+PATCHED: dict[str, object] = {"psqlmessages.monitor.json_views.TICK_SECONDS": 0.2}
+INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.site_settings.Patched"]
 
 globals().update(json.loads(os.environ.get("SITE_SETTINGS", "{}")))
+
+
+class Patched(AppConfig):
+    """An app that sets the values of PATCHED."""
+
+    name = "tests.web"
+    label = "patched"
+
+    def ready(self) -> None:
+        for path, value in PATCHED.items():
+            module, _, name = path.rpartition(".")
+            assert hasattr(import_module(module), name), path
+            setattr(import_module(module), name, value)

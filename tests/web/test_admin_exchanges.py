@@ -1,6 +1,5 @@
 """Exchanges in the admin: defined, refused with faults at their fields, tried, started, stopped."""
 
-import uuid
 from typing import Any
 
 import pytest
@@ -9,12 +8,11 @@ from django.contrib.admin.models import LogEntry
 from project.postgres import Server
 from psqlmessages.models import Auth, Destination, Element, Exchange, ExchangeCount, Queue
 from tests.web.desks import EXCHANGES, SURE, Desk, history, page_of
+from tests.web.measured import count
 from tests.web.visitor import Page, Visitor
 
 HOSTILE = "<script>alert(1)</script>"
 Outcome = ExchangeCount.Outcome
-# When a process that runs an exchange was last seen, for who looks within the next decades.
-ALIVE = "2100-01-01T00:00:00Z"
 
 
 def new(name: str, source: str, *targets: str, **fields: Any) -> Exchange:
@@ -26,15 +24,6 @@ def new(name: str, source: str, *targets: str, **fields: Any) -> Exchange:
             exchange=exchange, position=position, queue=queue, selector=selector
         )
     return exchange
-
-
-def counted(exchange: Exchange, number: int) -> None:
-    """Write what a process would that runs the exchange."""
-    for outcome, destination in ((Outcome.OK, -1), (Outcome.TO, 0)):
-        ExchangeCount.objects.create(
-            exchange=exchange, worker=uuid.uuid4(), outcome=outcome, destination=destination,
-            count=number, seen_at=ALIVE,
-        )  # fmt: skip
 
 
 def add(desk: Visitor, **values: str) -> Page:
@@ -84,16 +73,6 @@ def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk):
     assert not Destination.objects.exists()
 
 
-def test_names_and_selectors_are_shown_as_text(desk: Desk):
-    exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{HOSTILE}'")
-    paths = (EXCHANGES, page_of(exchange), page_of(exchange, "delete"))
-    given = {"headers": f'{{"{HOSTILE}": "{HOSTILE}"}}', "body": HOSTILE}
-    pages = [*map(desk.open, paths), tried(desk, exchange, **given)]
-    assert all(HOSTILE in page.text for page in pages)
-    assert not any("<script>alert" in page.html for page in pages)
-    assert pages[-1].text.count(HOSTILE) >= 5
-
-
 @pytest.fixture
 def sorting(desk: Desk) -> Exchange:
     return new("x1", "orders", "eu", "slow", "audit")
@@ -137,7 +116,7 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     page = desk.send(desk.open(page_of(sorting)), "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
-    counted(sorting, 1)
+    count(sorting, (Outcome.OK, -1, 1))
     page = desk.send(desk.open(page_of(sorting, "delete")), SURE)
     assert "was deleted successfully" in page.messages[0]
     assert not Exchange.objects.exists()
@@ -167,14 +146,9 @@ def test_missing_rules_are_named_and_added_by_the_button(desk: Desk, sorting: Ex
 def test_the_list_and_the_page_add_up_what_all_workers_counted(desk: Desk, sorting: Exchange):
     assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
     buckets = [0, 0, 0, 50, 50, *[0] * 8]
-    for seen in (ALIVE, "2020-01-01T00:00:00Z"):
-        given = {"exchange": sorting, "worker": uuid.uuid4(), "seen_at": seen}
-        ExchangeCount.objects.create(
-            **given, outcome=Outcome.OK, count=100, seconds=1, buckets=buckets, selector_seconds=0.1
-        )
-        ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=3)
-        ExchangeCount.objects.create(**given, outcome=Outcome.TO, destination=1, count=70)
-        ExchangeCount.objects.create(**given, outcome=Outcome.BAD_SELECTOR, destination=1, count=4)
+    rows = ((Outcome.OK, -1, 100), (Outcome.NO_ROUTE, -1, 3), (Outcome.TO, 1, 70))
+    rows = (*rows, (Outcome.BAD_SELECTOR, 1, 4))
+    count(sorting, *rows, seconds=1, buckets=buckets, selector_seconds=0.1)
     assert " 1 200 6 0 0 " in desk.open(EXCHANGES).text
     text = desk.open(page_of(sorting)).text
     assert "1 process runs it." in text

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from django.db import connection, transaction
 from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE
-from psqlmessages.exchanges.store.stats import SIZES, size_limits
 from psqlmessages.models import Element, Queue
 from tests.sql.conftest import Program
 from tests.web.desks import QUEUES, TOO_LONG, Desk, history, page_of
@@ -77,16 +75,6 @@ def test_the_list_is_filtered_by_state(desk: Desk, worker: Program):
     assert found["paused"] == found["empty"] == {"halted"}
     assert {"orders"} <= found["filled"] <= {"orders", "__deadletter__"}
     assert found["dead"] == {"__deadletter__"}
-
-
-def test_the_sizes_of_a_list_come_by_the_index(desk: Desk, worker: Program):
-    push(worker, "orders", "x")
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute("SET LOCAL enable_seqscan = off")
-        cursor.execute(f"EXPLAIN SELECT {SIZES} FROM psqlmessages_queue", size_limits(10))
-        plan = "\n".join(line for (line,) in cursor.fetchall())
-    # Which of the indexes begins with the queue and is the cheapest, the statistics of the day say.
-    assert plan.count(" on psqlmessages_element ") == plan.count("Index Cond: ((queue_id =") >= 3
 
 
 def test_settings_are_edited_and_nothing_else_is_written(desk: Desk, worker: Program):
@@ -215,12 +203,9 @@ def test_elements_are_shown_with_headers_bodies_and_state_but_no_lease(desk: Des
 
 def test_names_headers_and_bodies_are_text_and_long_ones_are_cut(desk: Desk, worker: Program):
     push(worker, HOSTILE, HOSTILE, headers={HOSTILE: HOSTILE, "x-dl-from-queue": HOSTILE})
-    pages = [
-        desk.open(path) for path in (QUEUES, queue_page(HOSTILE), queue_page(HOSTILE, "elements"))
-    ]
-    assert all(HOSTILE in page.text for page in pages)
-    assert not any("<script>alert" in page.html for page in pages)
-    assert pages[-1].text.count("<script>alert(1)</script>") >= 4
+    page = desk.open(queue_page(HOSTILE, "elements"))
+    assert "<script>alert" not in page.html
+    assert page.text.count("<script>alert(1)</script>") >= 4
     push(worker, "long", "y" * 100_000)
     html = desk.open(queue_page("long", "elements")).html
     assert html.count("y" * BODY_CHARACTERS + "…") == 1

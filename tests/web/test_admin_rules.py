@@ -1,16 +1,15 @@
 """Rules in the admin: a change tells whom it touches, and only what was meant is saved."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import count
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db import connection
 
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth
-from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk, lock_timeout
+from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk
 
 SCRIPT = "<script>alert(1)</script>"
 BUSY = (
@@ -62,20 +61,6 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk):
     board.world.kill(board.world.programs[3])
     page = board.add_rule("user3 EYE Topic ORDERS R 10")
     assert UNTOUCHED in page.messages, "its connection is gone"
-
-
-def test_several_rules_tell_in_one_message_what_they_ended(board: Desk):
-    keys = dict(Auth.objects.filter(dest="PRICES").values_list("ident", "pk"))
-    changes = {keys["BOARD"]: {"mode": "W"}, keys["SENDER"]: {"mode": "R"}}
-    page = board.edit_list(board.open(RULES), changes)
-    ended = "Immediately: BOARD no longer listens to PRICES; SENDER no longer sends to PRICES."
-    assert ended in page.messages
-    chosen = Auth.objects.exclude(ident="EYE").values_list("pk", flat=True)
-    page = board.act(RULES, "delete_selected", *chosen)
-    assert page.messages == [], "asked first"
-    page = board.send(page, SURE)
-    assert "Immediately: BOARD is disconnected; SENDER is disconnected." in page.messages
-    assert list(modes()) == ["EYE"]
 
 
 def test_the_history_says_what_was_and_what_is(desk: Desk):
@@ -136,15 +121,6 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk):
     assert Auth.objects.count() == 2
 
 
-@contextmanager
-def busy(desk: Desk) -> Iterator[None]:
-    """Within, another administrator has not committed; whoever waits gives up early."""
-    sitter = desk.world.program().connection
-    with sitter.transaction(force_rollback=True), lock_timeout():
-        sitter.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
-        yield
-
-
 def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
     waits, lock_rules = count(), base.lock_rules
@@ -153,7 +129,11 @@ def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pyt
     asked = desk.follow(form, "Delete")
     keys = list(Auth.objects.values_list("pk", flat=True))
     selected = desk.act(RULES, "delete_selected", keys[0])
-    with busy(desk):
+    # Another administrator has not committed.
+    sitter = desk.world.program().connection
+    with sitter.transaction(force_rollback=True), connection.cursor() as cursor:
+        sitter.execute("UPDATE messages.auth SET timeout = 10 WHERE ident = 'NOBODY'")
+        cursor.execute("SET lock_timeout = '50ms'")
         form = desk.send(form, "Save", mode="W", timeout="77")
         assert (form.status, form.errors, next(waits)) == (200, [BUSY], 1)
         assert form.form("Save").values["timeout"] == ["77"]
@@ -162,22 +142,11 @@ def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pyt
         for question in (asked, selected):
             page = desk.send(question, SURE)
             assert (page.status, page.messages) == (200, [BUSY])
+        cursor.execute("RESET lock_timeout")
     assert modes() == {"A": "R", "B": "R"}
     assert not LogEntry.objects.exists(), "nothing was done, so the history says nothing"
     desk.send(listed, LIST_BUTTON)
     assert modes() == {"A": "W", "B": "W"}
-
-
-def while_waiting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Have something done, once, between the look at a rule and the lock of all others."""
-    lock_rules, acts = base.lock_rules, [act]
-
-    def act_and_close() -> None:
-        while acts:
-            acts.pop()()
-        lock_rules()
-
-    monkeypatch.setattr(base, "lock_rules", act_and_close)
 
 
 def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):
@@ -200,14 +169,20 @@ def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):
 def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     desk.world.rules("user1 A Topic T RW 9")
     other, listed = desk.world.owner.connection, desk.open(RULES)
-    with monkeypatch.context() as patch:
-        while_waiting(patch, lambda: other.execute("UPDATE messages.auth SET ident = 'B'"))
-        desk.edit_list(listed, {Auth.objects.get().pk: {"timeout": "20"}})
+    lock_rules, acts = base.lock_rules, ["UPDATE messages.auth SET ident = 'B'"]
+
+    def act_and_lock() -> None:
+        while acts:
+            other.execute(acts.pop())
+        lock_rules()
+
+    # Between the look at a rule and the lock of all others.
+    monkeypatch.setattr(base, "lock_rules", act_and_lock)
+    desk.edit_list(listed, {Auth.objects.get().pk: {"timeout": "20"}})
     assert list(Auth.objects.values_list("ident", "timeout")) == [("B", 20)]
     page = desk.open_rule(ident="B")
-    while_waiting(monkeypatch, lambda: other.execute("DELETE FROM messages.auth"))
-    page = desk.send(page, "Save", timeout="30")
-    assert page.errors == ["Somebody else deleted this rule."]
+    acts.append("DELETE FROM messages.auth")
+    assert desk.send(page, "Save", timeout="30").errors == ["Somebody else deleted this rule."]
     assert not Auth.objects.exists()
 
 

@@ -8,7 +8,6 @@ from threading import Event
 from time import monotonic
 from uuid import uuid4
 
-import psycopg
 import pytest
 import pytest_django
 from django.conf import settings
@@ -167,61 +166,3 @@ def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy):
     uses.close()
     counted(FAULT, "Daphne, by SIGTERM, while all hangs: ended after", seconds=seconds)
     assert seconds < END_SECONDS + GRACE
-
-
-def pages(site: Site, number: int) -> tuple[Visitor, ...]:
-    """Open pages of nodes, and as many of the monitor."""
-    site.user("admin", is_staff=True, is_superuser=True, idents=["web.*"])
-    cookie = site.login("admin")
-    nodes = [Visitor(site, cookie=cookie) for _ in range(number)]
-    for place, node in enumerate(nodes):
-        node.ok("init", ident=f"web.{place}")
-        node.ok("topic_listen", topic="ROOM")
-    watchers = [Watcher(site, cookie).live().visitor for _ in range(number)]
-    return (*nodes, *watchers)
-
-
-@pytest.fixture
-def observed(relay: World) -> World:
-    relay.rules(MONITOR_RULE)
-    return relay
-
-
-def test_daphne_ends_while_pages_are_open(site: Site, observed: World):
-    rounds, number = size(1, 10), size(2, 10)
-    slowest, faults = 0.0, 0
-    for _ in range(rounds):
-        opened = pages(site, number)
-        other = observed.node("user2", "OTHER")
-        began = monotonic()
-        site.stop()
-        slowest = max(slowest, monotonic() - began)
-        faults += len(site.faults())
-        events = [event.split() for event in other.events()]
-        ends = [e for e in events if e[0] in ("disconnect", "crash") and e[1].startswith("web.")]
-        assert sorted(ends) == [["disconnect", f"web.{place}"] for place in range(number)]
-        other.ok("deinit", "OTHER")
-        for visitor in opened:
-            visitor.closed()
-        # It returns at its address.
-        before = site.url
-        site.start()
-        assert site.url == before
-    counted(
-        "a node's process is killed", "Daphne, by SIGTERM, while pages are open",
-        pages=2 * number * rounds, faults_in_its_log=faults, slowest_seconds=slowest,
-    )  # fmt: skip
-    assert faults == 0
-
-
-def test_daphne_ends_amid_a_look(site: Site, observed: World):
-    opened = pages(site, 1)
-    with psycopg.connect(observed.server.url()) as owner:
-        owner.execute("LOCK TABLE django_session IN ACCESS EXCLUSIVE MODE")
-        observed.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
-        site.ask_to_stop()
-        for visitor in opened:
-            visitor.closed()
-    site.ended()
-    assert site.faults() == []
-    assert "shutdown" not in site.log()

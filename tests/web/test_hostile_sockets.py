@@ -107,7 +107,7 @@ def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site
         closed_after_seconds=seconds,
     )  # fmt: skip
     assert left == 0
-    # A request that has sent its header may take its time.
+    # A request that has sent its header may take longer.
     neighbour.ok("topic_status", topic="ROOM")
     with socket.create_connection(("127.0.0.1", site.port), timeout=30) as slow:
         slow.sendall(header.replace(b"GET", b"POST") + b"\r\nContent-Length: 2\r\n\r\n")
@@ -246,15 +246,10 @@ def test_frames_in_the_body_of_a_handshake_are_no_frames(enter: Enter, site: Sit
 
 TEXTS = {
     "objects in objects": '{"a":' * 50_000,
-    "a ref in arrays": '{"op":"deinit","ref":' + "[" * 100_000,
-    "an object as topic": '{"op":"topic_listen","topic":{"a":1}}',
     "an integer of 200,000 digits": '{"op":"deinit","ref":' + "9" * 200_000 + "}",
     "the same key 20,000 times": "{" + ",".join(['"op":"x"'] * 20_000) + "}",
     "15,000 keys": json.dumps({"op": "deinit", **{str(n): n for n in range(15_000)}}),
-    "a lone surrogate": '{"op":"topic_send","topic":"ROOM","body":"\\ud800"}',
     "a lone surrogate as key": '{"op":"deinit","\\ud800":1}',
-    "NUL as it is": '{"op":"topic_listen","topic":"\0"}',
-    "white space": " " * 200_000,
     "quotes": '"' * 200_000,
     "escapes": '{"op":"' + "\\u0041" * 30_000 + '"}',
 }
@@ -270,14 +265,3 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(enter: Enter
         alice.ok("topic_status", topic="ROOM")
         found |= {"texts": len(answers), "answered_with": 57}
     assert set(answers.values()) == {"57"}
-
-
-def test_many_listens_of_one_socket_are_fifty(enter: Enter, tight: Site, relay: World):
-    alice = enter("alice", "web.alice", at=tight)
-    number = size(200, 10_000)
-    with beside(tight, enter, "listens of one WebSocket") as (_, found):
-        answers = [alice.call("topic_listen", topic=f"WEB.{n}")["Err"] for n in range(number)]
-        found |= {"listens": number, "done": answers.count("0"), "refused": answers.count("58")}
-    assert (found["done"], found["refused"]) == (50, number - 50)
-    held = "SELECT cardinality(array_agg(DISTINCT topic_id)) FROM psqlmessages_membership"
-    assert relay.owner.query(held) == 50

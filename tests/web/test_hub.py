@@ -1,17 +1,13 @@
 """The hub: many receivers on one session; each gets the frames for its nodes, in order, once."""
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
-from psqlmessages.client.gateway import Gateway, GatewayState
-from psqlmessages.client.messages import Notification
 from psqlmessages.client.options import Options
-from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Program, World
-from tests.web.receivers import QUICK, Box, crowd, err, in_loop, joined, ok
+from tests.web.receivers import Box, crowd, err, in_loop, joined, ok
 
 BIG = "big" * 10_000
 MANY = 25
@@ -168,21 +164,6 @@ async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: i
 
 
 @in_loop
-async def test_a_node_that_stops_and_starts_again_has_not_lost_its_right(hub: Hub, out: Program):
-    """The event of the stop comes when the hub already knows of the start."""
-    box = await joined(hub, "A1", "T")
-    await crowd(hub, MANY)
-    for number in range(10):
-        for answer in await asyncio.gather(
-            hub.run("A1", box, "topic_unlisten", "T"), hub.run("A1", box, "topic_listen", "T")
-        ):
-            assert answer == {"Err": "0"}
-        out.ok("topic_send", "T", str(number))
-        assert (await box.message()).body == str(number)
-    assert "topic_unlisten A1 T" not in box.events
-
-
-@in_loop
 async def test_a_name_that_changes_hands_gets_only_its_own_messages(world: World, hub: Hub):
     out = world.node("user2", "OUT")
     former, busy = await joined(hub, "A1"), await joined(hub, "A2")
@@ -220,89 +201,16 @@ async def test_a_role_that_knows_the_channel_cannot_forge_hub_events(world: Worl
     await ok(hub.run("A1", box, "topic_listen", "T"))
 
 
-# The gateway: many nodes on one session, each call by the node it names
-
-
-@pytest.fixture
-def gateway(dsn: str, request: pytest.FixtureRequest) -> Gateway:
-    """A gateway that the test opens; a parameter is its options."""
-    return Gateway("gateway", dsn, options=getattr(request, "param", QUICK))
-
-
-async def arrivals(gateway: Gateway, number: int, kind: str = "Topic") -> list[Notification]:
-    """Wait for so many arrivals of a type."""
-    found: list[Notification] = []
-    async with asyncio.timeout(60):
-        async for batch in gateway.batches():
-            found += [arrival for arrival in batch if arrival.header["Type"] == kind]
-            if len(found) >= number:
-                break
-    return found
-
-
 @in_loop
-async def test_each_call_is_by_the_node_it_names_however_they_mix(world: World, gateway: Gateway):
-    await gateway.open()
+async def test_each_call_is_by_the_node_it_names_however_they_mix(hub: Hub):
     idents = [f"A{number}" for number in range(15)]
-    for ident in idents:
-        await ok(gateway.run(ident, "init"))
-    for function in ("topic_listen", "topic_notify"):
-        await asyncio.gather(*(ok(gateway.run(i, function, f"T.{i}")) for i in idents))
+    boxes = {ident: await joined(hub, ident, f"T.{ident}") for ident in idents}
+    await asyncio.gather(*(ok(hub.run(i, boxes[i], "topic_notify", f"T.{i}")) for i in idents))
     pairs = [(ident, other) for ident in idents for other in idents]
-    sends = [gateway.run(i, "topic_send", f"T.{other}", f"{i} to {other}") for i, other in pairs]
+    sends = [
+        hub.run(i, boxes[i], "topic_send", f"T.{other}", f"{i} to {other}") for i, other in pairs
+    ]
     answers = [answer["Err"] for answer in await asyncio.gather(*sends)]
     assert answers == ["0" if i == other else "21" for i, other in pairs]
-    came = await arrivals(gateway, len(idents))
-    found = {(a.header["From"], a.header["To"], a.text) for a in came}
-    assert found == {(i, f"T.{i}", f"{i} to {i}") for i in idents}
-    assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 1
-
-
-@in_loop
-async def test_a_caller_that_is_cancelled_at_any_moment_breaks_nothing(gateway: Gateway):
-    told: list[tuple[str, str, str]] = []
-    await gateway.open()
-    gateway.on_registration_changed(lambda *done: told.append(done))
-    await ok(gateway.run("A1", "init"))
-    for turns in range(20):
-        topic = f"T.{turns}"
-        task = asyncio.create_task(gateway.run("A1", "topic_listen", topic))
-        await asyncio.wait({task}, timeout=turns / 4000)
-        task.cancel()
-        await asyncio.wait({task})
-        is_listening = (await gateway.run("A1", "topic_status", topic)).get("Listeners")
-        assert (("A1", "topic_listen", topic) in told) == bool(is_listening)
-        assert gateway.has("A1", "topic_listen", topic) == bool(is_listening)
-
-
-@pytest.mark.parametrize("gateway", [Options(inbox_limit=20)], indirect=True)
-@in_loop
-async def test_a_reader_that_falls_far_behind_is_told_of_lost_messages(
-    gateway: Gateway, out: Program
-):
-    """The inbox has a limit; calls read what waits beyond it, so that has one too."""
-    await gateway.open()
-    await ok(gateway.run("A1", "init"))
-    await ok(gateway.run("A1", "topic_listen", "T"))
-    async with asyncio.timeout(60):
-        while not gateway.counters.lost_connections:
-            out.ok("topic_send_many", "T", ["x"] * 20)
-            with suppress(ConnectionLost):
-                await gateway.run("A1", "topic_status", "T")
-    events = [arrival.header["Evt"] for arrival in await arrivals(gateway, 2, "Sys")]
-    assert events[:2] == ["connection_lost", "reconnected"]
-    assert (await gateway.run("A1", "topic_status", "T"))["Listeners"] == ["A1"]
-
-
-def test_topics_are_registered_again_in_the_order_of_their_names():
-    """Two gateways that return at the same time would wait for each other otherwise."""
-    listening = GatewayState("gateway", QUICK)
-    for ident in ("A", "B"):
-        listening.registration.on_call_succeeded("init", ident)
-        for topic in ("Z", "M"):
-            listening.registration.on_call_succeeded("topic_listen", topic, ident)
-            listening.registration.on_call_succeeded("topic_notify", topic, ident)
-    script = listening.opening()
-    answers = [None, (1, "now"), 0, [{"Err": "0", "Channel": "C"}] * 2]
-    asked = [script.send(answer) for answer in answers]
-    assert asked[-1].params[2] == ["M", "M", "M", "M", "Z", "Z", "Z", "Z"]
+    for ident in idents:
+        assert (await boxes[ident].message(f"T.{ident}")).body == f"{ident} to {ident}"

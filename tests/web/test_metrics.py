@@ -6,7 +6,6 @@ import re
 import socket
 import sys
 import threading
-import uuid
 from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
@@ -26,6 +25,7 @@ from psqlmessages.relay import revalidation
 from tests.conftest import TestedServer
 from tests.sql.conftest import Pair, World
 from tests.web.conftest import PATIENT
+from tests.web.measured import count, forget, job
 from tests.web.receivers import in_loop
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -40,8 +40,15 @@ def test_it_is_not_there_unless_the_setting_is_on(site: Site):
 def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: World, pair: Pair):
     site, sender = new_site(PSQLMESSAGES=METRICS, PATCHED=PATIENT), pair[0]
     world.rules(f"{Server.owner} web.* Topic T RW 10")
+    forget()
+    job("traffic", lag_seconds=1.5)
+    job("archive", silent=60, lag_seconds=1.5)
     assert site.get("/healthz") == (200, '{"status": "ok"}')
     before = samples(site)
+    forget()
+    figures = (("alive", "traffic"), ("lag_seconds", "traffic"), ("alive", "archive"))
+    assert [before[f"pipeline_{figure}", name] for figure, name in figures] == [1, 1.5, 0]
+    assert ("pipeline_lag_seconds", "archive") not in before
     assert before["database_up",] == 1
     assert 0 <= before["notification_queue_usage_ratio",] < 0.5
     names = ("sessions", "nodes", "topics", "listeners", "notifiers", "rules")
@@ -83,9 +90,6 @@ def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch):
     told = [sample.value for sample in messages.samples]
     assert told == list(range(999, 999 - metrics.TOPICS, -1))
     assert sizes.samples[0].value == 9990
-
-
-Outcome = ExchangeCount.Outcome
 
 
 @pytest.fixture
@@ -140,17 +144,8 @@ def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
     for position, queue in enumerate(("eu", "audit", "eu")):
         Destination.objects.create(exchange=exchange, position=position, queue=queue)
     buckets = [1, 2, *[0] * 10, 4]
-    for seen in ("2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"):
-        given = {"exchange": exchange, "worker": uuid.uuid4(), "seen_at": seen}
-        ExchangeCount.objects.create(
-            **given, outcome=Outcome.OK, count=7, seconds=40, buckets=buckets, selector_seconds=0.5
-        )
-        ExchangeCount.objects.create(**given, outcome=Outcome.NO_ROUTE, count=1)
-        for destination, count in ((0, 5), (2, 3)):
-            for outcome, number in ((Outcome.TO, count), (Outcome.BAD_SELECTOR, 1)):
-                ExchangeCount.objects.create(
-                    **given, outcome=outcome, destination=destination, count=number
-                )
+    copies = (("to", 0, 5), ("to", 2, 3), ("bad_selector", 0, 1), ("bad_selector", 2, 1))
+    count(exchange, ("ok", -1, 7), *copies, seconds=40, buckets=buckets, selector_seconds=0.5)
     found = samples(counting)
     assert found["exchange_running", "x1"] == 1
     assert found["exchange_workers", "x1"] == 1
@@ -172,16 +167,6 @@ async def ask(method: str = "get") -> HttpResponse:
 
 
 @in_loop
-async def test_it_is_unavailable_if_nothing_listens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queries, "dsn", lambda _: "host=127.0.0.1 port=1")
-    answer = await ask()
-    assert answer.status_code == 503
-    assert json.loads(answer.content) == {"status": "unavailable", "broken": ["database"]}
-    assert answer["Cache-Control"].startswith("max-age=0, no-cache, no-store")
-    assert (await ask("post")).status_code == 405
-
-
-@in_loop
 async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
     server: TestedServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -193,13 +178,18 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
         monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.5)
         answers = await asyncio.gather(*(ask() for _ in range(20)))
         assert {answer.status_code for answer in answers} == {503}
+        said = json.loads(answers[0].content)
+        assert said == {"status": "unavailable", "broken": ["database"]}
         stalled.accept()[0].close()
         with pytest.raises(BlockingIOError):
             stalled.accept()
     # It is ok again when the database answers.
     monkeypatch.setattr(queries, "dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
-    assert (await ask()).status_code == 200
+    answer = await ask()
+    assert answer.status_code == 200
+    assert answer["Cache-Control"].startswith("max-age=0, no-cache, no-store")
+    assert (await ask("post")).status_code == 405
 
 
 @in_loop

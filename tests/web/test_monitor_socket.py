@@ -106,14 +106,9 @@ def test_a_hundred_messages_are_a_hundred_and_the_monitor_is_no_listener(opened:
     watcher.until(lambda w: w.topics.get("HUNDRED", {}).get("count") == 100)
     assert watcher.topics["HUNDRED"]["size"] == 100
     watcher.until(lambda w: w.topics["HUNDRED"]["rate"] == 0 and w.topics["HUNDRED"]["last"])
-    assert sum(count for frame in watcher.frames for count in peaks(frame)) >= 100
     listener.ok("topic_unlisten", "HUNDRED")
     number, _ = sender.error("topic_send", "HUNDRED", "anybody there?")
     assert number == 10, "the monitor counts as no listener"
-
-
-def peaks(frame: dict) -> list[int]:
-    return [count for row in frame.get("topics", ()) for count in row["buckets"][1:]]
 
 
 def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, world: World):
@@ -127,6 +122,10 @@ def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, wo
     sender.close()
     watcher.until(lambda w: "topic_unlisten LISTENER WHO" in w.events)
     watcher.until(lambda w: "topic_unnotify SENDER WHO" in w.events)
+    watcher.ask(op="watch", topic="WHO")
+    watcher.until(lambda w: w.topic.get("notifiers") == [])
+    watcher.ask(op="watch", topic=None)
+    watcher.until(lambda w: "WHO" in w.topics)
 
 
 def members(watcher: Watcher, topic: str) -> tuple[list[str], list[str]] | None:
@@ -151,15 +150,6 @@ def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(opened: Open
     watcher.until(lambda w: len(w.tail) == 2)
     assert (watcher.tail[1]["is_kept"], watcher.tail[1]["size"]) == (True, 100_000)
     assert "xxx" not in json.dumps(watcher.frames)
-
-
-def test_a_page_can_turn_to_another_topic_and_back_to_the_list(opened: Open, pair: Pair):
-    watcher = opened().live()
-    pair("TURN")
-    watcher.ask(op="watch", topic="TURN")
-    watcher.until(lambda w: w.topic.get("notifiers") == ["SENDER"])
-    watcher.ask(op="watch", topic=None)
-    watcher.until(lambda w: "TURN" in w.topics)
 
 
 def test_the_figures_of_the_server_are_known(opened: Open, world: World):

@@ -3,34 +3,26 @@
 import asyncio
 import heapq
 import json
-import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from threading import Event
-from unittest.mock import AsyncMock
 
 import psycopg
 import pytest
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import User
 from psycopg import sql
-from twisted.internet.tcp import Connection
 from websockets.exceptions import ConnectionClosed
-from websockets.frames import Opcode
 from websockets.sync.client import ClientConnection
 
-from psqlmessages.relay import daphne
-from psqlmessages.relay.daphne import BURST_SECONDS, LEAST, SCOPE_KEY, SHARE, CpuShare, Transport
+from psqlmessages.relay.daphne import BURST_SECONDS, LEAST, SHARE, CpuShare, Transport
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.send_queue import SendQueue
-from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue, Socket
+from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue
 from tests.conftest import TestedServer
-from tests.django.waiting import wait_until
 from tests.sql.conftest import World
-from tests.web.attackers import Attacker, frame
 from tests.web.receivers import in_loop
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -198,13 +190,12 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
     other.ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
     assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
-    assert site.faults() == []
 
 
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')"
 
 
-def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: World, site: Site):
+def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: World):
     for ident, request in (
         ("", {"op": "init", "ident": "web.alice"}),
         ("web.alice", {"op": "topic_listen", "topic": "ROOM"}),
@@ -217,47 +208,6 @@ def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: W
             visitor.connection.send(json.dumps(request))
             visitor.break_off()
         relay.wait_for(GONE)
-    assert site.faults() == []
-
-
-def test_sockets_that_come_and_go_are_freed(enter: Enter, knock: Enter, relay: World, site: Site):
-    cookie = enter("alice").cookie
-    before = open_sockets(site)
-    # Fewer than one user may have, however late the site learns that they went.
-    for _ in range(15):
-        visitor = knock(cookie=cookie)
-        visitor.connection.send('{"op":"init","ident":"web.alice"}')
-        visitor.connection.send('{"op":"topic_listen","topic":"ROOM"}')
-        visitor.break_off()
-    relay.wait_for(GONE)
-    # The hub's connection and the watch's may be new.
-    wait_until(lambda: open_sockets(site) <= before + 2)
-    enter("alice", "web.alice")
-    assert site.faults() == []
-
-
-def test_a_peer_that_says_goodbye_but_reads_nothing_ends(enter: Enter, relay: World, site: Site):
-    with closing(Attacker(site, is_deaf=True)) as deaf:
-        assert deaf.open(site, enter("alice").cookie).startswith("HTTP/1.1 101")
-        deaf.send(frame(Opcode.TEXT, b'{"op":"init","ident":"web.alice"}'))
-        deaf.send(frame(Opcode.TEXT, b'{"op":"topic_listen","topic":"ROOM"}'))
-        other = relay.node("user2", "OTHER", notify="ROOM")
-        relay.wait_for(
-            "SELECT EXISTS (SELECT FROM messages.topics WHERE listeners = '{web.alice}')"
-        )
-        # More than the kernel holds, and less than the queue: it stays open, and full.
-        other.ok("topic_send_many", "ROOM", ["x" * 4000] * 900)
-        other.payloads()
-        deaf.send(frame(Opcode.CLOSE, (1000).to_bytes(2)))
-        assert other.events(3)[-1] == "disconnect web.alice"
-
-
-def open_sockets(site: Site) -> int:
-    found = 0
-    for file in Path(f"/proc/{site.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found += str(file.readlink()).startswith("socket:")
-    return found
 
 
 class Peer(Transport):
@@ -282,12 +232,6 @@ class Peer(Transport):
 
     def pause_reading(self, *, is_paused: bool) -> None:
         self.is_paused = is_paused
-
-    async def accept(self) -> None:
-        self.writes.append("accepted")
-
-    async def close(self, code: int, reason: str) -> None:
-        self.writes.append(f"closed {code} {reason}")
 
 
 def put(outbox: SendQueue, *texts: str) -> list[bool]:
@@ -320,15 +264,6 @@ async def test_frames_of_one_moment_leave_in_one_write_and_in_order():
     assert [len(text) < 70_000 for text in large.writes] == [True]
 
 
-def test_only_a_connection_without_tls_is_written_to_directly():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        connection = Connection(ours, None, None)
-        assert daphne.connection_of(connection) is connection
-        connection.TLS = True
-        assert daphne.connection_of(connection) is None
-
-
 @in_loop
 async def test_a_peer_is_not_read_while_too_much_waits():
     for text, most in (("x", MOST_WAITING), ("x" * 100, 5)):
@@ -340,22 +275,6 @@ async def test_a_peer_is_not_read_while_too_much_waits():
         assert peer.is_paused
         await intake.get()
         assert not peer.is_paused
-
-
-@in_loop
-async def test_frames_of_a_refused_peer_are_not_processed():
-    receive = AsyncMock(
-        side_effect=[
-            {"type": "websocket.connect"},
-            {"type": "websocket.receive", "text": '{"op":"init","ident":"a"}'},
-            {"type": "websocket.receive", "bytes": b"x"},
-            {"type": "websocket.disconnect", "code": 4401},
-        ]
-    )
-    peer = Peer()
-    await Socket()({"user": AnonymousUser(), SCOPE_KEY: peer}, receive, None)
-    assert peer.writes == ["accepted", "closed 4401 log in first"]
-    assert receive.await_count == 4
 
 
 @pytest.mark.parametrize("number", [1, 2, 100])

