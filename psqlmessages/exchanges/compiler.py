@@ -125,20 +125,20 @@ def compile_expression(text: str) -> CompiledSelector:
         raise SelectorError(
             f"an expression has at most {MAX_CHARACTERS:,} characters, this one has {len(text):,}"
         )
-    checked_expression = _expression(text)
-    tree = parse_expression(checked_expression.serialize())
+    expression = _compile(text)
+    tree = parse_expression(expression.serialize())
     fields = VisibleFields(find_fields(tree), find_max_units(tree))
     for part in tree:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
-    is_bool = checked_expression.return_type().name() == "BOOL"
+    is_bool = expression.return_type().name() == "BOOL"
     results: DecisionCache[SelectorResult] | None = None
     if is_bool:
         results = DecisionCache.of(fields.tree)
-    return CompiledSelector(checked_expression, fields, is_bool, results)
+    return CompiledSelector(expression, fields, is_bool, results)
 
 
-def _expression(text: str) -> Expression:
+def _compile(text: str) -> Expression:
     try:
         text.encode()
         return get_environment().compile(text)
@@ -151,7 +151,7 @@ def _expression(text: str) -> Expression:
 def _check_pattern(pattern: str) -> None:
     """Reject a pattern that RE2 rejects: otherwise every evaluation would fail."""
     activation = get_environment().Activation({"state": {"pattern": pattern}})
-    value = _expression(_PATTERN_PROBE).eval(activation)
+    value = _compile(_PATTERN_PROBE).eval(activation)
     if value.type().name() == "ERROR":
         raise SelectorError(shorten_error(value.value()))
 

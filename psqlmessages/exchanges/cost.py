@@ -24,9 +24,9 @@ _ANY: Final = 12
 _CLASS: Final = 15
 _CLASS_ITEM: Final = 12
 _UNICODE_PROPERTY: Final = 1300
-_FOLDED: Final = 8
+_FOLDED: Final = 8  # factor of a pattern that ignores case
 
-_PIECE: Final = re.compile(
+_TOKEN: Final = re.compile(
     r"""(?P<property>\\[pP](?:\{[^}]*\}|.))
     |   (?P<quote>\\Q)
     |   (?P<escape>\\(?:x\{[^}]*\}|.))
@@ -50,8 +50,8 @@ def program_size(pattern: str) -> int:
     is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
     # Per open group: the size of its last atom, which may still be repeated, and of those before.
     last_sizes, sizes = [0], [8]
-    for piece in _PIECE.finditer(pattern):
-        match piece.lastgroup:
+    for token in _TOKEN.finditer(pattern):
+        match token.lastgroup:
             case "quote":
                 raise SelectorError(r"a pattern must not quote with \Q: escape each character")
             case "flags":
@@ -66,26 +66,26 @@ def program_size(pattern: str) -> int:
             case "repeat":
                 last_sizes[-1] += 2
             case "times":
-                times = max(int(piece["min"]) + 1, int(piece["max"] or 0), 1)
+                times = max(int(token["min"]) + 1, int(token["max"] or 0), 1)
                 last_sizes[-1] = (last_sizes[-1] + 2) * times
             case _:
                 sizes[-1] += last_sizes[-1]
-                last_sizes[-1] = _atom_size(piece, is_folded=is_folded)
+                last_sizes[-1] = _atom_size(token, is_folded=is_folded)
         if sum(sizes) + sum(last_sizes) > MAX_PROGRAM:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(sizes) + sum(last_sizes)
 
 
-def _atom_size(piece: re.Match[str], *, is_folded: bool) -> int:
-    text = piece[0]
+def _atom_size(token: re.Match[str], *, is_folded: bool) -> int:
+    text = token[0]
     folded = _FOLDED if is_folded else 1
-    if piece.lastgroup == "property":
+    if token.lastgroup == "property":
         return _UNICODE_PROPERTY
-    if piece.lastgroup == "any":
+    if token.lastgroup == "any":
         return _ANY
-    if piece.lastgroup == "class":
+    if token.lastgroup == "class":
         return _class_size(text, folded)
-    if piece.lastgroup == "escape":
+    if token.lastgroup == "escape":
         return _CLASS * folded
     return len(text.encode()) * folded
 
