@@ -171,7 +171,7 @@ def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes 
 characters = st.characters(codec="utf-8", exclude_characters="\0")
 names = st.sampled_from(["no", "true", "12", "~", "1e3", "<<", "- a", "a: b"]) | st.text(
     characters, min_size=1, max_size=90
-).filter(lambda name: not name.endswith("*"))
+).filter(lambda name: not name.endswith("*") and name != "__too_many_hops__")
 places = st.builds(QueueRef, st.just("default"), names)
 selectors = st.sampled_from(["", "true", 'msg.body == "ü\\n"'])
 destinations = st.lists(st.builds(DefinedDestination, places, selectors), min_size=1, max_size=3)

@@ -245,7 +245,7 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
     # Between them are the batches, with what each had.
     assert lines[0] == "running x1; press Ctrl-C to stop"
     assert "x1 is stopped" in lines
-    assert "x1 is removed" in lines
+    assert "x1 was deleted" in lines
     summary = (
         f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selector failures"
     )

@@ -9,10 +9,9 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncPubSub
-from psqlmessages.exceptions import ConnectionLost, NodeClosed
-from psqlmessages.pubsub import Event, async_bus_connection
+from psqlmessages.exceptions import ConnectionLost
+from psqlmessages.pubsub import Event
 from tests.client.nodes import in_a_loop
-from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.pubsub.conftest import Listener, end_backend
 
@@ -106,21 +105,3 @@ async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: Tested
             await bus.publish("A", number)
             assert await ear.payload() == number
         assert bus.counters.handler_failures == 4
-
-
-@in_a_loop
-async def test_a_given_connection_ends_promptly(server: TestedServer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(async_bus_connection, "_CLOSING_SECONDS", 0.2)
-    async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
-        bus = AsyncPubSub(given)
-        await bus.subscribe("A")
-        # Its owner is busy.
-        async with asyncio.timeout(PROMPTLY), given.lock:
-            await bus.close()
-        await given.execute("SELECT 1")
-        bus = AsyncPubSub(given)
-        await bus.subscribe("A")
-    # Its owner has closed it.
-    await bus.run()
-    with pytest.raises(NodeClosed):
-        await bus.publish("A")

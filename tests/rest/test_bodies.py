@@ -56,15 +56,6 @@ def test_headers_keep_their_types_and_are_sound_http(headers: dict[str, Any]):
     assert json.loads(again) == headers
 
 
-@given(st.text(max_size=100), st.sampled_from([None, "json", "b64", "other"]), TEXTS)
-def test_whatever_a_queue_holds_has_an_answer(text: str, enc: str | None, content_type: str):
-    text = text.encode(errors="replace").decode()
-    headers = json.dumps({"content-type": content_type})
-    content = bodies.build_content(text, enc, headers)
-    assert content.content_type.isascii()
-    assert content.content_type.isprintable()
-
-
 def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
     headers = {f"h{n}": "v" * 500 for n in range(60)}
     shown = bodies.build_content("", None, json.dumps(headers)).headers

@@ -14,7 +14,7 @@ from psqlmessages import Node
 from psqlmessages.exceptions import DestinationNotAuthorized, NodeClosed
 from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
-from tests.queues.client.conftest import NOW, SOON, listened
+from tests.queues.client.conftest import SOON, listened
 from tests.sql.conftest import World
 
 
@@ -97,15 +97,6 @@ def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader
         assert reader.counters.calls - popped < 100
         maker.connection.execute("COMMIT")
         assert waiting.result(SOON.total_seconds()) == ["x"]
-
-
-def test_without_a_timeout_nobody_waits_and_with_one_the_wait_ends_then(reader: Node) -> None:
-    began = monotonic()
-    assert (reader.pop("Q"), reader.pop("Q", timeout=NOW), reader.reserve("Q")) == ([], [], [])
-    assert monotonic() - began < PROMPTLY
-    began = monotonic()
-    assert reader.pop("Q", timeout=timedelta(seconds=0.4)) == []
-    assert 0.4 <= monotonic() - began < 0.4 + PROMPTLY
 
 
 @pytest.mark.parametrize(("end", "take"), [("stop", "reserve"), ("close", "pop")])
