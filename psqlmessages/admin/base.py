@@ -13,7 +13,7 @@ from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
 from django.db import OperationalError, connections, router, transaction
-from django.db.models import Count, Model, QuerySet
+from django.db.models import Count, Model, Q, QuerySet
 from django.forms import CharField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
@@ -25,7 +25,7 @@ from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
 # Context of all templates that have actions.
-_COMMON = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
+_CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 
 
 class BaseAdmin(ModelAdmin):
@@ -57,11 +57,11 @@ class BaseAdmin(ModelAdmin):
         """Add the URLs of the pages before the admin's own."""
         prefix = f"{self.opts.app_label}_{self.opts.model_name}"
         view = self.admin_site.admin_view
-        added = [
+        own = [
             path(route, view(getattr(self, f"{name}_view")), name=f"{prefix}_{name}")
             for name, route in self.pages.items()
         ]
-        return [*added, *super().get_urls()]
+        return [*own, *super().get_urls()]
 
     def change_view(
         self,
@@ -72,7 +72,7 @@ class BaseAdmin(ModelAdmin):
     ) -> HttpResponse:
         """Show one object, with the context that the class adds."""
         if (found := self.get_object(request, unquote(object_id))) is not None:
-            extra_context = {**_COMMON, **self.context_of(request, found), **(extra_context or {})}
+            extra_context = _CONTEXT | self.context_of(request, found) | (extra_context or {})
         return super().change_view(request, object_id, form_url, extra_context)
 
     def context_of(self, request: HttpRequest, found: Any) -> dict[str, Any]:
@@ -84,8 +84,8 @@ class BaseAdmin(ModelAdmin):
     ) -> TemplateResponse:
         """Return a page in the layout of the admin."""
         request.current_app = self.admin_site.name
-        common = {"title": title, "opts": self.opts, "media": self.media, **_COMMON}
-        context = {**self.admin_site.each_context(request), **common, **context}
+        defaults = {"title": title, "opts": self.opts, "media": self.media, **_CONTEXT}
+        context = {**self.admin_site.each_context(request), **defaults, **context}
         return TemplateResponse(request, f"admin/psqlmessages/{template}.html", context)
 
     def redirect(self, page: str, *arguments: Any) -> HttpResponse:
@@ -101,7 +101,7 @@ class BaseAdmin(ModelAdmin):
 
     def report(self, request: HttpRequest, error: OperationalError) -> None:
         """Show that nothing was saved because of a transient error; re-raise any other error."""
-        self.message_user(request, refusal(error), messages.ERROR)
+        self.message_user(request, error_text(error), messages.ERROR)
 
 
 def column(
@@ -126,11 +126,11 @@ class VerbatimForm(ModelForm):
                 field.strip = False
 
 
-def listed(words: Iterable[Any], most: int, separator: str = ", ") -> str:
-    """Return the first words as text, and the number of the others."""
-    names = [str(word) for word in words]
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return separator.join(names[:most]) + more
+def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
+    """Return the first names as text, and the number of the others."""
+    texts = [str(name) for name in names]
+    more = f" and {len(texts) - maximum:,} more" if len(texts) > maximum else ""
+    return separator.join(texts[:maximum]) + more
 
 
 class RuleLock:
@@ -146,7 +146,7 @@ class RuleLock:
             with transaction.atomic(using=database()):
                 lock_rules()
         except OperationalError as error:
-            return refusal(error)
+            return error_text(error)
         return ""
 
 
@@ -155,7 +155,7 @@ def database() -> str:
     return router.db_for_write(Auth)
 
 
-def refusal(error: OperationalError) -> str:
+def error_text(error: OperationalError) -> str:
     """Return the text of a transient error from PostgreSQL; re-raise any other error."""
     cause = error.__cause__
     if not (isinstance(cause, psycopg.Error) and is_transient(cause)):
@@ -165,7 +165,7 @@ def refusal(error: OperationalError) -> str:
     return f"Nothing was saved: {text}.{hint}"
 
 
-def role() -> str:
+def current_role() -> str:
     """Return the role that Django connects as."""
     ((name,),) = rows("SELECT session_user::text")
     return str(name)
@@ -190,7 +190,7 @@ def rules_for(kind: str, name: str) -> QuerySet[Auth]:
     return Auth.objects.filter(type=kind, dest__in=patterns)
 
 
-def bound_waits() -> None:
+def limit_lock_waits() -> None:
     """Limit each lock wait to 10 s until the transaction ends."""
     rows("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
 
@@ -201,7 +201,7 @@ def disconnect(client: int) -> bool:
     Raises OperationalError if a change of rules holds the lock for 10 s.
     """
     with transaction.atomic(using=database()):
-        bound_waits()
+        limit_lock_waits()
         found = rows(
             "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
             [client],
@@ -218,9 +218,24 @@ def rows(
         return cursor.fetchall()
 
 
-# Filters of long lists, limited to the most frequent values of a field
+# Filters
 
-_SHOWN = 20
+_MAX_CHOICES = 20
+
+
+class StateFilter(SimpleListFilter):
+    """Filter by state: ``states`` has the label and the condition of each value."""
+
+    states: ClassVar[dict[str, tuple[str, Q]]]
+
+    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
+        """Return the states."""
+        return [(value, label) for value, (label, _) in self.states.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Keep the objects in the chosen state."""
+        value = self.value()
+        return queryset.filter(self.states[value][1]) if value in self.states else queryset
 
 
 class FrequentValuesFilter(SimpleListFilter):
@@ -234,7 +249,7 @@ class FrequentValuesFilter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the most frequent values, and always the chosen one."""
         objects = model_admin.model._default_manager.order_by()
-        found = {value for value, _ in self.frequent(objects)[:_SHOWN]}
+        found = {value for value, _ in self.frequent(objects)[:_MAX_CHOICES]}
         return [(value, value) for value in sorted(found | ({self.value()} - {None, ""}))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
@@ -243,13 +258,13 @@ class FrequentValuesFilter(SimpleListFilter):
 
 
 class RoleFilter(FrequentValuesFilter):
-    """By role."""
+    """Filter by role."""
 
     title = parameter_name = "role"
 
 
 class IdentFilter(FrequentValuesFilter):
-    """By ident."""
+    """Filter by ident."""
 
     title = parameter_name = "ident"
 
@@ -282,13 +297,13 @@ def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None
         [
             LogEntry(
                 user_id=request.user.pk,
-                content_type_id=get_content_type_for_model(impact).pk,
-                object_id=impact.pk,
-                object_repr=str(impact)[:200],
+                content_type_id=get_content_type_for_model(entry).pk,
+                object_id=entry.pk,
+                object_repr=str(entry)[:200],
                 action_flag=flag,
                 change_message=text,
             )
-            for impact, flag, text in entries
+            for entry, flag, text in entries
         ],
         _BATCH,
     )
@@ -318,7 +333,7 @@ class HistoryMixin:
 # Warnings about values that are saved, but probably not intended
 
 
-def remarks_of(rules: Iterable[RuleEntry]) -> list[str]:
+def find_remarks(rules: Iterable[RuleEntry]) -> list[str]:
     """Return the warnings about rules, without duplicates."""
     rules = list(rules)
     missing = rows(

@@ -20,7 +20,7 @@ from psqlmessages.models import Destination, Exchange
 from psqlmessages.wire import MalformedText, strict_json
 
 # Form fields by their path in a document.
-_FIELDS: Final = {
+_FIELDS_BY_PATH: Final = {
     ("name",): "name",
     ("src", "ns"): "source_namespace",
     ("src", "queue"): "source_queue",
@@ -30,8 +30,8 @@ _FIELDS: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-_ANYWHERE: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
-_MOST_CHARACTERS: Final = 100_000
+_ANY_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
+_MAX_CHARACTERS: Final = 100_000
 
 
 class _DefinitionForm(forms.ModelForm):
@@ -44,23 +44,25 @@ class _DefinitionForm(forms.ModelForm):
                 self.fields[name].strip = False
         for name in ("source_namespace", "namespace"):
             if name in self.fields:
-                known = definitions.namespaces()
-                present = getattr(self.instance, name)
-                shown = dict.fromkeys([*known, *([present] if present else [])])
-                self.fields[name].widget = forms.Select(choices=[(each, each) for each in shown])
+                choices = list(definitions.namespaces())
+                current = getattr(self.instance, name)
+                if current and current not in choices:
+                    choices.append(current)
+                self.fields[name].widget = forms.Select(choices=[(each, each) for each in choices])
 
     def add_errors(self, errors: Iterable[ExchangeError]) -> None:
         """Add each error to its field, unless Django has already found one there."""
-        for problem in errors:
-            field = _FIELDS.get(problem.path)
+        for error in errors:
+            field = _FIELDS_BY_PATH.get(error.path)
             if field not in self.errors:
-                self.add_error(field if field in self.fields else None, problem.sentence)
+                self.add_error(field if field in self.fields else None, error.sentence)
 
 
 class ExchangeForm(_DefinitionForm):
     """An exchange without its destinations; refuses to overwrite concurrent changes."""
 
-    seen = forms.CharField(required=False, widget=forms.HiddenInput)
+    # The time of the last change, when the page was shown.
+    version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     class Meta:
         model = Exchange
@@ -72,31 +74,28 @@ class ExchangeForm(_DefinitionForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.instance.pk:
-            self.fields["seen"].initial = self.instance.changed_at.isoformat()
+            self.fields["version"].initial = self.instance.changed_at.isoformat()
 
     def has_changed(self) -> bool:
-        """Ignore the hidden field `seen`."""
-        return bool(set(self.changed_data) - {"seen"})
+        """Ignore the hidden field `version`."""
+        return bool(set(self.changed_data) - {"version"})
 
     def clean(self) -> dict[str, Any]:
         """Check the definition, and that the exchange has not changed since the page was shown."""
         cleaned = super().clean() or self.cleaned_data
-        if self.instance.pk and cleaned.get("seen") != self.instance.changed_at.isoformat():
+        if self.instance.pk and cleaned.get("version") != self.instance.changed_at.isoformat():
             raise ValidationError(
                 "Somebody else changed this exchange. Reload the page, and repeat your change if it"
                 " is still needed."
             )
-        self.add_errors(
-            problem
-            for problem in DefinedExchange(
-                cleaned.get("name", ""),
-                QueueRef(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
-                (_ANYWHERE,),
-                cleaned.get("parallel") or 0,
-                cleaned.get("wsize") or 0,
-            ).errors()
-            if problem.path[0] != "dst"
+        exchange = DefinedExchange(
+            cleaned.get("name", ""),
+            QueueRef(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
+            (_ANY_DESTINATION,),
+            cleaned.get("parallel") or 0,
+            cleaned.get("wsize") or 0,
         )
+        self.add_errors(error for error in exchange.errors() if error.path[0] != "dst")
         return cleaned
 
 
@@ -122,42 +121,42 @@ class DestinationForm(_DefinitionForm):
             self.fields["order"].initial = self.instance.position + 1
 
     @property
-    def defined(self) -> DefinedDestination:
+    def definition(self) -> DefinedDestination:
         """The destination as a definition."""
-        given = self.cleaned_data
-        place = QueueRef(given.get("namespace", ""), given.get("queue", ""))
-        return DefinedDestination(place, given.get("selector", ""))
+        cleaned = self.cleaned_data
+        queue = QueueRef(cleaned.get("namespace", ""), cleaned.get("queue", ""))
+        return DefinedDestination(queue, cleaned.get("selector", ""))
 
     def clean(self) -> dict[str, Any]:
         """Check the definition, which compiles the selector."""
         cleaned = super().clean() or self.cleaned_data
-        self.add_errors(self.defined.errors())
+        self.add_errors(self.definition.errors())
         return cleaned
 
 
-class Destinations(forms.BaseInlineFormSet):
+class DestinationFormSet(forms.BaseInlineFormSet):
     """The destinations of an exchange, in order."""
 
     def clean(self) -> None:
         """Check the number of destinations, and assign their positions."""
         super().clean()
-        kept = [
+        remaining = [
             form
             for form in self.forms
             if (form.instance.pk or form.has_changed()) and not self._should_delete_form(form)
         ]
         if any(form.errors for form in self.forms):
             return
-        exchange = DefinedExchange("x", _ANYWHERE.place, tuple(form.defined for form in kept))
-        for problem in exchange.errors():
-            if problem.path == ("dst",):
-                raise ValidationError(problem.sentence)
-        ordered = sorted(enumerate(kept), key=_order)
-        for position, (_, form) in enumerate(ordered):
+        destinations = tuple(form.definition for form in remaining)
+        exchange = DefinedExchange("x", _ANY_DESTINATION.place, destinations)
+        for error in exchange.errors():
+            if error.path == ("dst",):
+                raise ValidationError(error.sentence)
+        for position, (_, form) in enumerate(sorted(enumerate(remaining), key=_sort_key)):
             form.instance.position = position
 
-    def settle(self) -> None:
-        """Write the positions of unchanged forms after everything is saved."""
+    def save_positions(self) -> None:
+        """Write the positions of unchanged destinations: Django saves changed ones only."""
         for form in self.forms:
             if form.instance.pk and not form.has_changed():
                 rows = Destination.objects.filter(pk=form.instance.pk)
@@ -170,14 +169,14 @@ class DryRunForm(forms.Form):
     headers = forms.CharField(
         required=False,
         initial="{}",
-        max_length=_MOST_CHARACTERS,
+        max_length=_MAX_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "spellcheck": "false"}),
         help_text="A JSON object, or empty.",
     )
     body = forms.CharField(
         required=False,
         strip=False,
-        max_length=_MOST_CHARACTERS,
+        max_length=_MAX_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"}),
     )
     is_json = forms.BooleanField(required=False, label="The body is JSON")
@@ -185,7 +184,7 @@ class DryRunForm(forms.Form):
 
     def clean_headers(self) -> dict[str, Any]:
         """Parse the headers."""
-        headers = _json(self.cleaned_data["headers"] or "{}")
+        headers = _parse_json(self.cleaned_data["headers"] or "{}")
         if not isinstance(headers, dict):
             raise ValidationError("Headers must be a JSON object.")
         return headers
@@ -195,35 +194,36 @@ class DryRunForm(forms.Form):
         cleaned = super().clean() or self.cleaned_data
         if cleaned.get("is_json") and "body" in cleaned:
             try:
-                cleaned["body"] = _json(cleaned["body"])
+                cleaned["body"] = _parse_json(cleaned["body"])
             except ValidationError as error:
                 self.add_error("body", error)
         return cleaned
 
     def message(self, source: QueueRef) -> SelectorInput:
         """Return the element as selectors see it in the source queue."""
-        given = self.cleaned_data
+        cleaned = self.cleaned_data
         return SelectorInput(
-            given["body"],
-            given["headers"],
-            tries=given["tries"],
+            cleaned["body"],
+            cleaned["headers"],
+            tries=cleaned["tries"],
             queue=source.queue,
             ns=source.namespace,
         )
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return strict_json(text)
     except MalformedText as error:
         raise ValidationError(error.sentence()) from error
 
 
-def _order(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Sort by requested position: entries moved up go before its previous holder, others after."""
+def _sort_key(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
+    """Sort by position; a new or raised destination goes before the one that is there already."""
     index, form = entry
-    asked, former = form.cleaned_data.get("order"), form.fields["order"].initial
-    if asked is None:
+    new, old = form.cleaned_data.get("order"), form.fields["order"].initial
+    if new is None:
         return float("inf"), 0, index
-    moved = 0 if asked == former else -1 if former is None or asked < former else 1
-    return asked, moved, index
+    if new == old:
+        return new, 0, index
+    return new, -1 if old is None or new < old else 1, index

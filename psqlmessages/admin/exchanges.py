@@ -19,10 +19,10 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import BaseAdmin, column, listed
+from psqlmessages.admin.base import BaseAdmin, column, list_names
 from psqlmessages.admin.exchange_forms import (
     DestinationForm,
-    Destinations,
+    DestinationFormSet,
     DryRunForm,
     ExchangeForm,
 )
@@ -39,41 +39,44 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Destination, Exchange, ExchangeCount
 
+Outcome = ExchangeCount.Outcome
+
 # Statistics of an exchange for its page
 
-_ROW = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
+_COUNTER_FIELDS = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
 
 
-def alive(prefix: str = "") -> Q:
-    """Match the counts of workers that run the exchange now."""
-    seen = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
-    return Q(**{f"{prefix}outcome": ExchangeCount.Outcome.OK, f"{prefix}seen_at__gt": seen})
+def _has_live_worker(prefix: str = "") -> Q:
+    """Match one counter of each worker that runs the exchange now, by its heartbeat."""
+    oldest = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
+    return Q(**{f"{prefix}outcome": Outcome.OK, f"{prefix}seen_at__gt": oldest})
 
 
-def figures(exchange: Exchange) -> dict[str, Any]:
-    """Read the counts of all workers, as texts and numbers for the page."""
-    counts = ExchangeCount.objects.filter(exchange=exchange)
-    counted = AggregatedCounters.of(CounterRow(*values) for values in counts.values_list(*_ROW))
-    elements = counted.elements
+def _read_statistics(exchange: Exchange) -> dict[str, Any]:
+    """Read the counters of all workers, as texts and numbers for the page."""
+    counters = ExchangeCount.objects.filter(exchange=exchange)
+    rows = counters.values_list(*_COUNTER_FIELDS)
+    totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
+    elements = totals.elements
     return {
-        "workers": counts.filter(alive()).count(),
+        "workers": counters.filter(_has_live_worker()).count(),
         "outcomes": [
-            _outcome_row(outcome.label, counted.outcomes.get(outcome, Histogram()))
+            _outcome_row(outcome.label, totals.outcomes.get(outcome, Histogram()))
             for outcome in ELEMENT_OUTCOMES
         ],
         "copies": [
             (
                 str(destination),
-                counted.copies.get(destination.position, 0),
-                counted.selector_failures.get(destination.position, 0),
+                totals.copies.get(destination.position, 0),
+                totals.selector_failures.get(destination.position, 0),
             )
             for destination in exchange.destinations.all()
         ],
-        "selector_time": duration(counted.selector_seconds / elements) if elements else "-",
+        "selector_time": _format_duration(totals.selector_seconds / elements) if elements else "-",
     }
 
 
-def duration(seconds: float | None) -> str:
+def _format_duration(seconds: float | None) -> str:
     """Format a duration for display."""
     if seconds is None:
         return "-"
@@ -89,58 +92,53 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
     return {
         "label": label,
         "count": histogram.count,
-        "mean": duration(mean),
-        "median": duration(histogram.quantile(0.5)),
-        "slowest": duration(histogram.quantile(0.95)),
+        "mean": _format_duration(mean),
+        "median": _format_duration(histogram.quantile(0.5)),
+        "p95": _format_duration(histogram.quantile(0.95)),
     }
 
 
-_OUTCOMES = {
+_OUTCOME_SENTENCES = {
     "no_route": "No selector matches: it would go to {}.",
     "too_many_hops": "It has exceeded the hop limit: it would go to {}, and selectors are not run.",
 }
 
 
-def _shown(dry_run: DryRun) -> dict[str, Any]:
+def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
-    sentence = _OUTCOMES.get(dry_run.outcome, "")
+    sentence = _OUTCOME_SENTENCES.get(dry_run.outcome, "")
     return {
         "sentence": sentence.format(dry_run.fallback.place) if dry_run.fallback else "",
-        "fallback": dry_run.fallback and _copy(dry_run.fallback),
+        "fallback": dry_run.fallback and _format_copy(dry_run.fallback),
         "rows": [
             {
-                "place": str(asked.place),
-                "is_taken": asked.verdict.is_taken,
-                "why": asked.verdict.error or asked.verdict.why,
-                "took": duration(asked.verdict.seconds),
-                "copy": asked.copy and _copy(asked.copy),
+                "destination": str(result.place),
+                "is_taken": result.verdict.is_taken,
+                "reason": result.verdict.error or result.verdict.why,
+                "duration": _format_duration(result.verdict.seconds),
+                "copy": result.copy and _format_copy(result.copy),
             }
-            for asked in dry_run.destinations
+            for result in dry_run.destinations
         ],
     }
 
 
-def _copy(copy: DryRunCopy) -> dict[str, Any]:
+def _format_copy(copy: DryRunCopy) -> dict[str, Any]:
     body = copy.body
-    return {
-        "headers": json.dumps(copy.headers, ensure_ascii=False, indent=1),
-        "body": body
-        if isinstance(body, str)
-        else json.dumps(body, ensure_ascii=False, indent=1, default=repr),
-        "options": [
-            *([f"delay: {copy.delay:g} s"] if copy.delay else ()),
-            *(
-                [f"mature: {datetime.fromtimestamp(copy.mature, UTC):%F %T} UTC"]
-                if copy.mature
-                else ()
-            ),
-            *([f"tries: {copy.tries}"] if copy.tries else ()),
-        ],
-    }
+    if not isinstance(body, str):
+        body = json.dumps(body, ensure_ascii=False, indent=1, default=repr)
+    options = []
+    if copy.delay:
+        options.append(f"delay: {copy.delay:g} s")
+    if copy.mature:
+        options.append(f"mature: {datetime.fromtimestamp(copy.mature, UTC):%F %T} UTC")
+    if copy.tries:
+        options.append(f"tries: {copy.tries}")
+    headers = json.dumps(copy.headers, ensure_ascii=False, indent=1)
+    return {"headers": headers, "body": body, "options": options}
 
 
-Outcome = ExchangeCount.Outcome
-_SHOWN = 5
+_MAX_LISTED = 5
 _SOURCE = Concat("source_namespace", Value("/"), "source_queue", output_field=CharField())
 
 
@@ -149,7 +147,7 @@ class DestinationInline(TabularInline):
 
     model = Destination
     form = DestinationForm
-    formset = Destinations
+    formset = DestinationFormSet
     fields = ("order", "namespace", "queue", "selector")
     extra = 1
 
@@ -167,14 +165,14 @@ class ExchangeAdmin(BaseAdmin):
     search_fields = ("name", "source_queue", "destinations__queue")
     search_help_text = "Searches the name, the source and the destinations."
     fieldsets = (
-        (None, {"fields": ("name", ("source_namespace", "source_queue"), "is_running", "seen")}),
+        (None, {"fields": ("name", ("source_namespace", "source_queue"), "is_running", "version")}),
         ("Consumers", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
     actions = ("start_selected", "stop_selected")
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column("from", lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE)
-    targets = column("to", lambda found: listed(found.destinations.all(), _SHOWN) or "-")
+    targets = column("to", lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-")
     processes = column("processes", lambda found: found.workers, "workers")
     routed = column("routed", lambda found: f"{found.n_ok:,}", "n_ok")
     no_route = column("no route", lambda found: f"{found.n_no_route:,}", "n_no_route")
@@ -185,13 +183,13 @@ class ExchangeAdmin(BaseAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
         """Read exchanges with their destinations and counts, in two statements."""
-        counted = {
-            outcome.value: Sum("counts__count", filter=Q(counts__outcome=outcome), default=0)
+        totals = {
+            f"n_{outcome.value}": Sum("counts__count", filter=Q(counts__outcome=outcome), default=0)
             for outcome in (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
         }
-        workers = Count("counts__worker", filter=alive("counts__"), distinct=True)
+        workers = Count("counts__worker", filter=_has_live_worker("counts__"), distinct=True)
         exchanges = super().get_queryset(request).prefetch_related("destinations")
-        return exchanges.annotate(workers=workers, **{f"n_{k}": v for k, v in counted.items()})
+        return exchanges.annotate(workers=workers, **totals)
 
     # Starting and stopping
 
@@ -208,7 +206,7 @@ class ExchangeAdmin(BaseAdmin):
     def _set_running(
         self, request: HttpRequest, exchanges: list[Exchange], *, is_running: bool
     ) -> Any:
-        done, using = "Started" if is_running else "Stopped", base.database()
+        verb, using = "Started" if is_running else "Stopped", base.database()
         for exchange in exchanges:
             try:
                 is_changed = repository.set_running(exchange.name, is_running, using)
@@ -216,8 +214,8 @@ class ExchangeAdmin(BaseAdmin):
                 self.message_user(request, f"Already deleted: {exchange}.", messages.WARNING)
                 continue
             if is_changed:
-                base.log(request, [(exchange, CHANGE, f"{done}.")])
-            text = f"{done}{'' if is_changed else ' already'}: {exchange}."
+                base.log(request, [(exchange, CHANGE, f"{verb}.")])
+            text = f"{verb}{'' if is_changed else ' already'}: {exchange}."
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text, level)
         return self.after_action(request, exchanges)
@@ -238,7 +236,7 @@ class ExchangeAdmin(BaseAdmin):
         """Save the destinations in order."""
         super().save_related(request, form, formsets, change)
         for formset in formsets:
-            formset.settle()
+            formset.save_positions()
 
     def construct_change_message(
         self, request: HttpRequest, form: forms.ModelForm, formsets: Any, add: bool = False
@@ -278,14 +276,14 @@ class ExchangeAdmin(BaseAdmin):
     def context_of(self, request: HttpRequest, found: Exchange) -> dict[str, Any]:
         """Return the statistics of an exchange, and its missing rules."""
         missing = find_missing_rules([repository.to_definition(found)], base.database())
-        is_here = any(rule.namespace == base.database() for rule in missing.rules)
+        is_in_this_database = any(rule.namespace == base.database() for rule in missing.rules)
         return {
-            "figures": figures(found),
+            "statistics": _read_statistics(found),
             "may_change": self.has_change_permission(request, found),
             "ident": ident_of(found.name),
             "missing_rules": missing.rules,
             "rule_errors": missing.errors,
-            "may_add_rules": is_here and self._may_add_rules(request, found),
+            "may_add_rules": is_in_this_database and self._may_add_rules(request, found),
         }
 
     def dry_run_view(self, request: HttpRequest, key: int) -> HttpResponse:
@@ -301,7 +299,7 @@ class ExchangeAdmin(BaseAdmin):
             except MalformedExchanges as error:
                 context["errors"] = error.errors
             else:
-                context["dry_run"] = _shown(
+                context["dry_run"] = _format_dry_run(
                     dry_run_exchange(compiled, form.message(compiled.source))
                 )
         return self.page(request, "exchange/dry_run", f"Dry run of {exchange}", **context)
@@ -323,5 +321,5 @@ class ExchangeAdmin(BaseAdmin):
         return self.redirect("change", key)
 
     def _may_add_rules(self, request: HttpRequest, exchange: Exchange) -> bool:
-        wanted = ("psqlmessages.add_auth", "psqlmessages.change_auth")
-        return self.has_view_permission(request, exchange) and request.user.has_perms(wanted)
+        needed = ("psqlmessages.add_auth", "psqlmessages.change_auth")
+        return self.has_view_permission(request, exchange) and request.user.has_perms(needed)

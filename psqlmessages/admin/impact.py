@@ -12,15 +12,15 @@ from django.db.models import F, Func, QuerySet, TextField
 from psqlmessages.admin import base, open_transactions
 from psqlmessages.models import Client, Membership, Observation
 
-_SHOWN = 20
-_ENDED = {
+_MAX_NAMES = 20
+_ENDED_TEXTS = {
     Membership.Kind.LISTEN: "no longer listens to",
     Membership.Kind.NOTIFY: "no longer sends to",
     "observe": "no longer observes",
 }
 
-# Client id, ident, activity, topic. Activity and topic are empty for the registration itself.
-Doing = tuple[int, str, str, str]
+# Client id, ident, kind, topic. Kind and topic are empty for the registration of the node.
+Activity = tuple[int, str, str, str]
 
 
 class RuleImpact:
@@ -33,18 +33,18 @@ class RuleImpact:
         self.is_changed = False
 
     @contextmanager
-    def by(self, idents: Iterable[str]) -> Iterator[None]:
-        """Compare nodes before and after a change of the rules with these idents and patterns."""
+    def compare(self, idents: Iterable[str]) -> Iterator[None]:
+        """Compare nodes before and after the caller changes rules with these idents or patterns."""
         # No node registers, leaves, or changes its topics between the two reads, except within an
         # open transaction.
         base.lock_rules()
-        nodes = list(_nodes_of(list(set(idents))))
-        before = _doings(nodes)
+        nodes = list(_find_nodes(list(set(idents))))
+        before = _read_activities(nodes)
         yield
         self.is_changed = True
-        self.ended += _sentences(before, _doings(nodes))
+        self.ended += _describe_ended(before, _read_activities(nodes))
 
-    def applies(self, rules: Iterable[int]) -> None:
+    def add_connected_nodes(self, rules: Iterable[int]) -> None:
         """Add the connected nodes that these rules apply to now."""
         ((nodes,),) = base.rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
         clients = Client.objects.using(base.database()).filter(id__in=nodes)
@@ -55,10 +55,10 @@ class RuleImpact:
         if not self.is_changed:
             return
         if self.ended:
-            yield messages.WARNING, f"Immediately: {base.listed(self.ended, _SHOWN, '; ')}."
+            yield messages.WARNING, f"Immediately: {base.list_names(self.ended, _MAX_NAMES, '; ')}."
         if self.applying:
             nodes = "node" if len(self.applying) == 1 else "nodes"
-            idents = base.listed(sorted(self.applying), _SHOWN)
+            idents = base.list_names(sorted(self.applying), _MAX_NAMES)
             yield messages.INFO, f"Applies to the connected {nodes} {idents}."
         if not self.ended and not self.applying:
             yield messages.INFO, "No connected node is affected."
@@ -68,7 +68,7 @@ class RuleImpact:
             yield messages.WARNING, remark
 
 
-def _nodes_of(idents: list[str]) -> QuerySet[Client, int]:
+def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
     """Return the connected nodes that rules with these idents may affect."""
     patterns = Func(F("ident"), function="messages._patterns", output_field=ArrayField(TextField()))
     clients = Client.objects.using(base.database()).annotate(patterns=patterns)
@@ -79,7 +79,7 @@ def _connected(clients: QuerySet[Client]) -> QuerySet[Client]:
     return clients.filter(session__in=base.live_sessions()).order_by()
 
 
-def _doings(nodes: list[int]) -> set[Doing]:
+def _read_activities(nodes: list[int]) -> set[Activity]:
     using = base.database()
     clients = Client.objects.using(using).filter(id__in=nodes).order_by()
     memberships = Membership.objects.using(using).filter(client__in=nodes)
@@ -96,12 +96,12 @@ def _doings(nodes: list[int]) -> set[Doing]:
     }
 
 
-def _sentences(before: set[Doing], after: set[Doing]) -> list[str]:
+def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
     """Describe each activity that ended, by ident; for a disconnected node, only that."""
-    ended = sorted(before - after, key=lambda doing: doing[1:])
-    gone = {client for client, _, what, _ in ended if not what}
+    ended = sorted(before - after, key=lambda activity: activity[1:])
+    disconnected = {client for client, _, kind, _ in ended if not kind}
     return [
-        f"{ident} {_ENDED[what]} {name}" if what else f"{ident} is disconnected"
-        for client, ident, what, name in ended
-        if not what or client not in gone
+        f"{ident} {_ENDED_TEXTS[kind]} {topic}" if kind else f"{ident} is disconnected"
+        for client, ident, kind, topic in ended
+        if not kind or client not in disconnected
     ]

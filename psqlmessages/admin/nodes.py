@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import DELETION
 from django.db import OperationalError
-from django.db.models import BooleanField, Case, Prefetch, QuerySet, Value, When
+from django.db.models import BooleanField, Case, Prefetch, Q, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import RoleFilter, column, listed
+from psqlmessages.admin.base import RoleFilter, StateFilter, column, list_names
 from psqlmessages.admin.open_transactions import OpenTransactionsMixin
 from psqlmessages.models import Client, Membership, Observation
 
-_SHOWN = 10
+_MAX_NAMES = 10
 
 
-class LivenessFilter(admin.SimpleListFilter):
-    """Nodes whose connection is open, or gone."""
+class ConnectionFilter(StateFilter):
+    """Nodes whose connection is open, or closed."""
 
     title = parameter_name = "connection"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the two states."""
-        return [("there", "Open"), ("gone", "Closed")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Client]) -> QuerySet[Client]:
-        """Keep the nodes in the chosen state."""
-        return (
-            queryset if self.value() is None else queryset.filter(is_live=self.value() == "there")
-        )
+    states: ClassVar = {
+        "there": ("Open", Q(is_live=True)),
+        "gone": ("Closed", Q(is_live=False)),
+    }
 
 
 class ClientAdmin(OpenTransactionsMixin):
     """The registered nodes: read-only, with an action to disconnect them."""
 
     list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
-    list_filter = (LivenessFilter, RoleFilter)
+    list_filter = (ConnectionFilter, RoleFilter)
     search_fields = ("ident",)
     search_help_text = "Searches the ident."
     fields = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
@@ -52,7 +45,7 @@ class ClientAdmin(OpenTransactionsMixin):
     listens = column("listens to", lambda found: _topics(found, Membership.Kind.LISTEN))
     sends = column("sends to", lambda found: _topics(found, Membership.Kind.NOTIFY))
     observes = column(
-        "observes", lambda found: _listed(each.pattern for each in found.observations.all())
+        "observes", lambda found: _join(each.pattern for each in found.observations.all())
     )
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
@@ -94,27 +87,29 @@ class ClientAdmin(OpenTransactionsMixin):
         return None
 
     def _disconnect(self, request: HttpRequest, clients: Iterable[Client]) -> None:
-        ended, gone = [], []
+        disconnected, closed = [], []
         try:
             for client in clients:
-                is_ended = client.is_live and base.disconnect(client.pk)
-                (ended if is_ended else gone).append(client)
+                if client.is_live and base.disconnect(client.pk):
+                    disconnected.append(client)
+                else:
+                    closed.append(client)
         except OperationalError as error:
             self.report(request, error)
-        if gone:
-            # A node whose connection has ended has crashed: report it.
+        if closed:
+            # A node without a connection has crashed: let housekeeping send the event.
             base.rows("SELECT messages.evaluate()")
-        texts = ((client, DELETION, f"Disconnected from {client.session}.") for client in ended)
-        base.log(request, texts)
-        if ended:
-            self.message_user(request, f"Disconnected: {_listed(ended)}.", messages.SUCCESS)
-        if gone:
-            self.message_user(request, f"Already disconnected: {_listed(gone)}.", messages.INFO)
+        text = "Disconnected from {}."
+        base.log(request, ((each, DELETION, text.format(each.session)) for each in disconnected))
+        if disconnected:
+            self.message_user(request, f"Disconnected: {_join(disconnected)}.", messages.SUCCESS)
+        if closed:
+            self.message_user(request, f"Already disconnected: {_join(closed)}.", messages.INFO)
 
 
 def _topics(client: Client, kind: str) -> str:
-    return _listed(entry.topic for entry in client.memberships.all() if entry.kind == kind)
+    return _join(entry.topic for entry in client.memberships.all() if entry.kind == kind)
 
 
-def _listed(names: Iterable[Any]) -> str:
-    return listed(names, _SHOWN) or "-"
+def _join(names: Iterable[Any]) -> str:
+    return list_names(names, _MAX_NAMES) or "-"

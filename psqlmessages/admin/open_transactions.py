@@ -18,8 +18,8 @@ from psqlmessages.admin.base import BaseAdmin
 from psqlmessages.admin.queue_elements import VIEW_BODIES
 from psqlmessages.models import Session
 
-# A transaction that is open for less is most likely about to commit.
-_OPEN_SECONDS = 1
+# A transaction that has been open for less time will most likely commit soon.
+_MIN_OPEN_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,30 @@ class OpenTransaction:
         return f"pid {self.pid} ({self.role}, {self.program or 'no application_name'})"
 
 
-def open_transactions(*, suspicious: bool = False) -> list[OpenTransaction]:
-    """Return the open transactions, the oldest first; `suspicious` leaves out those just begun."""
+def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
+    """Return the transactions that have been open for at least this long, the oldest first."""
     found = base.rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
         " FROM messages._open_transactions()"
-        " WHERE NOT %s OR"
-        " coalesce(began_at < clock_timestamp() - make_interval(secs => %s), state IS NULL)",
-        [suspicious, _OPEN_SECONDS],
+        " WHERE coalesce(began_at <= clock_timestamp() - make_interval(secs => %(secs)s),"
+        " %(secs)s = 0 OR state IS NULL)",
+        {"secs": min_seconds},
     )
     return [OpenTransaction(*row) for row in found]
 
 
 def remark() -> str:
     """Name the transactions that delay the events of a change of rules; "" if there are none."""
-    ((is_held_up,),) = base.rows(
+    ((has_delayed_events,),) = base.rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
-    if not is_held_up or not (holders := open_transactions(suspicious=True)):
+    if not has_delayed_events or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
-    named = "; ".join(map(str, holders[:5]))
+    names = "; ".join(map(str, holders[:5]))
     return (
         "The rules apply from now on. Some connected nodes may receive the event later, and are"
-        f" shown as connected until then, because transactions are open: {named}."
+        f" shown as connected until then, because transactions are open: {names}."
         " See Connected nodes / Open transactions."
     )
 
@@ -93,7 +93,8 @@ class OpenTransactionsMixin(BaseAdmin):
             if not self.has_terminate_permission(request):
                 raise PermissionDenied
             key = request.POST.get("pid"), request.POST.get("transaction")
-            chosen = next((one for one in found if (str(one.pid), one.transaction) == key), None)
+            matching = (each for each in found if (str(each.pid), each.transaction) == key)
+            chosen = next(matching, None)
             if chosen is None:
                 self.message_user(request, "This transaction is over.", messages.INFO)
             elif "confirmed" in request.POST:

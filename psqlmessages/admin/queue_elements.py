@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import bound_waits, database, rows
+from psqlmessages.admin.base import database, limit_lock_waits, rows
 from psqlmessages.models import Element, Queue
 
 # Queue operations of the admin. Django owns the tables, so no rule is needed.
@@ -37,10 +37,10 @@ _DRAIN = """
     WITH locked AS MATERIALIZED (
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = %s AND e.available_at <= clock_timestamp() FOR UPDATE SKIP LOCKED
-    ), gone AS (
+    ), deleted AS (
         DELETE FROM psqlmessages_element AS e USING locked AS l WHERE e.id = l.id RETURNING 1
     )
-    SELECT count(*) FROM gone
+    SELECT count(*) FROM deleted
 """
 _REMOVE = """
     SELECT CASE WHEN EXISTS (
@@ -50,7 +50,7 @@ _REMOVE = """
 """
 
 
-def make(name: str) -> int:
+def create_queue(name: str) -> int:
     """Create a queue, if it does not exist; return its key."""
     ((key,),) = rows("SELECT (messages._queue(%s)).id", [name])
     return int(key)
@@ -62,7 +62,7 @@ def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
     Raises OperationalError if a transaction that uses one of them holds its lock for 10 s.
     """
     with transaction.atomic(using=database()):
-        bound_waits()
+        limit_lock_waits()
         return {key for key, _ in rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})}
 
 
@@ -88,12 +88,12 @@ def remove_empty(name: str) -> bool:
     return bool(is_removed)
 
 
-PAGE: Final = 50
+PAGE_SIZE: Final = 50
 # Limits for displayed bodies and headers.
 BODY_CHARACTERS: Final = 2000
 HEADER_CHARACTERS: Final = 2000
 # Limit for dead letters per redrive.
-MOST_PUT_BACK: Final = 10_000
+MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
@@ -116,108 +116,110 @@ class ElementsMixin:
         found = get_object_or_404(Queue, pk=queue)
         if not self.has_view_elements_permission(request):
             raise PermissionDenied
-        may_put_back = request.user.has_perm("psqlmessages.change_element")
+        may_redrive = request.user.has_perm("psqlmessages.change_element")
         if request.method == "POST":
-            if not may_put_back:
+            if not may_redrive:
                 raise PermissionDenied
-            self._put_back(request, found)
+            self._redrive(request, found)
             return HttpResponseRedirect(request.get_full_path())
         with_bodies = request.user.has_perm(VIEW_BODIES)
         return self.page(
             request,
             "queue/elements",
             f"Elements of {found}",
-            **_page(found, request.GET, with_bodies=with_bodies),
+            **_read_page(found, request.GET, with_bodies=with_bodies),
             queue=found,
-            may_put_back=may_put_back,
+            may_redrive=may_redrive,
             may_see_bodies=with_bodies,
             bodies_permission=VIEW_BODIES,
-            most_put_back=MOST_PUT_BACK,
+            max_redriven=MAX_REDRIVEN,
         )
 
-    def _put_back(self, request: HttpRequest, queue: Queue) -> None:
+    def _redrive(self, request: HttpRequest, queue: Queue) -> None:
         """Redrive the chosen dead letters, or all in the queue, and report their number."""
-        dead = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
+        dead_letters = Element.objects.filter(queue=queue, headers__has_key=FROM_QUEUE)
         if "all" not in request.POST:
             chosen = [int(key) for key in request.POST.getlist("element") if key.isdecimal()]
-            dead = dead.filter(pk__in=chosen[:MOST_PUT_BACK])
-        dead = dead.order_by("available_at", "id").values_list("pk", f"headers__{FROM_QUEUE}")
-        letters = dict(dead[:MOST_PUT_BACK])
-        if not letters:
+            dead_letters = dead_letters.filter(pk__in=chosen[:MAX_REDRIVEN])
+        dead_letters = dead_letters.order_by("available_at", "id")[:MAX_REDRIVEN]
+        queue_by_id = dict(dead_letters.values_list("pk", f"headers__{FROM_QUEUE}"))
+        if not queue_by_id:
             self.message_user(request, "No dead letter was selected.", messages.WARNING)
             return
-        ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(letters)])
-        counts = Counter(str(name) for name in letters.values()).most_common(5)
-        places = ", ".join(f"{number:,} into {name}" for name, number in counts)
-        text = f"{moved:,} of {len(letters):,} dead letters were redriven: {places}."
-        if moved < len(letters):
+        ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(queue_by_id)])
+        counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
+        queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
+        text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."
+        if moved < len(queue_by_id):
             text += " Reserved ones stay."
         base.log(request, [(queue, CHANGE, text)])
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 
-def _page(queue: Queue, given: Any, *, with_bodies: bool) -> dict[str, Any]:
-    """Read a page; ``given`` has the order and the last element of the previous page."""
-    order = given.get("order") if given.get("order") in _ORDERS else "first"
-    entries = _behind(Element.objects.filter(queue=queue), given, order)
+def _read_page(queue: Queue, query: Any, *, with_bodies: bool) -> dict[str, Any]:
+    """Read a page; ``query`` has the order and the last element of the previous page."""
+    order = query.get("order") if query.get("order") in _ORDERS else "first"
+    entries = _after_previous_page(Element.objects.filter(queue=queue), query, order)
     entries = entries.order_by(*_ORDERS[order]).annotate(
-        at=Now(),
+        now=Now(),
         size=Func(F("body"), function="octet_length", output_field=IntegerField()),
         is_leased=Q(lease__isnull=False),
     )
     names = [
         *("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc"),
-        *("at", "size", "is_leased"),
+        *("now", "size", "is_leased"),
     ]
     if with_bodies:
-        entries = entries.annotate(shown=Left("body", BODY_CHARACTERS, output_field=TextField()))
-        names.append("shown")
-    found = list(entries.values(*names)[: PAGE + 1])
-    rows = [_row(entry) for entry in found[:PAGE]]
-    following = ""
-    if len(found) > PAGE:
-        last = found[PAGE - 1]
+        body_start = Left("body", BODY_CHARACTERS, output_field=TextField())
+        entries = entries.annotate(body_start=body_start)
+        names.append("body_start")
+    found = list(entries.values(*names)[: PAGE_SIZE + 1])
+    rows = [_describe(entry) for entry in found[:PAGE_SIZE]]
+    next_page = ""
+    if len(found) > PAGE_SIZE:
+        last = found[PAGE_SIZE - 1]
         after = {"time": last["available_at"].isoformat(), "id": last["id"], "order": order}
-        following = f"?{urlencode(after)}"
+        next_page = f"?{urlencode(after)}"
     return {
         "order": order,
         "rows": rows,
-        "following": following,
-        "is_first": "time" not in given,
+        "next_page": next_page,
+        "is_first": "time" not in query,
         "has_dead": any(row["dead_from"] for row in rows),
     }
 
 
-def _behind(elements: QuerySet[Element], given: Any, order: str) -> QuerySet[Element]:
-    """Exclude the elements of previous pages."""
+def _after_previous_page(elements: QuerySet[Element], query: Any, order: str) -> QuerySet[Element]:
     try:
-        time = parse_datetime(given.get("time", ""))
+        time = parse_datetime(query.get("time", ""))
     except ValueError:
         return elements
-    if time is None or time.tzinfo is None or not given.get("id", "").isdecimal():
+    if time is None or time.tzinfo is None or not query.get("id", "").isdecimal():
         return elements
-    key, sign = int(given["id"]), "gt" if order == "first" else "lt"
-    if key >= 2**63:
+    last_id, comparison = int(query["id"]), "gt" if order == "first" else "lt"
+    if last_id >= 2**63:
         return elements
-    same = Q(available_at=time, **{f"id__{sign}": key})
-    return elements.filter(Q(**{f"available_at__{sign}": time}) | same)
+    at_same_time = Q(available_at=time, **{f"id__{comparison}": last_id})
+    return elements.filter(Q(**{f"available_at__{comparison}": time}) | at_same_time)
 
 
-def _row(entry: dict[str, Any]) -> dict[str, Any]:
+def _describe(entry: dict[str, Any]) -> dict[str, Any]:
     """Describe an element as the page shows it, without its lease."""
-    is_ahead = entry["available_at"] > entry["at"]
-    state = ("reserved" if entry["is_leased"] else "scheduled") if is_ahead else "available"
-    headers, body = entry["headers"], entry.get("shown")
+    is_waiting = entry["available_at"] > entry["now"]
+    state = "available"
+    if is_waiting:
+        state = "reserved" if entry["is_leased"] else "scheduled"
+    headers, body = entry["headers"], entry.get("body_start")
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
     return {
         **entry,
         "state": state,
-        "until": entry["available_at"] if is_ahead else None,
+        "until": entry["available_at"] if is_waiting else None,
         "headers": text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
         "dead_from": str(dead_from or ""),
         "kind": _ENCODINGS.get(entry["enc"], entry["enc"]),
         "body": body,
-        # Whether the body is longer than the part shown.
+        # Whether the body is longer than the part that the page shows.
         "has_more": body is not None and entry["size"] > len(body.encode()),
     }

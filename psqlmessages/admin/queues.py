@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin
 from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
 from django.db import OperationalError
-from django.db.models import BigIntegerField, Exists, OuterRef, QuerySet
+from django.db.models import BigIntegerField, Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
@@ -19,9 +18,10 @@ from psqlmessages.admin.base import (
     BaseAdmin,
     HistoryMixin,
     LockTimeoutMixin,
+    StateFilter,
     VerbatimForm,
     column,
-    listed,
+    list_names,
     rules_for,
 )
 from psqlmessages.admin.queue_elements import ElementsMixin
@@ -36,7 +36,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Auth, Element, Queue
 
-_SHOWN = 20
+_MAX_NAMES = 20
 
 
 class Confirmation(NamedTuple):
@@ -65,35 +65,19 @@ _DELETING = Confirmation(
 
 
 _NUMBERS = ArrayField(BigIntegerField())
+_HAS_ELEMENTS = Exists(Element.objects.filter(queue=OuterRef("pk")))
 
 
-class QueueStateFilter(admin.SimpleListFilter):
+class QueueStateFilter(StateFilter):
     """Queues by state: paused, filled, empty, or a dead-letter queue."""
 
     title = parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the states."""
-        return [
-            ("paused", "Paused"),
-            ("filled", "With elements"),
-            ("empty", "Empty"),
-            ("dead", "Dead-letter queues"),
-        ]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Queue]) -> QuerySet[Queue]:
-        """Keep the queues in the chosen state."""
-        has_elements = Exists(Element.objects.filter(queue=OuterRef("pk")))
-        match self.value():
-            case "paused":
-                return queryset.filter(is_paused=True)
-            case "filled":
-                return queryset.filter(has_elements)
-            case "empty":
-                return queryset.exclude(has_elements)
-            case "dead":
-                return queryset.filter(name__in=Queue.objects.values("dead_letter_queue"))
-        return queryset
+    states: ClassVar = {
+        "paused": ("Paused", Q(is_paused=True)),
+        "filled": ("With elements", Q(_HAS_ELEMENTS)),
+        "empty": ("Empty", ~Q(_HAS_ELEMENTS)),
+        "dead": ("Dead-letter queues", Q(name__in=Queue.objects.values("dead_letter_queue"))),
+    }
 
 
 class QueueForm(VerbatimForm):
@@ -162,13 +146,13 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: ModelForm, change: bool) -> None:
         """Save only edited fields: SQL functions own the others, and may have changed them."""
-        base.bound_waits()
+        base.limit_lock_waits()
         if not change:
             # The SQL function chooses the channel.
-            obj.pk, obj._state.adding = queue_elements.make(obj.name), False
-        written = [name for name in form.changed_data if name != "name"]
-        if written:
-            obj.save(update_fields=written)
+            obj.pk, obj._state.adding = queue_elements.create_queue(obj.name), False
+        edited = [name for name in form.changed_data if name != "name"]
+        if edited:
+            obj.save(update_fields=edited)
 
     def context_of(self, request: HttpRequest, found: Queue) -> dict[str, Any]:
         """Return the sizes, counters, rules and actions of a queue."""
@@ -176,8 +160,8 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         return {
             "sizes": {kind: sizes_of(found).format_count(kind) for kind in kinds},
             "counts": counts_of(found)._asdict(),
-            "acts": self._actions_on(request, found),
-            "may_look_inside": self.has_view_elements_permission(request),
+            "actions": self._actions_on(request, found),
+            "may_view_elements": self.has_view_elements_permission(request),
             "rules": rules_for(Auth.Type.QUEUE, found.name),
             "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
         }
@@ -216,7 +200,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then remove the available elements of the queues."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask(request, queues, _DRAINING)
+            return self._ask_to_confirm(request, queues, _DRAINING)
         for queue in queues:
             removed = queue_elements.drain(queue.pk)
             elements = f"{removed:,} element{'' if removed == 1 else 's'}"
@@ -230,15 +214,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         """Ask for confirmation, then delete the queues that are empty."""
         queues = list(queryset)
         if "confirmed" not in request.POST:
-            return self._ask(request, queues, _DELETING)
+            return self._ask_to_confirm(request, queues, _DELETING)
         for queue in queues:
             try:
-                is_gone = queue_elements.remove_empty(queue.name)
+                is_removed = queue_elements.remove_empty(queue.name)
             except OperationalError as error:
-                text = f"Not deleted: {queue}. {base.refusal(error)}"
+                text = f"Not deleted: {queue}. {base.error_text(error)}"
                 self.message_user(request, text, messages.ERROR)
                 continue
-            if is_gone:
+            if is_removed:
                 base.log(request, [(queue, DELETION, "Deleted.")])
                 self.message_user(request, f"Deleted: {queue}.", messages.SUCCESS)
             else:
@@ -247,22 +231,24 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         return None
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
-        done = "Paused" if is_paused else "Resumed"
+        verb = "Paused" if is_paused else "Resumed"
         try:
-            impact = queue_elements.set_paused((queue.pk for queue in queues), is_paused=is_paused)
+            keys = [queue.pk for queue in queues]
+            changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
         except OperationalError as error:
             self.report(request, error)
             return self.after_action(request, queues)
-        changed = [queue for queue in queues if queue.pk in impact]
-        base.log(request, ((queue, CHANGE, f"{done}.") for queue in changed))
+        changed = [queue for queue in queues if queue.pk in changed_keys]
+        base.log(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
-            self.message_user(request, f"{done}: {listed(changed, _SHOWN)}.", messages.SUCCESS)
-        if unchanged := [queue for queue in queues if queue.pk not in impact]:
-            text = f"{done} already: {listed(unchanged, _SHOWN)}."
+            text = f"{verb}: {list_names(changed, _MAX_NAMES)}."
+            self.message_user(request, text, messages.SUCCESS)
+        if unchanged := [queue for queue in queues if queue.pk not in changed_keys]:
+            text = f"{verb} already: {list_names(unchanged, _MAX_NAMES)}."
             self.message_user(request, text, messages.INFO)
         return self.after_action(request, queues)
 
-    def _ask(
+    def _ask_to_confirm(
         self, request: HttpRequest, queues: list[Queue], question: Confirmation
     ) -> HttpResponse:
         context = {

@@ -21,7 +21,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import remarks_of
+from psqlmessages.admin.base import find_remarks
 from psqlmessages.admin.identities import identity_of
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.models import Auth, WebIdentity
@@ -32,85 +32,90 @@ from psqlmessages.rules.document import Identity, RuleEntry
 
 _SALT = "psqlmessages.import"
 _LIFETIME = timedelta(hours=1)
-# Size of the other fields of the request.
-_ROOM_BYTES = 10_000
+# Maximum size of the other fields of the request.
+_OTHER_FIELDS_BYTES = 10_000
 
 
-class PlanNotUsable(Exception):
-    """The plan is too old, was altered, or cannot be applied any longer; the text says which."""
+class UnusablePlan(Exception):
+    """The plan has expired, was altered, or cannot be applied now; the text says which."""
 
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """A document, the current definitions, and the fingerprint that the page showed."""
+    """A document, the current definitions, and their fingerprint when the page was shown."""
 
     wanted: document.Definitions
     is_replacing: bool
-    now: document.Definitions
-    shown: str
+    current: document.Definitions
+    fingerprint: str
 
     @classmethod
     def of(cls, wanted: document.Definitions, *, is_replacing: bool) -> ImportPlan:
         """Compare a document with the current definitions."""
-        now = changes.present(base.database())
-        return cls(wanted, is_replacing, now, changes.fingerprint(now))
+        current = changes.present(base.database())
+        return cls(wanted, is_replacing, current, changes.fingerprint(current))
 
     @classmethod
     def loads(cls, text: str, user: AbstractBaseUser) -> ImportPlan:
-        """Parse a plan that `dumps` signed for this user; raise PlanNotUsable."""
+        """Parse a plan that `dumps` signed for this user; raise UnusablePlan."""
         try:
             fields = signing.loads(text, salt=_SALT + str(user.pk), max_age=_LIFETIME)
             wanted = document.read(fields["document"])
             changes.check_users_and_groups(wanted, base.database())
         except signing.BadSignature as error:
-            raise PlanNotUsable(
+            raise UnusablePlan(
                 "Nothing was saved: the page has expired or was altered. Choose the document again."
             ) from error
         except document.MalformedDefinitions as error:
-            raise PlanNotUsable(f"Nothing was saved. {error}") from error
-        now = changes.present(base.database())
-        return cls(wanted, fields["replace"], now, fields["shown"])
+            raise UnusablePlan(f"Nothing was saved. {error}") from error
+        current = changes.present(base.database())
+        return cls(wanted, fields["replace"], current, fields["fingerprint"])
 
     def dumps(self, user: AbstractBaseUser) -> str:
         """Sign the plan so that only this user can submit it, and only unaltered."""
         fields = {
             "document": document.write(self.wanted),
             "replace": self.is_replacing,
-            "shown": self.shown,
+            "fingerprint": self.fingerprint,
         }
         return signing.dumps(fields, salt=_SALT + str(user.pk), compress=True)
 
     @cached_property
-    def todo(self) -> changes.RuleDifference:
+    def difference(self) -> changes.RuleDifference:
         """The changes to apply."""
-        return changes.difference(self.now, self.wanted, replace=self.is_replacing)
+        return changes.difference(self.current, self.wanted, replace=self.is_replacing)
+
+    @property
+    def saved_rules(self) -> list[RuleEntry]:
+        """The added rules, and the changed ones as they will be."""
+        difference = self.difference
+        return [*difference.rules_added, *(new for _, new in difference.rules_changed)]
 
     @property
     def is_stale(self) -> bool:
         """Whether the definitions have changed since the page was shown."""
-        return changes.fingerprint(self.now) != self.shown
+        return changes.fingerprint(self.current) != self.fingerprint
 
-    def lacking(self, user: AbstractBaseUser) -> set[str]:
+    def missing_permissions(self, user: AbstractBaseUser) -> set[str]:
         """Return the permissions that the user is missing."""
-        return {name for name in self.todo.permissions() if not user.has_perm(name)}
+        return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
-    def carry_out(self, request: HttpRequest) -> RuleImpact:
+    def apply(self, request: HttpRequest) -> RuleImpact:
         """Apply the plan in one transaction; raises like `changes.apply`. It must not be stale."""
-        impact, using, todo = RuleImpact(), base.database(), self.todo
+        impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
-            with impact.by(rule.ident for rule in todo.rules):
+            with impact.compare(rule.ident for rule in difference.rules):
                 rules, identities = _rules(using), _identities(using)
-                removed = [rules.get(rule.key) for rule in todo.rules_removed]
-                removed += [identities.get(entry) for entry in todo.identities_removed]
+                removed = [rules.get(rule.key) for rule in difference.rules_removed]
+                removed += [identities.get(entry) for entry in difference.identities_removed]
                 base.log(
                     request,
                     [(entry, DELETION, f"Import: deleted {entry}.") for entry in removed if entry],
                 )
-                changes.apply(todo, self.shown, using)
+                changes.apply(difference, self.fingerprint, using)
             rules = _rules(using)
-            kept = [*todo.rules_added, *(new for _, new in todo.rules_changed)]
-            impact.applies(rules[rule.key].pk for rule in kept)
-            base.log(request, _entries(todo, rules, _identities(using)))
+            impact.add_connected_nodes(rules[rule.key].pk for rule in self.saved_rules)
+            base.log(request, _history_entries(difference, rules, _identities(using)))
         return impact
 
 
@@ -124,17 +129,17 @@ def _identities(using: str) -> dict[Identity, WebIdentity]:
     return {identity_of(entry): entry for entry in identities}
 
 
-def _entries(
-    todo: changes.RuleDifference,
+def _history_entries(
+    difference: changes.RuleDifference,
     rules: dict[tuple[str, str, str, str], Auth],
     identities: dict[Identity, WebIdentity],
 ) -> Iterator[tuple[Model, int, str]]:
     """Yield the history entries of additions and changes."""
-    for rule in todo.rules_added:
+    for rule in difference.rules_added:
         yield rules[rule.key], ADDITION, f"Import: added {rule}."
-    for old, new in todo.rules_changed:
+    for old, new in difference.rules_changed:
         yield rules[new.key], CHANGE, f"Import: {_changes(old, new)}."
-    for identity in todo.identities_added:
+    for identity in difference.identities_added:
         yield identities[identity], ADDITION, f"Import: added {identity}."
 
 
@@ -181,7 +186,10 @@ class TransferMixin:
 
     def transfer_context(self, request: HttpRequest) -> dict[str, bool]:
         """Return whether the list offers the export and the import."""
-        return {"may_export": self.has_view_permission(request), "may_import": self._may(request)}
+        return {
+            "may_export": self.has_view_permission(request),
+            "may_import": self._may_import(request),
+        }
 
     def export_view(self, request: HttpRequest) -> HttpResponse:
         """Export the rules, and the web identities if the user may view them."""
@@ -196,7 +204,7 @@ class TransferMixin:
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
         """Read a document, show its changes, and apply exactly these."""
-        if not self._may(request):
+        if not self._may_import(request):
             raise PermissionDenied
         if "plan" in request.POST:
             return self._import(request)
@@ -219,21 +227,21 @@ class TransferMixin:
     def _import(self, request: HttpRequest) -> HttpResponse:
         try:
             plan = ImportPlan.loads(request.POST["plan"], request.user)
-        except PlanNotUsable as error:
+        except UnusablePlan as error:
             self.message_user(request, str(error), messages.ERROR)
             return self.redirect("import")
         if plan.is_stale:
-            return self._changed_meanwhile(request, plan)
-        if plan.lacking(request.user):
+            return self._show_conflict(request, plan)
+        if plan.missing_permissions(request.user):
             raise PermissionDenied
         try:
-            impact = plan.carry_out(request)
+            impact = plan.apply(request)
         except changes.DefinitionsChanged:
-            return self._changed_meanwhile(request, plan)
+            return self._show_conflict(request, plan)
         except OperationalError as error:
             self.report(request, error)
             return self._preview(request, plan)
-        self.message_user(request, f"Imported: {plan.todo.summary()}.", messages.SUCCESS)
+        self.message_user(request, f"Imported: {plan.difference.summary()}.", messages.SUCCESS)
         self.show_impact(request, impact)
         return self.redirect("changelist")
 
@@ -242,7 +250,7 @@ class TransferMixin:
         for level, text in impact.messages():
             self.message_user(request, text, level)
 
-    def _changed_meanwhile(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
+    def _show_conflict(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         self.message_user(
             request,
             "Nothing was saved: somebody else changed rules or web identities. The differences"
@@ -252,19 +260,19 @@ class TransferMixin:
         return self._preview(request, ImportPlan.of(plan.wanted, is_replacing=plan.is_replacing))
 
     def _preview(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
-        todo = plan.todo
-        text, most = plan.dumps(request.user), settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+        difference = plan.difference
+        text, max_bytes = plan.dumps(request.user), settings.DATA_UPLOAD_MAX_MEMORY_SIZE
         return self.page(
             request,
             _TEMPLATE,
             _TITLE,
-            todo=todo,
+            difference=difference,
             plan=text,
             # Whether Django would refuse the page with this plan.
-            is_too_large=most is not None and len(text) + _ROOM_BYTES > most,
-            lacking=sorted(plan.lacking(request.user)),
-            remarks=remarks_of([*todo.rules_added, *(new for _, new in todo.rules_changed)]),
+            is_too_large=max_bytes is not None and len(text) + _OTHER_FIELDS_BYTES > max_bytes,
+            missing_permissions=sorted(plan.missing_permissions(request.user)),
+            remarks=find_remarks(plan.saved_rules),
         )
 
-    def _may(self, request: HttpRequest) -> bool:
+    def _may_import(self, request: HttpRequest) -> bool:
         return self.has_add_permission(request) and self.has_change_permission(request)

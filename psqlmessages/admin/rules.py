@@ -19,7 +19,7 @@ from psqlmessages.admin.base import (
     IdentFilter,
     RoleFilter,
     VerbatimForm,
-    remarks_of,
+    find_remarks,
 )
 from psqlmessages.admin.impact import RuleImpact
 from psqlmessages.admin.rule_transfer import TransferMixin
@@ -50,7 +50,7 @@ class RuleForm(VerbatimForm):
         super().__init__(*args, **kwargs)
         if self.instance.pk:
             for field in self.fields.values():
-                # Submits the value that the page showed, for _present.
+                # Submits the value that the page showed, for _read_unchanged.
                 field.show_hidden_initial = True
 
     def clean(self) -> dict[str, Any]:
@@ -60,34 +60,34 @@ class RuleForm(VerbatimForm):
             return cleaned
         if self.lock.problem:
             raise ValidationError(self.lock.problem)
-        values = {**self._present(), **cleaned}
+        values = {**self._read_unchanged(), **cleaned}
         for name, sentence in RuleEntry(
             **{field: values[field] for field in RuleEntry._fields}
         ).errors():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 
-    def _present(self) -> dict[str, Any]:
+    def _read_unchanged(self) -> dict[str, Any]:
         """Read the current rule; raise ValidationError if it differs from the page."""
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
-        present = rules.values(*RuleEntry._fields).first()
-        if present is None:
+        current = rules.values(*RuleEntry._fields).first()
+        if current is None:
             raise ValidationError("Somebody else deleted this rule.")
         changed = [
-            f"{self.fields[name].label or name} is now {present[name]}"
+            f"{self.fields[name].label or name} is now {current[name]}"
             for name in self.fields
-            if name in present
-            and self.data.get(self.add_initial_prefix(name), str(present[name]))
-            != str(present[name])
+            if name in current
+            and self.data.get(self.add_initial_prefix(name), str(current[name]))
+            != str(current[name])
         ]
         if changed:
             raise ValidationError(
                 f"Somebody else changed this rule: {', '.join(changed)}. Reload the page, and"
                 " repeat your change if it is still needed."
             )
-        return present
+        return current
 
 
 class RuleRowForm(RuleForm):
@@ -117,7 +117,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         form.lock = base.RuleLock()
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
-            field.help_text += f" This site connects as {escape(base.role())}."
+            field.help_text += f" This site connects as {escape(base.current_role())}."
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
@@ -150,20 +150,20 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         """Save the changed fields, and record the impact."""
         if change and not form.changed_data:
             return
-        with request.impact.by({obj.ident, form.initial.get("ident", obj.ident)}):
+        with request.impact.compare({obj.ident, form.initial.get("ident", obj.ident)}):
             obj.save(update_fields=form.changed_data if change else None)
-        request.impact.applies([obj.pk])
+        request.impact.add_connected_nodes([obj.pk])
         rule = RuleEntry(obj.role, obj.ident, obj.type, obj.dest, obj.mode, obj.timeout)
-        request.impact.remarks += remarks_of([rule])
+        request.impact.remarks += find_remarks([rule])
 
     def delete_model(self, request: HttpRequest, obj: Auth) -> None:
         """Delete, and record the impact."""
-        with request.impact.by([obj.ident]):
+        with request.impact.compare([obj.ident]):
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Auth]) -> None:
         """Delete many rules, and record the impact."""
-        with request.impact.by(queryset.values_list("ident", flat=True)):
+        with request.impact.compare(queryset.values_list("ident", flat=True)):
             super().delete_queryset(request, queryset)
 
     def _with_impact(self, request: HttpRequest, view: Callable[[], HttpResponse]) -> HttpResponse:

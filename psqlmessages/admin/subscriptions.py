@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import ClassVar
 
 from django.contrib import admin
-from django.contrib.admin import ModelAdmin
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.http import HttpRequest
 
-from psqlmessages.admin.base import BaseAdmin, column
+from psqlmessages.admin.base import BaseAdmin, StateFilter, column
 from psqlmessages.models import Subscription
 
-_MOST_COUNTED = 10_000
+_MAX_COUNTED = 10_000
 _WAITING = """(
     SELECT count(*) FROM (
         SELECT FROM psqlmessages_topic AS t
@@ -26,23 +26,14 @@ _WAITING = """(
 )"""
 
 
-class SubscriptionStateFilter(admin.SimpleListFilter):
+class SubscriptionStateFilter(StateFilter):
     """Subscriptions that are alive, or timed out."""
 
     title = parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the two states."""
-        return [("alive", "Alive"), ("over", "Timed out")]
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[Subscription]
-    ) -> QuerySet[Subscription]:
-        """Keep the subscriptions in the chosen state."""
-        is_over = Q(expires_at__lte=Now())
-        if self.value() == "alive":
-            return queryset.exclude(is_over)
-        return queryset.filter(is_over) if self.value() == "over" else queryset
+    states: ClassVar = {
+        "alive": ("Alive", Q(expires_at__gt=Now())),
+        "over": ("Timed out", Q(expires_at__lte=Now())),
+    }
 
 
 class SubscriptionAdmin(BaseAdmin):
@@ -66,7 +57,7 @@ class SubscriptionAdmin(BaseAdmin):
             output_field=DateTimeField(),
         )
         # The ORM cannot count up to a limit per row.
-        waiting = RawSQL(_WAITING, [_MOST_COUNTED + 1])  # noqa: S611 - contains no input
+        waiting = RawSQL(_WAITING, [_MAX_COUNTED + 1])  # noqa: S611 - contains no input
         return super().get_queryset(request).annotate(expires_at=end, waiting=waiting)
 
     @admin.display(description="backlog")
@@ -75,7 +66,7 @@ class SubscriptionAdmin(BaseAdmin):
         if not _is_alive(subscription):
             return "-"
         number = subscription.waiting
-        return f"over {_MOST_COUNTED:,}" if number > _MOST_COUNTED else f"{number:,}"
+        return f"over {_MAX_COUNTED:,}" if number > _MAX_COUNTED else f"{number:,}"
 
     @admin.display(description="state")
     def state(self, subscription: Subscription) -> str:

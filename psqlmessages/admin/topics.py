@@ -24,7 +24,7 @@ from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
 
 # Topic archive: a mark that stores a topic's messages until the pipeline has archived them
 
-IDENT: Final = "pipeline.archive"
+ARCHIVE_IDENT: Final = "pipeline.archive"
 
 
 def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
@@ -33,16 +33,16 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
     try:
         change = archive_marks.mark if is_marked else archive_marks.unmark
         with transaction.atomic(using=using):
-            base.bound_waits()
+            base.limit_lock_waits()
             is_new = change(topic, using)
     except (IdentNotExistent, NotAuthorized):
-        rule = f"role {base.role()}, ident pipeline.*, type Topic, destination *, mode R"
+        rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
         text = f"Nothing was changed: the archive may not read {topic}. Add a rule: {rule}."
         return text, messages.ERROR
     except MessagesError as error:
         return f"Nothing was changed: {error}.", messages.ERROR
     except OperationalError as error:
-        return base.refusal(error), messages.ERROR
+        return base.error_text(error), messages.ERROR
     if not is_new:
         return "Nothing changed.", messages.INFO
     if is_marked:
@@ -53,7 +53,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     """The topics. Rules create them, and so do nodes that a pattern allows to use them."""
 
-    list_display = ("name", "listeners_now", "notifiers_now", "subscriptions", "retention")
+    list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
     search_help_text = "Searches the name."
     fields = ("name", "retention")
@@ -63,7 +63,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     refused = ("add", "delete")
     pages: ClassVar = {"archive": "<int:key>/archive/"}
     listeners_now = column("listeners", lambda topic: topic.listening, "listening")
-    notifiers_now = column("notifiers", lambda topic: topic.sending, "sending")
+    senders_now = column("notifiers", lambda topic: topic.sending, "sending")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read topics with their numbers of listeners and senders."""
@@ -73,19 +73,19 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
             .get_queryset(request)
             .defer("channels", "wakes")
             .annotate(
-                listening=_number(Membership.Kind.LISTEN, live),
-                sending=_number(Membership.Kind.NOTIFY, live),
+                listening=_count_nodes(Membership.Kind.LISTEN, live),
+                sending=_count_nodes(Membership.Kind.NOTIFY, live),
             )
         )
 
     def save_model(self, request: HttpRequest, obj: Topic, form: ModelForm, change: bool) -> None:
         """Save only edited fields: SQL functions own the others, and may have changed them."""
-        base.bound_waits()
+        base.limit_lock_waits()
         obj.save(update_fields=form.changed_data)
 
     def context_of(self, request: HttpRequest, found: Topic) -> dict[str, Any]:
         """Return the status of a topic, which the page keeps current, its rules and its mark."""
-        mark = Subscription.objects.filter(ident=IDENT, topic=found.name).first()
+        mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=found.name).first()
         return {
             "status": {kind.value: _idents(found, kind) for kind in Membership.Kind},
             "rules": rules_for(Auth.Type.TOPIC, found.name),
@@ -108,7 +108,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         return self.redirect("change", key)
 
 
-def _number(kind: str, live: list[int]) -> Coalesce:
+def _count_nodes(kind: str, live: list[int]) -> Coalesce:
     members = (
         Membership.objects.filter(topic=OuterRef("pk"), kind=kind, client__session__in=live)
         .order_by()

@@ -109,11 +109,11 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(desk: Desk, gat
     assert page.messages[0].startswith("Not ended: role ")
     assert "Allow it with GRANT pg_signal_backend TO " in page.messages[0]
     superuser = desk.world.superuser().connection
-    superuser.execute(f"GRANT pg_signal_backend TO {base.role()}")
+    superuser.execute(f"GRANT pg_signal_backend TO {base.current_role()}")
     try:
         page = admin.send(admin.send(admin.open(OPEN), button), "End the connection")
     finally:
-        superuser.execute(f"REVOKE pg_signal_backend FROM {base.role()}")
+        superuser.execute(f"REVOKE pg_signal_backend FROM {base.current_role()}")
     assert page.messages == [f"Ended: {named}."]
     said = LogEntry.objects.get(object_id=gateway.pid).change_message
     assert said.startswith(f"Ended the connection of {named}")

@@ -5,7 +5,7 @@ import json
 import pytest
 from pytest_django import DjangoAssertNumQueries
 
-from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE
+from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE_SIZE
 from psqlmessages.models import Element, Queue
 from tests.sql.conftest import Program
 from tests.web.desks import QUEUES, TOO_LONG, Desk, history, page_of
@@ -234,13 +234,13 @@ def test_every_element_is_on_one_page_in_both_orders(
     desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
 ):
     # All are available from the same moment on: the id decides.
-    push(worker, "orders", *(f"body-{number}-" for number in range(PAGE + 20)))
+    push(worker, "orders", *(f"body-{number}-" for number in range(PAGE_SIZE + 20)))
     path = queue_page("orders", "elements")
     for order in ("first", "last"):
         page = desk.open(f"{path}?order={order}")
         texts = [page.text, desk.follow(page, "Next page").text]
-        found = [n for text in texts for n in range(PAGE + 20) if f" body-{n}- " in f"{text} "]
-        assert sorted(found) == list(range(PAGE + 20))
+        found = [n for text in texts for n in range(PAGE_SIZE + 20) if f" body-{n}- " in f"{text} "]
+        assert sorted(found) == list(range(PAGE_SIZE + 20))
         assert (f"body-{0}-" in texts[0]) == (order == "first")
     for query in NONSENSE:
         assert "body-0-" in desk.open(f"{path}?{query}").text, query
