@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import errors
 
-from psqlmessages.cli.direct_calls import Connection, connected
-from psqlmessages.cli.output import CliCommand, add_json, positive, table
+from psqlmessages.cli.direct_calls import Connection, connect_as
+from psqlmessages.cli.output import CliCommand, add_json, format_table, positive
 from psqlmessages.client.connection import is_readable
 from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
 from psqlmessages.client.node import Node
@@ -38,7 +38,7 @@ BODY_TABLE: Final = "psqlmessages_bench_body"
 _RECEIVE_TIMEOUT: Final = timedelta(seconds=20)
 
 
-def serve(pipe: Pipe, dsn: str) -> None:
+def receive_rounds(pipe: Pipe, dsn: str) -> None:
     """Receive the rounds that the pipe announces, until its other end is closed."""
     try:
         with Node(IDENT, dsn) as node:
@@ -99,11 +99,11 @@ _SENDER: Final = "BENCH.SENDER"
 _SMALL: Final = 7_000
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 2_000_000
-_TRIAL: Final = 50
+_TRIAL_MESSAGES: Final = 50
 _READY_SECONDS: Final = 30.0
 
 
-class Measured(NamedTuple):
+class Rates(NamedTuple):
     """Messages per second that the sender has sent, and that the receiver has received."""
 
     sent: float
@@ -127,7 +127,7 @@ class Bench:
 
     def measure(
         self, size: int, batch: int, rounds: int, seconds: float, *, is_counted: bool
-    ) -> list[tuple[Measured, Measured]]:
+    ) -> list[tuple[Rates, Rates]]:
         """Measure our functions and bare pg_notify in turns, each round for about ``seconds``.
 
         With ``is_counted`` the receiver only counts small messages, on both sides, so that a busy
@@ -135,13 +135,13 @@ class Bench:
         """
         body = base64.b64encode(os.urandom(size))[:size].decode()
         bodies = [body] * batch
-        is_small = size <= _SMALL
+        is_one, is_small = batch == 1, size <= _SMALL
         sides: dict[str, Send] = {
-            "counted" if is_counted and is_small else "node": self._ours(is_one=batch == 1),
-            "bare" if is_small else "stored": self._bare(is_small=is_small, is_one=batch == 1),
+            "counted" if is_counted and is_small else "node": self._send_by_node(is_one),
+            "bare" if is_small else "stored": self._send_by_notify(is_one, is_small),
         }
         counts = {
-            side: self._calls_for(side, send, bodies, seconds) for side, send in sides.items()
+            side: self._choose_calls(side, send, bodies, seconds) for side, send in sides.items()
         }
         measured = [
             [self._round(side, send, bodies, counts[side]) for side, send in sides.items()]
@@ -149,13 +149,13 @@ class Bench:
         ]
         return [(ours, bare) for ours, bare in measured]
 
-    def _calls_for(self, side: str, send: Send, bodies: list[str], seconds: float) -> int:
-        trial = max(1, _TRIAL // len(bodies))
+    def _choose_calls(self, side: str, send: Send, bodies: list[str], seconds: float) -> int:
+        trial = max(1, _TRIAL_MESSAGES // len(bodies))
         self._round(side, send, bodies, trial)
         rate = self._round(side, send, bodies, trial).received
         return max(1, int(rate * seconds / len(bodies)))
 
-    def _round(self, side: str, send: Send, bodies: list[str], calls: int) -> Measured:
+    def _round(self, side: str, send: Send, bodies: list[str], calls: int) -> Rates:
         messages = calls * len(bodies)
         self._pipe.send((side, messages))
         self.expect("ready")
@@ -165,23 +165,23 @@ class Bench:
         sent = monotonic() - started
         # Both processes read the same clock.
         received = self.expect("done") - started
-        return Measured(messages / sent, messages / received)
+        return Rates(messages / sent, messages / received)
 
     def expect(self, wanted: str) -> float:
         """Wait for a message of the receiver process; return its time."""
         if not self._pipe.poll(_READY_SECONDS):
             raise MessagesError(f"the receiver is not {wanted}: it has died, or messages were lost")
-        said, at = self._pipe.recv()
-        if said != wanted:
-            raise MessagesError(f"the receiver failed: {said}")
-        return float(at)
+        text, sent_at = self._pipe.recv()
+        if text != wanted:
+            raise MessagesError(f"the receiver failed: {text}")
+        return float(sent_at)
 
-    def _ours(self, *, is_one: bool) -> Send:
+    def _send_by_node(self, is_one: bool) -> Send:
         if is_one:
             return lambda bodies: self._node.topic_send(TOPIC, bodies[0])
         return lambda bodies: self._node.topic_send_many(TOPIC, bodies)
 
-    def _bare(self, *, is_small: bool, is_one: bool) -> Send:
+    def _send_by_notify(self, is_one: bool, is_small: bool) -> Send:
         if is_small and is_one:
             return lambda bodies: self._run("SELECT pg_notify(%s, %s)", (CHANNEL, bodies[0]))
         if is_small:
@@ -206,10 +206,10 @@ class Bench:
 
 
 @contextmanager
-def prepared(dsn: str) -> Iterator[Bench]:
+def prepare_bench(dsn: str) -> Iterator[Bench]:
     """Create the rules, the table and the receiver process; remove them afterwards."""
-    with connected(dsn, "bench") as admin:
-        _make(admin)
+    with connect_as(dsn, "bench") as admin:
+        _create_objects(admin)
         try:
             with _receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
                 node.topic_notify(TOPIC)
@@ -217,14 +217,14 @@ def prepared(dsn: str) -> Iterator[Bench]:
                 bench.expect("listening")
                 yield bench
         finally:
-            _remove(admin)
+            _remove_objects(admin)
 
 
 @contextmanager
 def _receiver(dsn: str) -> Iterator[Pipe]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, dsn), daemon=True)
+    process = context.Process(target=receive_rounds, args=(theirs, dsn), daemon=True)
     # Ctrl-C reaches all processes of the group. The receiver ignores it: this process stops it.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -240,10 +240,10 @@ def _receiver(dsn: str) -> Iterator[Pipe]:
         process.join()
 
 
-def _make(admin: Connection) -> None:
+def _create_objects(admin: Connection) -> None:
     try:
         with admin.transaction():
-            _remove(admin)
+            _remove_objects(admin)
             for ident, mode in ((_SENDER, "W"), (IDENT, "R")):
                 admin.execute(
                     "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
@@ -263,7 +263,7 @@ def _make(admin: Connection) -> None:
         ) from error
 
 
-def _remove(admin: Connection) -> None:
+def _remove_objects(admin: Connection) -> None:
     admin.execute("DELETE FROM messages.auth WHERE ident IN (%s, %s)", (_SENDER, IDENT))
     admin.execute(f"DROP TABLE IF EXISTS {BODY_TABLE}")
 
@@ -276,8 +276,7 @@ _SECONDS: Final = 0.4
 _QUICK_SECONDS: Final = 0.15
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="three sizes and short rounds")
     parser.add_argument(
         "--rounds", type=positive, default=_ROUNDS, help="rounds of each measurement (default: 5)"
@@ -289,9 +288,9 @@ def run(arguments: Namespace) -> int:
     """Measure and print a table; the two sides alternate, so that both see the same load."""
     seconds = _QUICK_SECONDS if arguments.quick else _SECONDS
     results = []
-    with prepared(arguments.dsn) as bench:
+    with prepare_bench(arguments.dsn) as bench:
         for size in _QUICK_SIZES if arguments.quick else _SIZES:
-            print(f"measuring {_named(size)} …", file=sys.stderr, flush=True)
+            print(f"measuring {_format_size(size)} …", file=sys.stderr, flush=True)
             results.append(_measure(bench, size, arguments.rounds, seconds))
     if arguments.json:
         print(json.dumps({"rounds": arguments.rounds, "results": results}))
@@ -308,16 +307,16 @@ def _measure(bench: Bench, size: int, rounds: int, seconds: float) -> dict[str, 
     return {
         "size": size,
         "batch": batch,
-        **_figures("send", [(ours.sent, bare.sent) for ours, bare in single]),
-        **_figures("send_many", [(ours.sent, bare.sent) for ours, bare in many]),
-        **_figures("received", [(ours.received, bare.received) for ours, bare in received]),
+        **_summarize("send", [(ours.sent, bare.sent) for ours, bare in single]),
+        **_summarize("send_many", [(ours.sent, bare.sent) for ours, bare in many]),
+        **_summarize("received", [(ours.received, bare.received) for ours, bare in received]),
     }
 
 
-def _figures(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
+def _summarize(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     return {
         name: median(ours for ours, _ in pairs),
-        f"{name}_bare": median(bare for _, bare in pairs),
+        f"{name}_send_by_notify": median(bare for _, bare in pairs),
         # The median of the ratios of each pair: a slow moment affects both sides of a pair.
         f"{name}_ratio": median(ours / bare for ours, bare in pairs),
     }
@@ -327,12 +326,12 @@ def _report(results: list[dict[str, float]], rounds: int) -> str:
     head = ["size", "topic_send/s", "ratio", "topic_send_many/s", "ratio", "received/s", "ratio"]
     rows = []
     for result in results:
-        row = [_named(int(result["size"]))]
+        row = [_format_size(int(result["size"]))]
         for name in ("send", "send_many", "received"):
             row += [f"{result[name]:,.0f}", f"{result[f'{name}_ratio']:.2f}"]
         rows.append(row)
-    batches = ", ".join(f"{_named(int(r['size']))}: {int(r['batch'])}" for r in results)
-    return f"""{table(head, rows, right=range(1, len(head)))}
+    batches = ", ".join(f"{_format_size(int(r['size']))}: {int(r['batch'])}" for r in results)
+    return f"""{format_table(head, rows, right=range(1, len(head)))}
 
 ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT
 into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.
@@ -342,13 +341,13 @@ in plain SQL the notifications are only counted.
 Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""
 
 
-def _named(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size} B" if size < _KB else f"{size // _KB} KB"
 
 
 COMMAND = CliCommand(
     "bench",
     "measure sending and receiving, compared with bare pg_notify on the same connections",
-    configure,
+    _configure,
     run,
 )

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import wire
 from psqlmessages.cli import demo_traffic
-from psqlmessages.cli.direct_calls import Connection, connected
+from psqlmessages.cli.direct_calls import Connection, connect_as
 from psqlmessages.cli.output import CliCommand, one_line
 from psqlmessages.client.connection import NotificationBuffer, is_readable
 from psqlmessages.exceptions import MessagesError
@@ -49,13 +49,13 @@ class DemoRefused(MessagesError):
     """The role of the connection lacks privileges to prepare the demo."""
 
 
-def login(admin: Connection, dsn: str, role: str) -> str:
+def prepare_login(admin: Connection, dsn: str, role: str) -> str:
     """Create or alter a login role with a random password; return its connection string."""
     password = secrets.token_urlsafe(24)
     # Only the hash is sent, so the password cannot appear in the server log.
     encrypted = admin.pgconn.encrypt_password(password.encode(), role.encode(), b"scram-sha-256")
-    found = admin.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
-    verb = "ALTER" if found is not None else "CREATE"
+    row = admin.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
+    verb = "CREATE" if row is None else "ALTER"
     command = sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(
         sql.SQL(verb), sql.Identifier(role), sql.Literal(encrypted.decode())
     )
@@ -63,21 +63,21 @@ def login(admin: Connection, dsn: str, role: str) -> str:
         admin.execute(command)
     except errors.InsufficientPrivilege as error:
         user = admin.info.user
-        mending = (
+        fix = (
             f"ALTER ROLE {user} CREATEROLE;"
             if verb == "CREATE"
             else f"DROP ROLE {role};  ({user} then creates it again)"
         )
         raise DemoRefused(
             f"role {user} cannot prepare the login role {role} of the demo"
-            f" ({error.diag.message_primary}); as a superuser: {mending}"
+            f" ({error.diag.message_primary}); as a superuser: {fix}"
         ) from error
     return make_conninfo(dsn, user=role, password=password)
 
 
 @contextmanager
-def tidy_rules(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and before it any rules left by a killed run."""
+def temporary_rules(dsn: str) -> Iterator[None]:
+    """Remove the rules of the demo at the end, and first those that a killed run has left."""
     _remove_rules(dsn)
     try:
         yield
@@ -94,7 +94,7 @@ def insert_rules(rules: tuple[Rule, ...]) -> sql.Composed:
 
 
 def _remove_rules(dsn: str) -> None:
-    with connected(dsn, "demo") as admin:
+    with connect_as(dsn, "demo") as admin:
         try:
             admin.execute("DELETE FROM messages.auth WHERE role IN (%s, %s)", (ROLE1, ROLE2))
         except errors.InsufficientPrivilege as error:
@@ -107,7 +107,7 @@ def _remove_rules(dsn: str) -> None:
 # Script of the demo: prints each call and its answer, and compares it with the expected one.
 
 _WAIT_SECONDS: Final = 10.0
-_SHOWN_CHARACTERS: Final = 240
+_MAX_LINE_CHARACTERS: Final = 240
 
 
 class AnyValue:
@@ -149,36 +149,34 @@ class DemoScript:
 
     def __init__(self, *, is_brief: bool = False) -> None:
         self._is_brief = is_brief
-        self._chapters = self._steps = self._differences = 0
+        self._parts = self._steps = self._differences = 0
 
-    def chapter(self, title: str) -> None:
+    def start_part(self, title: str) -> None:
         """Begin a part of the conversation."""
-        self._chapters += 1
-        line = f"{self._chapters}. {title}"
+        self._parts += 1
+        line = f"{self._parts}. {title}"
         print(line if self._is_brief else f"\n{line}\n", flush=True)
 
     def show(self, text: str, prompt: str = "   ") -> None:
         """Print a call or an answer; shorten long lines."""
         if self._is_brief:
             return
-        lines = (one_line(line) for line in text.split("\n"))
-        shown = (
-            f"{line[:_SHOWN_CHARACTERS]}… ({len(line):,} characters)"
-            if len(line) > _SHOWN_CHARACTERS
-            else line
-            for line in lines
-        )
-        print(prompt + "\n   ".join(shown), flush=True)
+        lines = []
+        for line in map(one_line, text.split("\n")):
+            is_long = len(line) > _MAX_LINE_CHARACTERS
+            rest = f"… ({len(line):,} characters)" if is_long else ""
+            lines.append(line[:_MAX_LINE_CHARACTERS] + rest)
+        print(prompt + "\n   ".join(lines), flush=True)
 
-    def judge(self, found: object, expected: object) -> None:
+    def compare(self, found: object, expected: object) -> None:
         """Count a step, and report an unexpected result."""
         self._steps += 1
         if found != expected:
             self._differences += 1
             print(f"   DIFFERENT: expected {expected!r:.500}", flush=True)
 
-    def conclude(self) -> int:
-        """Print the result; return the exit code."""
+    def report_result(self) -> int:
+        """Print the number of differences; return the exit code."""
         if self._differences:
             print(f"\n{self._differences} of {self._steps} steps differ.", file=sys.stderr)
             return 1
@@ -197,30 +195,30 @@ class DemoNode:
         self._buffer = NotificationBuffer(connection.pgconn)
         self._received: deque[str] = deque()
 
-    def asks(self, function: str, *arguments: str, expected: dict[str, Any]) -> None:
+    def call(self, function: str, *arguments: str, expected: dict[str, Any]) -> None:
         """Call a function of the schema messages and compare its answer."""
-        answer = self._call(function, *arguments)
-        self._script.judge(wire.parse(answer).header, expected)
+        answer = self._call_function(function, *arguments)
+        self._script.compare(wire.parse(answer).header, expected)
 
-    def evaluates(self, expected: dict[str, Any]) -> None:
+    def evaluate_until(self, expected: dict[str, Any]) -> None:
         """Call evaluate until an event arrives: the server takes a moment to end a connection."""
-        self._say("SELECT messages.evaluate()")
+        self._print_statement("SELECT messages.evaluate()")
         deadline = monotonic() + _WAIT_SECONDS
-        while self._find(expected) is None and monotonic() < deadline:
-            self._answer("evaluate")
-            self._listen()
+        while self._find_notification(expected) is None and monotonic() < deadline:
+            self._query("evaluate")
+            self._receive()
 
-    def fetches(self, payload: str, header: dict[str, Any], body: str) -> None:
+    def fetch_body(self, payload: str, header: dict[str, Any], body: str) -> None:
         """Fetch a large body and compare it."""
-        parsed = wire.parse(self._call("get_data", payload))
-        self._script.judge((parsed.header, parsed.text), (header, body))
+        parsed = wire.parse(self._call_function("get_data", payload))
+        self._script.compare((parsed.header, parsed.text), (header, body))
 
-    def does(self, statement: sql.Composed, expected: str) -> None:
+    def execute(self, statement: sql.Composed, expected: str) -> None:
         """Run a statement and compare its command status."""
-        self._say(statement.as_string(self._connection))
+        self._print_statement(statement.as_string(self._connection))
         status = self._connection.execute(statement).statusmessage or ""
         self._script.show(status)
-        self._script.judge(status, expected)
+        self._script.compare(status, expected)
 
     def expect(
         self, header: dict[str, Any], body: str | None = None, *, in_any_order: bool = False
@@ -229,64 +227,62 @@ class DemoNode:
 
         ``in_any_order`` takes the first matching notification and leaves the others.
         """
-        payload = self._next(header if in_any_order else {})
+        payload = self._take_notification(header if in_any_order else {})
         self._script.show("expect", prompt=f"{self._ident} ")
         self._script.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
         # Compare only the expected names: the Id, for example, is new in every payload.
-        given = {name: value for name, value in found.header.items() if name in header}
-        text = None if not found.text else found.text
-        self._script.judge((given, text), (header, body))
+        fields = {name: value for name, value in found.header.items() if name in header}
+        self._script.compare((fields, found.text or None), (header, body))
         return payload
 
-    def crashes(self) -> None:
+    def crash(self) -> None:
         """Close the connection, as a crash of the program does."""
         self._script.show(f"{self._ident} is gone")
         self._connection.close()
 
-    def _call(self, function: str, *arguments: str) -> str:
+    def _call_function(self, function: str, *arguments: str) -> str:
         query = sql.SQL("SELECT messages.{}({})").format(
             sql.SQL(function), sql.SQL(", ").join(map(sql.Literal, arguments))
         )
-        self._say(query.as_string(self._connection))
-        answer = self._answer(function, *arguments)
+        self._print_statement(query.as_string(self._connection))
+        answer = self._query(function, *arguments)
         self._script.show(answer)
         return answer
 
-    def _answer(self, function: str, *arguments: str) -> str:
+    def _query(self, function: str, *arguments: str) -> str:
         query = sql.SQL("SELECT messages.{}({})::text").format(
             sql.SQL(function), sql.SQL(", ").join(sql.Placeholder() * len(arguments))
         )
         row = self._connection.execute(query, arguments).fetchone()
         return str(row[0]) if row else ""
 
-    def _say(self, text: str) -> None:
+    def _print_statement(self, text: str) -> None:
         self._script.show(f"{text};", prompt=f"{self._ident}=> ")
 
-    def _next(self, header: dict[str, Any]) -> str:
+    def _take_notification(self, header: dict[str, Any]) -> str:
         deadline = monotonic() + _WAIT_SECONDS
-        while (payload := self._find(header)) is None and monotonic() < deadline:
-            self._listen()
+        while (payload := self._find_notification(header)) is None and monotonic() < deadline:
+            self._receive()
         if payload is None:
             return ""
         self._received.remove(payload)
         return payload
 
-    def _find(self, header: dict[str, Any]) -> str | None:
+    def _find_notification(self, header: dict[str, Any]) -> str | None:
         for payload in self._received:
             found = wire.parse(payload).header
             if all(found.get(name) == value for name, value in header.items()):
                 return payload
         return None
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         if is_readable(self._connection.fileno(), 0.1):
             self._buffer.read()
         self._received += [payload for _, payload in self._buffer.take()]
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--traffic", action="store_true", help="afterwards send live traffic, until Ctrl-C"
     )
@@ -298,54 +294,57 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run the conversation, then traffic if requested; fail if an answer is unexpected."""
     dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
-    with tidy_rules(dsn), connected(dsn, "demo") as admin:
-        dsns = (login(admin, dsn, ROLE1), login(admin, dsn, ROLE2))
+    with temporary_rules(dsn), connect_as(dsn, "demo") as admin:
+        dsns = (prepare_login(admin, dsn, ROLE1), prepare_login(admin, dsn, ROLE2))
         _converse(script, admin, *dsns)
-    code = script.conclude()
+    code = script.report_result()
     if code == 0 and arguments.traffic:
-        with tidy_rules(dsn):
-            with connected(dsn, "demo") as admin:
+        with temporary_rules(dsn):
+            with connect_as(dsn, "demo") as admin:
                 admin.execute(insert_rules(TRAFFIC_RULES))
-            demo_traffic.run(*dsns, shown=None if arguments.brief else dsn)
+            demo_traffic.run(*dsns, status_dsn=None if arguments.brief else dsn)
     return code
 
 
 def _converse(script: DemoScript, admin: Connection, dsn1: str, dsn2: str) -> None:
-    with connected(dsn1, "DEMO1") as connection1, connected(dsn2, "DEMO2") as connection2:
+    with (
+        connect_as(dsn1, "DEMO1") as connection1,
+        connect_as(dsn2, "DEMO2") as connection2,
+    ):
         demo1 = DemoNode(script, "DEMO1", connection1)
         demo2 = DemoNode(script, "DEMO2", connection2)
-        _rules(script, admin)
+        _add_rules(script, admin)
         _register(script, demo1, demo2)
         _send(script, demo1, demo2)
-        _send_much(script, demo1, demo2)
-        _ask(script, demo1, demo2)
-        _overstep(script, demo1, demo2)
+        _send_large_body(script, demo1, demo2)
+        _call_node(script, demo1, demo2)
+        _call_without_rule(script, demo1, demo2)
         _crash(script, demo1, demo2)
 
 
-def _rules(script: DemoScript, admin: Connection) -> None:
-    script.chapter(
+def _add_rules(script: DemoScript, admin: Connection) -> None:
+    script.start_part(
         "The owner adds rules: DEMO1 may send to a topic and call DEMO2, which may listen"
     )
     owner = DemoNode(script, "owner", admin)
-    owner.does(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
+    owner.execute(insert_rules(CONVERSATION_RULES), f"INSERT 0 {len(CONVERSATION_RULES)}")
 
 
 def _register(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("Both nodes register; each receives events about the other")
-    demo1.asks("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
-    demo2.asks("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
+    script.start_part("Both nodes register; each receives events about the other")
+    demo1.call("init", "DEMO1", expected={"Err": "0", "Channel": ANY})
+    demo2.call("init", "DEMO2", expected={"Err": "0", "Channel": ANY})
     demo1.expect({"Type": "Sys", "Evt": "connect", "Ident": "DEMO2"})
-    demo1.asks(
+    demo1.call(
         "topic_auth",
         "DEMO.ORDERS",
         expected={"Err": "0", "Notifiers": OnlyName("DEMO1"), "Listeners": OnlyName("DEMO2")},
     )
-    demo2.asks("topic_listen", "DEMO.ORDERS", expected={"Err": "0"})
+    demo2.call("topic_listen", "DEMO.ORDERS", expected={"Err": "0"})
     demo1.expect({"Type": "Sys", "Evt": "topic_listen", "Ident": "DEMO2", "Topic": "DEMO.ORDERS"})
-    demo1.asks("topic_notify", "DEMO.ORDERS", expected={"Err": "0"})
+    demo1.call("topic_notify", "DEMO.ORDERS", expected={"Err": "0"})
     demo2.expect({"Type": "Sys", "Evt": "topic_notify", "Ident": "DEMO1", "Topic": "DEMO.ORDERS"})
-    demo1.asks(
+    demo1.call(
         "topic_status",
         "DEMO.ORDERS",
         expected={"Err": "0", "Notifiers": ["DEMO1"], "Listeners": ["DEMO2"]},
@@ -353,70 +352,72 @@ def _register(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
 
 
 def _send(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("A short message travels in the notification")
-    demo1.asks("topic_send", "DEMO.ORDERS", "Order 1: two apples", expected={"Err": "0"})
+    script.start_part("A short message travels in the notification")
+    demo1.call("topic_send", "DEMO.ORDERS", "Order 1: two apples", expected={"Err": "0"})
     demo2.expect(
         {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": 19, "Id": ANY},
         "Order 1: two apples",
     )
 
 
-def _send_much(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("A large body is stored, and fetched with get_data")
+def _send_large_body(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.start_part("A large body is stored, and fetched with get_data")
     body = "Order 2: " + "many apples, " * 2000
     header = {"Type": "Topic", "From": "DEMO1", "To": "DEMO.ORDERS", "Size": len(body), "Id": ANY}
-    demo1.asks("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
+    demo1.call("topic_send", "DEMO.ORDERS", body, expected={"Err": "0"})
     payload = demo2.expect(header | {"Dkey": ANY})
-    demo2.fetches(payload, {"Err": "0"} | header, body)
+    demo2.fetch_body(payload, {"Err": "0"} | header, body)
 
 
-def _ask(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("DEMO1 calls DEMO2; only DEMO2 can answer, with the token of the call")
-    demo1.asks("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
+def _call_node(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.start_part("DEMO1 calls DEMO2; only DEMO2 can answer, with the token of the call")
+    demo1.call("rpc", "DEMO2", "question-1", "How many apples are left?", expected={"Err": "0"})
     payload = demo2.expect(
         {"Type": "Rpc", "From": "DEMO1", "To": "DEMO2", "Size": 25, "Token": ANY, "Id": ANY},
         "How many apples are left?",
     )
     token = str(wire.parse(payload or "{}").header.get("Token") or "none")
-    demo2.asks("return", "DEMO1", token, "Seven", expected={"Err": "0"})
+    demo2.call("return", "DEMO1", token, "Seven", expected={"Err": "0"})
     answer = {"Type": "Return", "From": "DEMO2", "To": "DEMO1", "Token": "question-1"}
     demo1.expect(answer | {"Size": 5, "Id": ANY}, "Seven")
     forged = ("1" if token[0] == "0" else "0") + token[1:]
-    demo2.asks("return", "DEMO1", forged, "Eight", expected={"Err": "20", "Errstr": ANY})
+    demo2.call("return", "DEMO1", forged, "Eight", expected={"Err": "20", "Errstr": ANY})
 
 
-def _overstep(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("Calls that no rule allows are refused")
-    demo1.asks(
+def _call_without_rule(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
+    script.start_part("Calls that no rule allows are refused")
+    demo1.call(
         "topic_listen",
         "DEMO.ORDERS",
         expected={"Err": "3", "Errstr": "cannot auth R with Topic DEMO.ORDERS"},
     )
-    demo2.asks("rpc", "DEMO1", "question-2", "And you?", expected={"Err": "2", "Errstr": ANY})
+    demo2.call("rpc", "DEMO1", "question-2", "And you?", expected={"Err": "2", "Errstr": ANY})
 
 
 def _crash(script: DemoScript, demo1: DemoNode, demo2: DemoNode) -> None:
-    script.chapter("DEMO2 crashes: its connection ends without deinit, and DEMO1 receives an event")
-    demo2.crashes()
-    demo1.evaluates({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
+    script.start_part(
+        "DEMO2 crashes: its connection ends without deinit, and DEMO1 receives an event"
+    )
+    demo2.crash()
+    demo1.evaluate_until({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"})
     topic = {"Topic": "DEMO.ORDERS"}
     demo1.expect(
         {"Type": "Sys", "Evt": "topic_unlisten", "Ident": "DEMO2"} | topic, in_any_order=True
     )
     demo1.expect({"Type": "Sys", "Evt": "topic_none_listen"} | topic, in_any_order=True)
     demo1.expect({"Type": "Sys", "Evt": "crash", "Ident": "DEMO2"}, in_any_order=True)
-    demo1.asks(
+    demo1.call(
         "topic_send",
         "DEMO.ORDERS",
         "Order 3",
         expected={"Err": "10", "Errstr": "cannot listeners for Topic DEMO.ORDERS"},
     )
-    demo1.asks("deinit", "DEMO1", expected={"Err": "0"})
+    demo1.call("deinit", "DEMO1", expected={"Err": "0"})
 
 
 COMMAND = CliCommand(
     "demo",
     "show a conversation of two nodes, each step as SQL with PostgreSQL's answer",
-    configure,
+    _configure,
     run,
 )

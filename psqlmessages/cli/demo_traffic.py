@@ -14,7 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from psqlmessages.cli import status
-from psqlmessages.cli.direct_calls import connected
+from psqlmessages.cli.direct_calls import connect_as
 from psqlmessages.cli.output import one_line
 from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import RECONNECTED, Message
@@ -22,7 +22,7 @@ from psqlmessages.exceptions import MessagesError
 
 # Actors: nodes of the demo that register again when an administrator restores their rules.
 
-_AGAIN_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 0.5
 
 Handler = Callable[[Message], Any]
 
@@ -44,7 +44,7 @@ class Actor:
         on_rpc: Handler | None = None,
     ) -> None:
         self.ident = ident
-        self.is_there = asyncio.Event()
+        self.is_registered = asyncio.Event()
         self._dsn = dsn
         # Sorted by topic: sessions that lock topics in different orders could deadlock.
         self._wanted = frozenset(
@@ -52,23 +52,23 @@ class Actor:
             + [("topic_notify", topic) for topic in sends]
         )
         self._missing: set[tuple[str, str]] = set()
-        self._is_gone = False
+        self._is_disconnected = False
         self._on_topic, self._on_rpc = on_topic, on_rpc
-        self.node = self._made()
+        self.node = self._create_node()
 
     async def run(self) -> None:
         """Stay connected until cancelled; while no rule allows it, retry twice a second."""
         while True:
-            self.node, self._is_gone = self._made(), False
+            self.node, self._is_disconnected = self._create_node(), False
             try:
                 async with self.node:
                     self._missing = set(self._wanted)
-                    await together(self.node.run(), self._keep())
+                    await run_all(self.node.run(), self._register())
             except (MessagesError, psycopg.Error):
-                self.is_there.clear()
-            await asyncio.sleep(_AGAIN_SECONDS)
+                self.is_registered.clear()
+            await asyncio.sleep(_RETRY_SECONDS)
 
-    def _made(self) -> AsyncNode:
+    def _create_node(self) -> AsyncNode:
         node = AsyncNode(self.ident, self._dsn)
         node.on_event("topic_unlisten", "topic_unnotify", "disconnect", RECONNECTED)(self._on_event)
         if self._on_topic is not None:
@@ -78,18 +78,18 @@ class Actor:
             node.on_rpc(self._on_rpc)
         return node
 
-    async def _keep(self) -> None:
+    async def _register(self) -> None:
         """Register for the wanted topics; retry until the rules allow it."""
-        while not self._is_gone:
-            for function, topic in sorted(self._missing, key=lambda wanted: wanted[1]):
+        while not self._is_disconnected:
+            for function, topic in sorted(self._missing, key=lambda registration: registration[1]):
                 try:
                     await getattr(self.node, function)(topic)
                 except MessagesError:
                     continue
                 self._missing.discard((function, topic))
             if not self._missing:
-                self.is_there.set()
-            await asyncio.sleep(_AGAIN_SECONDS)
+                self.is_registered.set()
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def _on_event(self, event: Message) -> None:
         if event.event == RECONNECTED:
@@ -98,15 +98,15 @@ class Actor:
         elif event.ident != self.ident:
             return
         elif event.event == "disconnect":
-            self._is_gone = True
-            self.is_there.clear()
+            self._is_disconnected = True
+            self.is_registered.clear()
             self.node.stop()
         else:
             function = "topic_listen" if event.event == "topic_unlisten" else "topic_notify"
             self._missing |= {(function, event.topic)} & self._wanted
 
 
-async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
+async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run all until one fails or all are cancelled; unlike gather, wait until each has ended."""
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -146,21 +146,21 @@ class DemoTraffic:
     async def run(self) -> None:
         """Send and receive until cancelled."""
         actors = (self.warehouse, self.board, self.shop, self.ticker)
-        await together(*(actor.run() for actor in actors), self._send())
+        await run_all(*(actor.run() for actor in actors), self._send())
 
     async def _send(self) -> None:
         # Wait for the listeners of the topics before sending.
         for actor in (self.warehouse, self.board, self.shop, self.ticker):
-            await actor.is_there.wait()
-        await together(self._repeat(self._sell, 0.05, 0.4), self._repeat(self._tick, 0.02, 0.1))
+            await actor.is_registered.wait()
+        await run_all(self._repeat(self._order, 0.05, 0.4), self._repeat(self._quote, 0.02, 0.1))
 
-    async def _repeat(self, act: Any, least: float, most: float) -> None:
+    async def _repeat(self, act: Any, min_pause: float, max_pause: float) -> None:
         while True:
-            if not await self._succeeds(act()):
+            if not await self._try(act()):
                 await asyncio.sleep(1)
-            await asyncio.sleep(random.uniform(least, most))  # noqa: S311 - nothing secret
+            await asyncio.sleep(random.uniform(min_pause, max_pause))  # noqa: S311 - nothing secret
 
-    async def _succeeds(self, act: Coroutine[Any, Any, None]) -> bool:
+    async def _try(self, act: Coroutine[Any, Any, None]) -> bool:
         try:
             await act
         except (MessagesError, psycopg.Error):
@@ -169,7 +169,7 @@ class DemoTraffic:
             return False
         return True
 
-    async def _sell(self) -> None:
+    async def _order(self) -> None:
         self._orders += 1
         article = random.choice(_ARTICLES)  # noqa: S311 - nothing secret
         note = "a long note; " * 1500 if self._orders % 25 == 0 else ""
@@ -179,41 +179,44 @@ class DemoTraffic:
             await self.shop.node.call("DEMO.WAREHOUSE", article, timeout=timedelta(seconds=2))
             self.answers += 1
 
-    async def _tick(self) -> None:
+    async def _quote(self) -> None:
         price = {"article": random.choice(_ARTICLES), "cents": random.randint(90, 110)}  # noqa: S311
         await self.ticker.node.topic_send("DEMO.PRICES", price)
 
     async def _ship(self, message: Message) -> None:
         shipped = {"shipped": message.body["id"]}
-        await self._succeeds(self.warehouse.node.topic_send("DEMO.STOCK", shipped))
+        await self._try(self.warehouse.node.topic_send("DEMO.STOCK", shipped))
 
     def _count(self, message: Message) -> None:
         self.received[message.topic] += 1
 
 
-def run(dsn1: str, dsn2: str, *, shown: str | None) -> None:
-    """Send and receive until Ctrl-C; show the status of the database `shown` (a DSN)."""
+def run(dsn1: str, dsn2: str, *, status_dsn: str | None) -> None:
+    """Send and receive until Ctrl-C; show the status of the database ``status_dsn``."""
     try:
-        asyncio.run(_run(dsn1, dsn2, shown))
+        asyncio.run(_run(dsn1, dsn2, status_dsn))
     except KeyboardInterrupt:
         print("\nThe demo has ended.")
 
 
-async def _run(dsn1: str, dsn2: str, shown: str | None) -> None:
+async def _run(dsn1: str, dsn2: str, status_dsn: str | None) -> None:
     print(f"\n{FOLLOWS}; press Ctrl-C to stop.\n", flush=True)
     traffic = DemoTraffic(dsn1, dsn2)
-    await together(traffic.run(), *([_show(shown, traffic)] if shown is not None else []))
+    tasks = [traffic.run()]
+    if status_dsn is not None:
+        tasks.append(_show_rates(status_dsn, traffic))
+    await run_all(*tasks)
 
 
-async def _show(dsn: str, traffic: DemoTraffic) -> None:
+async def _show_rates(dsn: str, traffic: DemoTraffic) -> None:
     is_terminal = sys.stdout.isatty()
     seconds = _REFRESH_SECONDS if is_terminal else _PLAIN_SECONDS
-    before, shown_lines, at = 0, 0, monotonic()
+    last_total, printed_lines, last_time = 0, 0, monotonic()
     while True:
         await asyncio.sleep(seconds)
         total, now = traffic.received.total(), monotonic()
-        rate = (total - before) / (now - at)
-        before, at = total, now
+        rate = (total - last_total) / (now - last_time)
+        last_total, last_time = total, now
         line = (
             f"{total:,} messages received, {rate:,.0f}/s; {traffic.answers:,} calls answered;"
             f" {traffic.failures:,} failed"
@@ -221,15 +224,15 @@ async def _show(dsn: str, traffic: DemoTraffic) -> None:
         if not is_terminal:
             print(line, flush=True)
             continue
-        text = f"{await asyncio.to_thread(_describe, dsn)}\n{line}"
+        text = f"{await asyncio.to_thread(_describe_topics, dsn)}\n{line}"
         # Overwrite the previous output: move up by its lines, and clear to the end of the screen.
-        print(f"\x1b[{shown_lines}F\x1b[J" if shown_lines else "", text, sep="", flush=True)
-        shown_lines = text.count("\n") + 1
+        print(f"\x1b[{printed_lines}F\x1b[J" if printed_lines else "", text, sep="", flush=True)
+        printed_lines = text.count("\n") + 1
 
 
-def _describe(dsn: str) -> str:
+def _describe_topics(dsn: str) -> str:
     try:
-        with connected(dsn, "status") as connection:
+        with connect_as(dsn, "status") as connection:
             topics = status.read_topics(connection)
             usage = status.queue_usage(connection)
     except (MessagesError, psycopg.Error) as error:

@@ -17,7 +17,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 @contextmanager
-def connected(dsn: str, name: str) -> Iterator[Connection]:
+def connect_as(dsn: str, name: str) -> Iterator[Connection]:
     """Connect with autocommit; errors of PostgreSQL are raised as those of messages."""
     with psycopg.connect(conninfo(dsn, name), autocommit=True) as connection:
         try:

@@ -6,6 +6,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from psqlmessages.cli import doctor_checks, doctor_tables
 from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, FindingState, run_check
@@ -29,8 +30,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
@@ -43,7 +43,7 @@ def run(arguments: Namespace, *further_checks: Check) -> int:
             print(_describe(finding), flush=True)
     problems = sum(finding.state is FindingState.WRONG for finding in findings)
     if arguments.json:
-        print(json.dumps({"wrong": problems, "findings": [_as_json(each) for each in findings]}))
+        print(json.dumps({"wrong": problems, "findings": [asdict(each) for each in findings]}))
     else:
         print(f"\n{problems} wrong" if problems else "\nnothing wrong", file=sys.stderr)
     return 1 if problems else 0
@@ -65,14 +65,4 @@ def _describe(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _as_json(finding: Finding) -> dict[str, str]:
-    return {
-        "check": finding.check,
-        "state": finding.state.value,
-        "found": finding.found,
-        "why": finding.why,
-        "fix": finding.fix,
-    }
-
-
-COMMAND = CliCommand("doctor", "report problems with their cause and fix", configure, run)
+COMMAND = CliCommand("doctor", "report problems with their cause and fix", _configure, run)

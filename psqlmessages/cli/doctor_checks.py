@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from enum import Enum
+from enum import StrEnum
 from time import monotonic
 from typing import Any
 
@@ -21,7 +21,7 @@ MIGRATE = "python manage.py migrate psqlmessages"
 INSTALL = "python manage.py psqlmessages install"
 
 
-class FindingState(Enum):
+class FindingState(StrEnum):
     """Result of a check."""
 
     OK = "ok"

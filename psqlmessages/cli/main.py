@@ -65,7 +65,3 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _terminate(*_: object) -> NoReturn:
     sys.exit(TERMINATED)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,11 +16,11 @@ from psqlmessages.cli.output import (
     Progress,
     add_batch,
     add_json,
-    body_text,
-    lines_of_input,
+    format_body,
     natural,
     one_line,
     positive,
+    read_lines,
     seconds,
 )
 from psqlmessages.client.messages import RECONNECTED, SYS, Message
@@ -60,7 +60,7 @@ def _configure_send(parser: ArgumentParser) -> None:
 def _send(arguments: Namespace) -> int:
     """Send all bodies, and show the rate."""
     if arguments.body == "-":
-        bodies, total = lines_of_input(), arguments.count
+        bodies, total = read_lines(), arguments.count
     else:
         bodies = repeat("x" * arguments.size if arguments.body is None else arguments.body)
         total = 1 if arguments.count is None else arguments.count
@@ -175,7 +175,7 @@ def as_text(message: Message | StreamMessage) -> str:
         body = message.body
     except MessagesError as error:
         return one_line(f"{message.sender}: {error}")
-    return one_line(f"{message.sender}: {body_text(body)}")
+    return one_line(f"{message.sender}: {format_body(body)}")
 
 
 RECEIVE = CliCommand(
@@ -208,7 +208,7 @@ def _call(arguments: Namespace) -> int:
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
     else:
-        print(body_text(answer))
+        print(format_body(answer))
     return 0
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self, TextIO
+
+from psqlmessages.wire import MalformedText, strict_json
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,17 @@ def time_with_zone(text: str) -> datetime:
         raise ArgumentTypeError(f"not a time in ISO 8601: {text!r:.100}") from None
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = strict_json(text)
+    except MalformedText as error:
+        raise ArgumentTypeError(error.sentence()) from None
+    if not isinstance(value, dict):
+        raise ArgumentTypeError(f"not a JSON object: {text:.100}")
+    return value
+
+
 def _number(text: str, minimum: int) -> int:
     try:
         number = int(text)
@@ -68,31 +80,31 @@ AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
 
 
 def subcommands(parser: ArgumentParser, *, is_required: bool = True) -> AddCommand:
-    """Return a function that adds a command below another: its name, function and help."""
-    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=is_required)
+    """Return a function that adds a subcommand, from its name, function and help."""
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=is_required)
 
-    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        action: ArgumentParser = actions.add_parser(name, help=help_, description=help_)
-        action.set_defaults(act=act)
-        return action
+    def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
+        subparser: ArgumentParser = subparsers.add_parser(name, help=help_, description=help_)
+        subparser.set_defaults(subcommand=function)
+        return subparser
 
     return add
 
 
 def run_subcommand(arguments: Namespace) -> int:
-    """Run the command that was added with `subcommands`."""
-    code: int = arguments.act(arguments)
+    """Run the chosen one of the commands that `subcommands` added."""
+    code: int = arguments.subcommand(arguments)
     return code
 
 
-def add_bodies(parser: ArgumentParser, what: str) -> None:
-    """Add the arguments that `bodies` reads, and --batch; ``what`` is done with a body."""
+def add_bodies(parser: ArgumentParser, verb: str) -> None:
+    """Add the arguments that `read_bodies` needs, and --batch; ``verb`` is for the help."""
     parser.add_argument(
         "body",
         metavar="BODY",
         nargs="?",
         default="-",
-        help=f"the text to {what}; - (the default) reads one body per line from standard input",
+        help=f"the text to {verb}; - (the default) reads one body per line from standard input",
     )
     parser.add_argument("--json", action="store_true", help="BODY, or each line, is JSON")
     add_batch(parser)
@@ -111,9 +123,9 @@ def add_batch(parser: ArgumentParser) -> None:
     )
 
 
-def bodies(arguments: Namespace) -> Iterator[Any]:
+def read_bodies(arguments: Namespace) -> Iterator[Any]:
     """Yield BODY, or the lines of standard input."""
-    texts = lines_of_input() if arguments.body == "-" else iter([arguments.body])
+    texts = read_lines() if arguments.body == "-" else iter([arguments.body])
     return map(json.loads, texts) if arguments.json else texts
 
 
@@ -122,7 +134,7 @@ def read_input(name: str) -> bytes:
     return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
 
 
-def lines_of_input() -> Iterator[str]:
+def read_lines() -> Iterator[str]:
     """Yield the lines of standard input."""
     return (line.rstrip("\r\n") for line in sys.stdin)
 
@@ -130,7 +142,7 @@ def lines_of_input() -> Iterator[str]:
 # Output: tables, and rates as one refreshed line on a terminal or as separate lines.
 
 _REFRESH_SECONDS = 0.2
-_PLAIN_SECONDS = 10.0
+_LINE_SECONDS = 10.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
@@ -145,7 +157,7 @@ class Progress:
         self._total = total
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._interval = _REFRESH_SECONDS if self._is_terminal else _PLAIN_SECONDS
+        self._interval = _REFRESH_SECONDS if self._is_terminal else _LINE_SECONDS
         self._started_at = self._shown_at = monotonic()
         self._is_line_open = False
         self.count = 0
@@ -153,12 +165,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Write a last line with the count and the mean rate."""
         self._write(self._summary(), is_last=True)
 
@@ -203,7 +210,9 @@ class Progress:
         self._is_line_open = not is_last
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+def format_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> str:
     """Format a table; ``right`` lists the columns to align right."""
     lines = [list(head), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
@@ -230,7 +239,7 @@ def fail(text: str) -> int:
     return 1
 
 
-def body_text(body: Any) -> str:
+def format_body(body: Any) -> str:
     """Format a body for people."""
     if isinstance(body, str | bytes):
         return body if isinstance(body, str) else repr(body)

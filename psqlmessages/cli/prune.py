@@ -7,13 +7,12 @@ from argparse import ArgumentParser, Namespace
 
 import psycopg
 
-from psqlmessages.cli.direct_calls import connected
+from psqlmessages.cli.direct_calls import connect_as
 from psqlmessages.cli.output import CliCommand, add_json
 from psqlmessages.exceptions import MessagesError
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
@@ -26,7 +25,7 @@ def run(arguments: Namespace) -> int:
 
 def empty_expired_tables(dsn: str) -> int:
     """Empty tables in which everything has expired; return their number."""
-    with connected(dsn, "prune") as connection:
+    with connect_as(dsn, "prune") as connection:
         # The role's default may be a stricter level: its older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
@@ -49,6 +48,6 @@ def describe(number: int) -> str:
 COMMAND = CliCommand(
     "prune",
     "remove expired bodies and stream messages now, as the owner of the tables",
-    configure,
+    _configure,
     run,
 )

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from itertools import islice
 from typing import Any, TypeVar
 
-from psqlmessages.cli.direct_calls import connected, run_call
+from psqlmessages.cli.direct_calls import connect_as, run_call
 from psqlmessages.cli.messaging import body_as_json
 from psqlmessages.cli.output import (
     CliCommand,
     Progress,
     add_bodies,
     add_json,
-    bodies,
-    body_text,
     fail,
+    format_body,
+    format_table,
+    json_object,
     natural,
     one_line,
     positive,
+    read_bodies,
     run_subcommand,
     seconds,
     subcommands,
-    table,
     time_with_zone,
 )
 from psqlmessages.client import queue_calls
@@ -44,40 +45,43 @@ _QUEUES = """
 _COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the commands."""
-    add_plain = subcommands(parser)
+def _configure(parser: ArgumentParser) -> None:
+    add_command = subcommands(parser)
 
-    def add(name: str, act: Callable[[Namespace], int], help_: str) -> ArgumentParser:
-        action = add_plain(name, act, help_)
-        action.add_argument("client", metavar="CLIENT", help="the node that acts")
+    def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
+        command = add_command(name, function, help_)
+        command.add_argument("client", metavar="CLIENT", help="the node that acts")
         if name not in ("commit", "rollback"):
-            action.add_argument("queue", metavar="QUEUE")
-        return action
+            command.add_argument("queue", metavar="QUEUE")
+        return command
 
     _configure_push(add("push", _push, "add elements to a queue and print their ids"))
-    _configure_taking(add("pop", _pop, "take elements, remove them and print them"))
+    _configure_take(add("pop", _pop, "take elements, remove them and print them"))
     reserve = add("reserve", _reserve, "take elements and hide them for some time")
-    _configure_taking(reserve)
+    _configure_take(reserve)
     reserve.add_argument(
         "--duration",
         type=seconds,
         default=queue_calls.DEFAULT_DURATION,
         help="seconds until elements that are not committed are delivered again (default: 120)",
     )
-    for name, act, help_ in (
+    for name, function, help_ in (
         ("commit", _commit, "remove reserved elements for good"),
-        ("rollback", _rollback, "give reserved elements back and count an attempt"),
+        (
+            "rollback",
+            _rollback,
+            "make reserved elements available again, and count an attempt",
+        ),
     ):
-        action = add(name, act, help_)
-        action.add_argument("leases", metavar="LEASE", nargs="+", help="a lease printed by reserve")
-    action.add_argument(
+        command = add(name, function, help_)
+        command.add_argument("leases", metavar="LEASE", nargs="+", help="a lease from reserve")
+    command.add_argument(
         "--delay", type=seconds, help="seconds until the elements are available again"
     )
     sizes = add("sizes", _sizes, "print how many elements a queue holds")
-    listing = add_plain("list", _list, "print the queues that the role may use, with their counts")
-    for action in (sizes, listing):
-        action.add_argument("--json", action="store_true", help="print JSON, for programs")
+    list_ = add_command("list", _list, "print the queues that the role may use, and their counts")
+    for command in (sizes, list_):
+        command.add_argument("--json", action="store_true", help="print JSON, for programs")
     add("pause", _pause, "stop handing out elements of a queue; pushes continue")
     add("resume", _resume, "hand out elements again")
     add("drain", _drain, "remove all available elements and print their number")
@@ -85,7 +89,7 @@ def configure(parser: ArgumentParser) -> None:
 
 def _configure_push(parser: ArgumentParser) -> None:
     add_bodies(parser, "push")
-    parser.add_argument("--headers", type=_headers, help="a JSON object")
+    parser.add_argument("--headers", type=json_object, help="a JSON object")
     parser.add_argument(
         "--mature",
         type=time_with_zone,
@@ -98,7 +102,7 @@ def _configure_push(parser: ArgumentParser) -> None:
     parser.add_argument("--key", help="a second push with the same key adds nothing")
 
 
-def _configure_taking(parser: ArgumentParser) -> None:
+def _configure_take(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--count", type=positive, default=1, help="maximum number of elements (default: 1)"
     )
@@ -114,8 +118,11 @@ def _push(arguments: Namespace) -> int:
         raise ValueError(
             "--key needs a BODY argument: of several bodies with one key only the first is added"
         )
-    texts = bodies(arguments)
-    with connected(arguments.dsn, arguments.client) as connection, Progress("pushed") as progress:
+    texts = read_bodies(arguments)
+    with (
+        connect_as(arguments.dsn, arguments.client) as connection,
+        Progress("pushed") as progress,
+    ):
         while batch := list(islice(texts, arguments.batch)):
             call = queue_calls.push_many(
                 arguments.client,
@@ -158,7 +165,7 @@ def _take(
         with Node(arguments.client, arguments.dsn) as node:
             taken = method(node, arguments.queue, arguments.count, *more, timeout=arguments.timeout)
     else:
-        with connected(arguments.dsn, arguments.client) as connection:
+        with connect_as(arguments.dsn, arguments.client) as connection:
             rows = connection.execute(statement.sql, statement.params).fetchall()
             taken = queue_calls.elements(arguments.queue, rows)
     for element in taken:
@@ -167,7 +174,7 @@ def _take(
 
 
 def _as_json(element: Element) -> dict[str, Any]:
-    described = {
+    fields = {
         "id": element.id,
         "queue": element.queue,
         "headers": element.headers,
@@ -177,7 +184,7 @@ def _as_json(element: Element) -> dict[str, Any]:
         "pushed_at": element.pushed_at.isoformat(),
     }
     lease = {"lease": element.lease} if element.lease else {}
-    return described | lease | body_as_json(element)
+    return fields | lease | body_as_json(element)
 
 
 def _as_text(element: Element) -> str:
@@ -186,7 +193,7 @@ def _as_text(element: Element) -> str:
     except MessagesError as error:
         body = str(error)
     lease = f" {element.lease}" if element.lease else ""
-    return one_line(f"{element.id}{lease}: {body_text(body)}")
+    return one_line(f"{element.id}{lease}: {format_body(body)}")
 
 
 # Acknowledging
@@ -214,14 +221,14 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
 
 def _sizes(arguments: Namespace) -> int:
     sizes = _run(arguments, queue_calls.sizes(arguments.client, arguments.queue))
-    found = sizes._asdict()
-    found["next"] = sizes.next.isoformat() if sizes.next is not None else None
+    fields = sizes._asdict()
+    fields["next"] = sizes.next.isoformat() if sizes.next is not None else None
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(fields))
         return 0
-    is_paused = found.pop("is_paused")
-    width = max(map(len, found))
-    for name, value in found.items():
+    is_paused = fields.pop("is_paused")
+    width = max(map(len, fields))
+    for name, value in fields.items():
         print(f"{name.ljust(width)}  {value if value is not None else '-'}")
     if is_paused:
         print("paused")
@@ -246,7 +253,7 @@ def _drain(arguments: Namespace) -> int:
 
 
 def _list(arguments: Namespace) -> int:
-    with connected(arguments.dsn, "queues") as connection:
+    with connect_as(arguments.dsn, "queues") as connection:
         rows = connection.execute(_QUEUES).fetchall()
     if arguments.json:
         for row in rows:
@@ -257,28 +264,15 @@ def _list(arguments: Namespace) -> int:
         for name, is_paused, *counts in rows
     ]
     head = ["queue", "", *(name.replace("_", " ") for name in _COUNTS)]
-    print(table(head, lines, right=range(2, len(head))) if lines else "no queues")
+    print(format_table(head, lines, right=range(2, len(head))) if lines else "no queues")
     return 0
 
 
 def _run(arguments: Namespace, call: Call[T]) -> T:
-    with connected(arguments.dsn, arguments.client) as connection:
+    with connect_as(arguments.dsn, arguments.client) as connection:
         return run_call(connection, call)
 
 
-# Arguments
-
-
-def _headers(text: str) -> dict[str, Any]:
-    try:
-        headers = json.loads(text)
-    except ValueError as error:
-        raise ArgumentTypeError(f"not JSON: {error}") from None
-    if not isinstance(headers, dict):
-        raise ArgumentTypeError(f"not a JSON object: {text!r:.100}")
-    return headers
-
-
 COMMAND = CliCommand(
-    "queue", "push to a queue, take from it, and show its size", configure, run_subcommand
+    "queue", "push to a queue, take from it, and show its size", _configure, run_subcommand
 )

@@ -6,8 +6,8 @@ import json
 from argparse import ArgumentParser, Namespace
 from typing import NamedTuple
 
-from psqlmessages.cli.direct_calls import Connection, connected
-from psqlmessages.cli.output import CliCommand, add_json, fail, one_line, table
+from psqlmessages.cli.direct_calls import Connection, connect_as
+from psqlmessages.cli.output import CliCommand, add_json, fail, format_table, one_line
 
 
 class TopicRow(NamedTuple):
@@ -18,15 +18,14 @@ class TopicRow(NamedTuple):
     listeners: list[str]
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", nargs="?", help="show only this topic")
     add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Print the topics of the role and the queue usage; fail if the role may not use TOPIC."""
-    with connected(arguments.dsn, "status") as connection:
+    with connect_as(arguments.dsn, "status") as connection:
         topics = read_topics(connection, arguments.topic)
         usage = queue_usage(connection)
     if arguments.topic is not None and not topics:
@@ -58,7 +57,7 @@ def queue_usage(connection: Connection) -> float:
 def describe(topics: list[TopicRow], usage: float) -> str:
     """Format the status for people."""
     rows = [[one_line(row.topic), _idents(row.notifiers), _idents(row.listeners)] for row in topics]
-    listing = table(["topic", "senders", "listeners"], rows) if rows else "no topics"
+    listing = format_table(["topic", "senders", "listeners"], rows) if rows else "no topics"
     return f"{listing}\n\nnotification queue: {usage:.2%} full"
 
 
@@ -69,6 +68,6 @@ def _idents(idents: list[str]) -> str:
 COMMAND = CliCommand(
     "status",
     "show topics with senders and listeners, and the usage of the notification queue",
-    configure,
+    _configure,
     run,
 )

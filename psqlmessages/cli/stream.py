@@ -9,15 +9,15 @@ from itertools import islice
 
 import psycopg
 
-from psqlmessages.cli.direct_calls import connected, run_call
+from psqlmessages.cli.direct_calls import connect_as, run_call
 from psqlmessages.cli.messaging import as_text, body_as_json
 from psqlmessages.cli.output import (
     CliCommand,
     Progress,
     add_bodies,
     add_json,
-    bodies,
     positive,
+    read_bodies,
     run_subcommand,
     seconds,
     subcommands,
@@ -29,22 +29,21 @@ from psqlmessages.client.subscription import Subscription
 from psqlmessages.exceptions import MessagesError
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the two commands."""
+def _configure(parser: ArgumentParser) -> None:
     add = subcommands(parser)
     publish = add(
         "publish",
         _publish,
-        "store messages for the subscriptions of a topic and send them to its listeners",
+        "store messages for the subscriptions of a topic, and send them to its listeners",
     )
-    _configure_both(publish, "the node that publishes; it need not be connected")
+    _add_client_and_topic(publish, "the node that publishes; it need not be connected")
     add_bodies(publish, "publish")
     subscribe = add(
         "subscribe",
         _subscribe,
         "print the waiting messages of a subscription, then new ones, until Ctrl-C",
     )
-    _configure_both(subscribe, "the node that subscribes")
+    _add_client_and_topic(subscribe, "the node that subscribes")
     subscribe.add_argument(
         "timeout",
         metavar="TIMEOUT",
@@ -58,15 +57,15 @@ def configure(parser: ArgumentParser) -> None:
     )
 
 
-def _configure_both(parser: ArgumentParser, who: str) -> None:
-    parser.add_argument("client", metavar="CLIENT", help=who)
+def _add_client_and_topic(parser: ArgumentParser, help_: str) -> None:
+    parser.add_argument("client", metavar="CLIENT", help=help_)
     parser.add_argument("topic", metavar="TOPIC")
 
 
 def _publish(arguments: Namespace) -> int:
-    texts = bodies(arguments)
+    texts = read_bodies(arguments)
     with (
-        connected(arguments.dsn, arguments.client) as connection,
+        connect_as(arguments.dsn, arguments.client) as connection,
         Progress("published") as progress,
     ):
         while batch := list(islice(texts, arguments.batch)):
@@ -94,24 +93,24 @@ def _subscribe(arguments: Namespace) -> int:
 def _print_all(
     messages: Subscription, node: Node, arguments: Namespace, progress: Progress
 ) -> None:
-    printed: StreamMessage | None = None
+    last_printed: StreamMessage | None = None
     try:
         for message in messages:
             progress.add()
-            progress.say(_described(message, arguments), sys.stdout)
-            printed = message
+            progress.say(_format_message(message, arguments), sys.stdout)
+            last_printed = message
             if progress.count == arguments.count:
                 return
     finally:
-        if printed is not None and node.is_healthy:
+        if last_printed is not None and node.is_healthy:
             try:
-                messages.confirm(printed)
+                messages.confirm(last_printed)
             except (MessagesError, psycopg.Error) as error:
                 again = "could not acknowledge the last messages, so they are delivered again"
                 progress.say(f"{again}: {error}")
 
 
-def _described(message: StreamMessage, arguments: Namespace) -> str:
+def _format_message(message: StreamMessage, arguments: Namespace) -> str:
     if not arguments.json:
         return as_text(message)
     head = {
@@ -126,6 +125,6 @@ def _described(message: StreamMessage, arguments: Namespace) -> str:
 COMMAND = CliCommand(
     "stream",
     "publish to a stream, or print the messages of a subscription",
-    configure,
+    _configure,
     run_subcommand,
 )

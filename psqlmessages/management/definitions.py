@@ -12,8 +12,7 @@ from psqlmessages.cli.output import CliCommand, fail, one_line, read_input
 from psqlmessages.rules import changes, document
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "what", metavar="WHAT", choices=("export", "import"), help="export or import"
     )
@@ -65,5 +64,5 @@ def _write(name: str, text: str) -> None:
 
 
 COMMAND = CliCommand(
-    "definitions", "export rules and web identities to JSON, or import them", configure, run
+    "definitions", "export rules and web identities to JSON, or import them", _configure, run
 )

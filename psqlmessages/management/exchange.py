@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import psycopg
 from django.db import DatabaseError
@@ -18,12 +18,13 @@ from django.db.models.functions import Now
 from psqlmessages.cli.output import (
     CliCommand,
     fail,
+    format_table,
+    json_object,
     natural,
     one_line,
     read_input,
     run_subcommand,
     subcommands,
-    table,
 )
 from psqlmessages.exchanges.engine.dry_run import DryRunCopy, dry_run_exchange
 from psqlmessages.exchanges.model import SelectorInput
@@ -46,30 +47,30 @@ def list_exchanges(arguments: Namespace) -> int:
     if not rows:
         print("no exchanges")
         return 0
-    counts, workers = _counts(arguments.database), _workers(arguments.database)
+    counts, workers = _read_counts(arguments.database), _count_workers(arguments.database)
     lines = []
     for row in rows:
-        known = repository.to_definition(row)
+        definition = repository.to_definition(row)
         cells = (
-            known.name,
+            definition.name,
             "running" if row.is_running else "stopped",
             str(workers[row.pk]),
-            str(known.source),
-            ", ".join(map(str, known.destinations)),
+            str(definition.source),
+            ", ".join(map(str, definition.destinations)),
             *(f"{counts[row.pk, outcome]:,}" for outcome in ELEMENT_OUTCOMES),
         )
         lines.append([one_line(cell) for cell in cells])
     head = (*_HEAD, *(outcome.label for outcome in ELEMENT_OUTCOMES))
-    print(table(head, lines, right=(2, *range(len(_HEAD), len(head)))))
+    print(format_table(head, lines, right=(2, *range(len(_HEAD), len(head)))))
     return 0
 
 
-def _counts(using: str) -> Counter[tuple[int, str]]:
+def _read_counts(using: str) -> Counter[tuple[int, str]]:
     found = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
     return Counter({(row, outcome): count for row, outcome, count in found.annotate(Sum("count"))})
 
 
-def _workers(using: str) -> Counter[int]:
+def _count_workers(using: str) -> Counter[int]:
     """Count the processes that run each exchange, by their recent heartbeats."""
     alive = ExchangeCount.objects.using(using).filter(
         outcome=ExchangeCount.Outcome.OK,
@@ -87,35 +88,39 @@ def load(arguments: Namespace) -> int:
         wanted = definitions.parse_text(read_input(arguments.file))
     except MalformedExchanges as error:
         return _fail(error)
-    now = repository.read_all(arguments.database)
-    todo = repository.compare(now, wanted, replace_all=arguments.replace_all)
-    for line in todo.describe():
+    current = repository.read_all(arguments.database)
+    difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
+    for line in difference.describe():
         print(one_line(line))
-    if not arguments.dry_run and not _applied(todo, repository.fingerprint(now), arguments):
+    if not arguments.dry_run and not _apply(difference, repository.fingerprint(current), arguments):
         return 1
-    print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
-    kept = [exchange for exchange in now if exchange.name not in {each.name for each in wanted}]
-    together = [*wanted, *(() if arguments.replace_all else kept)]
-    for line in _remarks(wanted, together, arguments.database):
+    print(f"{'would be ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
+    all_exchanges = list(wanted)
+    if not arguments.replace_all:
+        loaded = {exchange.name for exchange in wanted}
+        all_exchanges += [exchange for exchange in current if exchange.name not in loaded]
+    for line in _describe_problems(wanted, all_exchanges, arguments.database):
         print(one_line(line), file=sys.stderr)
     return 0
 
 
-def _applied(todo: repository.ExchangeDifference, shown: str, arguments: Namespace) -> bool:
+def _apply(changes: repository.ExchangeDifference, expected: str, arguments: Namespace) -> bool:
     try:
-        added = repository.apply(todo, shown, arguments.database, with_rules=arguments.with_rules)
+        added = repository.apply(
+            changes, expected, arguments.database, with_rules=arguments.with_rules
+        )
     except repository.ExchangesChanged:
         fail("the exchanges were changed at the same time: try again")
         return False
     except DatabaseError as error:
-        fail(_reason(error))
+        fail(_error_text(error))
         return False
     for rule in added:
         print(one_line(f"+ rule in {rule.namespace}: {rule.statement}"))
     return True
 
 
-def _reason(error: DatabaseError) -> str:
+def _error_text(error: DatabaseError) -> str:
     """Return PostgreSQL's message and hint, without the context in its functions."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
@@ -123,8 +128,8 @@ def _reason(error: DatabaseError) -> str:
     return f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}".rstrip()
 
 
-def _remarks(
-    wanted: tuple[DefinedExchange, ...], together: list[DefinedExchange], using: str
+def _describe_problems(
+    wanted: tuple[DefinedExchange, ...], all_exchanges: list[DefinedExchange], using: str
 ) -> Iterator[str]:
     """Yield a line for each missing rule and each cycle."""
     found = find_missing_rules(wanted, using)
@@ -132,7 +137,7 @@ def _remarks(
         yield f"missing rule in {rule.namespace}: {rule.statement}"
     for namespace, why in found.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
-    for cycle in build_graph(together).cycles:
+    for cycle in build_graph(all_exchanges).cycles:
         yield f"a cycle: {', '.join(map(str, cycle))}"
 
 
@@ -167,25 +172,15 @@ def dry_run(arguments: Namespace) -> int:
             ns=source.namespace,
         ),
     )
-    for asked in result.destinations:
-        answer = "yes" if asked.verdict.is_taken else "no"
-        print(one_line(f"{asked.place}: {answer}, {asked.verdict.error or asked.verdict.why}"))
-        if asked.copy is not None:
-            _print(asked.copy)
+    for route in result.destinations:
+        answer = "yes" if route.verdict.is_taken else "no"
+        print(one_line(f"{route.place}: {answer}, {route.verdict.error or route.verdict.why}"))
+        if route.copy is not None:
+            _print(route.copy)
     if result.fallback is not None:
         print(one_line(f"{result.outcome}: to {result.fallback.place}"))
         _print(result.fallback)
     return 0
-
-
-def _headers(text: str) -> dict[str, Any]:
-    try:
-        headers = strict_json(text)
-    except MalformedText as error:
-        raise ArgumentTypeError(error.sentence()) from error
-    if not isinstance(headers, dict):
-        raise ArgumentTypeError(f"not a JSON object: {text:.100}")
-    return headers
 
 
 def _print(copy: DryRunCopy) -> None:
@@ -201,8 +196,7 @@ def _as_text(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the commands."""
+def _configure(parser: ArgumentParser) -> None:
     add = subcommands(parser)
     load_ = add("load", load, "create and change exchanges as a YAML or JSON file defines")
     load_.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
@@ -224,19 +218,30 @@ def configure(parser: ArgumentParser) -> None:
     test = add("test", dry_run, "show where an element would go, and why; nothing is pushed")
     test.add_argument("name", metavar="NAME", help="the exchange")
     test.add_argument(
-        "--headers", type=_headers, default="{}", help="the headers, a JSON object (default: none)"
+        "--headers",
+        type=json_object,
+        default="{}",
+        help="the headers, a JSON object (default: {})",
     )
     test.add_argument("--body", default="", help="the body: text (default: empty)")
     test.add_argument("--json-body", action="store_true", help="the body is JSON")
     test.add_argument(
         "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
     )
-    for name, act, help_ in (
-        ("start", _start, "start an exchange in all processes of exchange run"),
-        ("stop", _stop, "stop an exchange after its current batches"),
+    for name, function, help_ in (
+        (
+            "start",
+            partial(_set_running, is_running=True),
+            "start an exchange in all processes of exchange run",
+        ),
+        (
+            "stop",
+            partial(_set_running, is_running=False),
+            "stop an exchange after its current batches",
+        ),
         ("delete", _delete, "remove an exchange; its queues stay"),
     ):
-        add(name, act, help_).add_argument("name", metavar="NAME", help="the exchange")
+        add(name, function, help_).add_argument("name", metavar="NAME", help="the exchange")
     run_ = add("run", _run, "run exchanges in this process, until Ctrl-C")
     run_.add_argument("names", metavar="NAME", nargs="*", help="the exchanges (default: all)")
 
@@ -260,18 +265,10 @@ def _show(arguments: Namespace) -> int:
     return 0
 
 
-def _start(arguments: Namespace) -> int:
-    return _set(arguments, is_running=True)
-
-
-def _stop(arguments: Namespace) -> int:
-    return _set(arguments, is_running=False)
-
-
-def _set(arguments: Namespace, *, is_running: bool) -> int:
-    is_new = repository.set_running(arguments.name, is_running, arguments.database)
+def _set_running(arguments: Namespace, *, is_running: bool) -> int:
+    is_changed = repository.set_running(arguments.name, is_running, arguments.database)
     state = "running" if is_running else "stopped"
-    print(f"{one_line(arguments.name)} {'is' if is_new else 'was already'} {state}")
+    print(f"{one_line(arguments.name)} {'is' if is_changed else 'was already'} {state}")
     return 0
 
 
@@ -289,4 +286,4 @@ def _run(arguments: Namespace) -> int:
     return code
 
 
-COMMAND = CliCommand("exchange", "load, show, test, start, stop and run exchanges", configure, run)
+COMMAND = CliCommand("exchange", "load, show, test, start, stop and run exchanges", _configure, run)

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from django.db import InterfaceError, OperationalError, connections
@@ -29,20 +28,19 @@ _JOBS: Final = ("traffic", "archive", "exchange", "report")
 _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)s?")
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the jobs."""
-    jobs_ = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
+def _configure(parser: ArgumentParser) -> None:
+    job_parsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job_name in _JOBS:
         # The modules of the jobs import this one. They import pyspark later.
         job = import_module(f"psqlmessages.management.pipeline_{job_name}").COMMAND
-        own = jobs_.add_parser(job.name, help=job.help, description=job.help)
+        own = job_parsers.add_parser(job.name, help=job.help, description=job.help)
         own.add_argument(
             "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
         )
         own.add_argument(
             "--conf",
             metavar="KEY=VALUE",
-            type=_pair,
+            type=_key_and_value,
             action="append",
             default=[],
             help="configuration of Spark; repeatable",
@@ -97,7 +95,7 @@ class JobContext:
         self.arguments = arguments
         self._using: str = arguments.database
         self._last_batch = -1
-        self._is_away = False
+        self._is_unreachable = False
 
     def __enter__(self) -> Self:
         from psqlmessages.pipeline.database import VARIABLE, variable_of
@@ -123,12 +121,7 @@ class JobContext:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from psqlmessages.pipeline import job_runner
 
         # If a query failed, `follow` has recorded the error with its figures.
@@ -186,14 +179,14 @@ class JobContext:
             from psqlmessages.pipeline.job_runner import sentence
 
             connections[self._using].close()
-            if not self._is_away:
+            if not self._is_unreachable:
                 self.say(f"could not write the job's progress: {sentence(error)}")
-            self._is_away = True
+            self._is_unreachable = True
         else:
-            self._is_away = False
+            self._is_unreachable = False
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _key_and_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ArgumentTypeError(f"not KEY=VALUE: {text!r}")
@@ -207,5 +200,5 @@ def _interval(text: str) -> str:
 
 
 COMMAND = CliCommand(
-    "pipeline", "run a job of the data pipeline on Spark, until Ctrl-C", configure, run
+    "pipeline", "run a job of the data pipeline on Spark, until Ctrl-C", _configure, run
 )

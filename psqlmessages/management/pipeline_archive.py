@@ -64,7 +64,7 @@ def configure_maintenance(add: AddCommand) -> None:
     )
 
 
-def folder(arguments: Namespace) -> str:
+def archive_folder(arguments: Namespace) -> str:
     """Return --to; raise ValueError if it is missing."""
     to: str | None = arguments.to
     if not to:
@@ -73,11 +73,11 @@ def folder(arguments: Namespace) -> str:
 
 
 @contextmanager
-def _opened(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
+def _open_archive(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive.store import Archive
 
-    root = folder(arguments)
+    root = archive_folder(arguments)
     with pipeline.JobContext(f"archive {what}", arguments) as context:
         yield context, Archive.opened(context.spark, root)
         context.record(job_runner.JobProgress(job_runner.STOPPED))
@@ -86,39 +86,33 @@ def _opened(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobConte
 def _compact(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import store
 
-    gone = 0
-    with _opened("compact", arguments) as (context, archive):
+    removed = 0
+    with _open_archive("compact", arguments) as (context, archive):
         for small, number in store.compact_all(archive):
-            gone += number
-            context.say(
-                f"{one_line(small[0].topic)} {small[0].date}: "
-                + (
-                    f"{number} fewer files"
-                    if number
-                    else "changed by another process at the same time"
-                )
-            )
-        context.say(f"{gone} fewer files, {len(archive.log.files)} left")
+            removed += number
+            conflict = "changed by another process at the same time"
+            result = f"{number} fewer files" if number else conflict
+            context.say(f"{one_line(small[0].topic)} {small[0].date}: {result}")
+        context.say(f"{removed} fewer files, {len(archive.log.files)} left")
     return 0
 
 
 def _verify(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import verify as verify_module
 
-    are_equal = True
-    with _opened("verify", arguments) as (_, archive):
+    are_equal, is_any = True, False
+    with _open_archive("verify", arguments) as (_, archive):
         names = arguments.topic.split(",") if arguments.topic else None
-        is_any = False
         for compared in verify_module.verify(archive, names):
             is_any = True
             are_equal = are_equal and compared.is_equal
-            print(_line(compared))
+            print(_describe(compared))
         if not is_any:
             print("no message is both archived and still in the stream: nothing to compare")
     return 0 if are_equal else 1
 
 
-def _line(compared: Comparison) -> str:
+def _describe(compared: Comparison) -> str:
     where = f"{one_line(compared.topic)}, ids {compared.low + 1} to {compared.high}"
     kept, archived = compared.kept, compared.archived
     if compared.is_equal:
@@ -137,7 +131,7 @@ def _replay(arguments: Namespace) -> int:
         arguments.topic, arguments.as_topic or arguments.topic, arguments.client
     )
     plan = replay_module.plan_between(plan, arguments.first, arguments.last)
-    with _opened("replay", arguments) as (context, archive):
+    with _open_archive("replay", arguments) as (context, archive):
         context.say(f"replay {name}: if it is interrupted, continue with --name {name}")
         for done, parts in replay_module.replay(archive, name, plan):
             context.say(f"published {done} of {parts} parts to {one_line(plan.as_topic)}")
@@ -150,12 +144,10 @@ def _id_or_time(text: str) -> int | datetime:
     return time_with_zone(text)
 
 
-_IN_ARCHIVE = "_checkpoint in --to"
-_WAIT_SECONDS = 2.0
+_DEFAULT_CHECKPOINT = "_checkpoint in --to"
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     _add_folder(parser, required=False)
     parser.add_argument(
         "--topic",
@@ -168,15 +160,15 @@ def configure(parser: ArgumentParser) -> None:
         help="continue if messages were removed before they were archived, instead of failing",
     )
     # Each batch writes files: keep their number low.
-    pipeline.add_streaming(parser, _IN_ARCHIVE, "10 seconds")
-    parser.set_defaults(act=_archive)
+    pipeline.add_streaming(parser, _DEFAULT_CHECKPOINT, "10 seconds")
+    parser.set_defaults(subcommand=_archive)
     add = subcommands(parser, is_required=False)
     configure_maintenance(add)
-    for name, act, help_ in (
+    for name, function, help_ in (
         ("mark", _mark, "keep a topic's messages until they are archived"),
         ("unmark", _unmark, "stop keeping a topic's messages for the archive"),
     ):
-        add(name, act, help_).add_argument("topic", metavar="TOPIC", help="its name")
+        add(name, function, help_).add_argument("topic", metavar="TOPIC", help="its name")
     add("marks", _marks, "print the marked topics")
 
 
@@ -193,19 +185,19 @@ def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
 def _archive(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
-    root = folder(arguments)
+    root = archive_folder(arguments)
     names = tuple(name for name in (arguments.topic or "").split(",") if name)
     with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)
         try:
-            while _followed(context, job):
+            while _run_query(context, job):
                 context.say("the marked topics have changed")
         finally:
             job.close()
     return 0
 
 
-def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
+def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     """Follow one query; return whether it ended because the marked topics changed."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive import archive_job
@@ -213,11 +205,11 @@ def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
 
     topics = job.topics()
     if not topics:
-        return _waited(context, job)
+        return _wait_for_marks(context, job)
     job.prepare(topics)
     context.say(f"archiving {one_line(', '.join(topics))} to {job.archive.log.folder.root}")
     checkpoint = context.arguments.checkpoint
-    if checkpoint == _IN_ARCHIVE:
+    if checkpoint == _DEFAULT_CHECKPOINT:
         checkpoint = job.archive.log.folder.address("_checkpoint")
     query = job.started(topics, checkpoint, context.trigger)
     lag = Lag(query, archive_job.READER, topics)
@@ -233,7 +225,7 @@ def _followed(context: pipeline.JobContext, job: ArchiveJob) -> bool:
             query.stop()
 
 
-def _waited(context: pipeline.JobContext, job: ArchiveJob) -> bool:
+def _wait_for_marks(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     from psqlmessages.pipeline import job_runner
 
     if context.arguments.once:
@@ -254,8 +246,8 @@ def _mark(arguments: Namespace) -> int:
 
 
 def _unmark(arguments: Namespace) -> int:
-    was = archive_marks.unmark(arguments.topic, arguments.database)
-    print(f"{one_line(arguments.topic)} is {'no longer' if was else 'not'} marked")
+    was_marked = archive_marks.unmark(arguments.topic, arguments.database)
+    print(f"{one_line(arguments.topic)} is {'no longer' if was_marked else 'not'} marked")
     return 0
 
 
@@ -268,6 +260,6 @@ def _marks(arguments: Namespace) -> int:
 COMMAND = CliCommand(
     "archive",
     "archive topics as Parquet files, exactly once; verify, replay or compact an archive",
-    configure,
+    _configure,
     run_subcommand,
 )

@@ -232,8 +232,7 @@ class DefinitionSync(Thread):
             self._print(text)
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the exchange")
     parser.add_argument(
         "--tasks",
@@ -300,4 +299,4 @@ def _follow(context: JobContext) -> None:
     context.say(f"stopped: {state.counter_store.summary()}")
 
 
-COMMAND = CliCommand("exchange", "run an exchange on Spark, until Ctrl-C", configure, run)
+COMMAND = CliCommand("exchange", "run an exchange on Spark, until Ctrl-C", _configure, run)

@@ -31,8 +31,7 @@ from psqlmessages.traffic_retention import PERCENTILES, Window
 _HEARTBEAT_SECONDS: Final = 2.0
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="begin",
@@ -285,6 +284,6 @@ def _to_flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:
 COMMAND = CliCommand(
     "report",
     "write one HTML page with charts of a period: rates, sizes, latencies, senders, exchanges",
-    configure,
+    _configure,
     run,
 )

@@ -27,8 +27,7 @@ _RULE: Final = (
 )
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--topic",
         metavar="NAMES",
@@ -65,7 +64,7 @@ def run(arguments: Namespace) -> int:
     from psqlmessages.pipeline.traffic import TrafficTable
 
     with JobContext(COMMAND.name, arguments) as context:
-        _look(context)
+        _print_topics(context)
         table = TrafficTable()
         query = traffic.start(
             context.spark,
@@ -79,11 +78,11 @@ def run(arguments: Namespace) -> int:
                 "failOnDataLoss": str(not arguments.allow_gaps).lower(),
             },
         )
-        lag = Lag(query, traffic.CLIENT, _names(arguments))
+        lag = Lag(query, traffic.CLIENT, _topic_names(arguments))
         try:
             job_runner.follow(
                 query,
-                _recorder(context),
+                _make_recorder(context),
                 lag,
                 context.say,
                 stop_seconds=get_settings().STOP_SECONDS,
@@ -94,7 +93,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _recorder(context: JobContext) -> Callable[[JobProgress], None]:
+def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
     """Return a function that records progress, and prunes old windows every 10 minutes."""
     pruned_at = monotonic()
 
@@ -112,18 +111,18 @@ def _recorder(context: JobContext) -> Callable[[JobProgress], None]:
     return record
 
 
-def _names(arguments: Namespace) -> list[str]:
+def _topic_names(arguments: Namespace) -> list[str]:
     return [name.strip() for name in arguments.topic.split(",")]
 
 
-def _look(context: JobContext) -> None:
+def _print_topics(context: JobContext) -> None:
     """Print which topics are read; raise before Spark starts if they may not be read."""
     from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 
     arguments = context.arguments
     with closing(Database({})) as database:
-        found = offsets.ask(database, traffic.CLIENT, _names(arguments)).topics
+        found = offsets.ask(database, traffic.CLIENT, _topic_names(arguments)).topics
     topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
     context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:
@@ -133,6 +132,6 @@ def _look(context: JobContext) -> None:
 COMMAND = CliCommand(
     "traffic",
     "count published messages by topic, sender and time window, until Ctrl-C",
-    configure,
+    _configure,
     run,
 )

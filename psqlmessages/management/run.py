@@ -15,8 +15,7 @@ from psqlmessages.shutdown import stopped_by_signals
 _STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
 
 
-def configure(parser: ArgumentParser) -> None:
-    """Add the arguments."""
+def _configure(parser: ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="the node that receives")
     parser.add_argument(
         "--concurrency",
@@ -35,9 +34,9 @@ def run(arguments: Namespace) -> int:
             f"there is no handler for {ident}: add one with @on_topic or @on_rpc to"
             " message_handlers.py of an app in INSTALLED_APPS"
         )
-    with node(ident, using=arguments.database) as own, Progress("handled") as progress:
-        runner = HandlerWorker(
-            own,
+    with node(ident, using=arguments.database) as receiver, Progress("handled") as progress:
+        worker = HandlerWorker(
+            receiver,
             registry,
             using=arguments.database,
             concurrency=arguments.concurrency,
@@ -46,18 +45,18 @@ def run(arguments: Namespace) -> int:
 
         def show() -> None:
             # An idle process prints nothing.
-            if progress.count != runner.counters.handled:
-                progress.count = runner.counters.handled
+            if progress.count != worker.counters.handled:
+                progress.count = worker.counters.handled
                 progress.show()
 
-        with stopped_by_signals(runner.stop, _STOPPING, get_settings().STOP_SECONDS):
-            topics = ", ".join(runner.listen()) or "no topic"
+        with stopped_by_signals(worker.stop, _STOPPING, get_settings().STOP_SECONDS):
+            topics = ", ".join(worker.listen()) or "no topic"
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
-            runner.run(show)
-        progress.count = runner.counters.handled
-        counters = runner.counters
+            worker.run(show)
+        progress.count = worker.counters.handled
+        counters = worker.counters
         progress.say(
             f"stopped: {counters.failures:,} failures, {counters.given_up:,} given up,"
             f" {counters.unhandled:,} without a handler, {counters.dropped:,} not begun,"
@@ -67,5 +66,5 @@ def run(arguments: Namespace) -> int:
 
 
 COMMAND = CliCommand(
-    "run", "receive as a node and call the handlers of the project, until Ctrl-C", configure, run
+    "run", "receive as a node and call the handlers of the project, until Ctrl-C", _configure, run
 )

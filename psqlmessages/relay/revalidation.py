@@ -225,7 +225,7 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     Channels would use a thread that all WebSockets of the process share with views.
     """
-    future = _thread().submit(_run_on_open_connection, function, *arguments)
+    future = _thread().submit(_run_on_connect_as, function, *arguments)
     _unfinished[future] = monotonic()
     future.add_done_callback(lambda ended: _unfinished.pop(ended, None))
     return await asyncio.wrap_future(future)
@@ -243,7 +243,7 @@ def _is_hanging() -> bool:
 health.register("users", _is_hanging)
 
 
-def _run_on_open_connection(function: Callable[..., T], *arguments: Any) -> T:
+def _run_on_connect_as(function: Callable[..., T], *arguments: Any) -> T:
     for connection in connections.all(initialized_only=True):
         own = connection.connection
         if own is None or connection.vendor != "postgresql":

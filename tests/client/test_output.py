@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from psqlmessages.cli import output, queue
-from psqlmessages.cli.output import Progress, one_line, table
+from psqlmessages.cli.output import Progress, format_table, one_line
 from psqlmessages.management import pipeline_archive
 
 
@@ -50,7 +50,7 @@ def test_elsewhere_there_are_plain_lines_now_and_then(clock: list[float]) -> Non
 
 
 def test_a_table_has_columns_and_control_characters_are_not_obeyed() -> None:
-    assert table(["name", "n"], [["a", "10"], ["long name", "5"]], right=[1]) == (
+    assert format_table(["name", "n"], [["a", "10"], ["long name", "5"]], right=[1]) == (
         "name        n\na          10\nlong name   5"
     )
     assert one_line("Ä\x1b[2J\r\n\u202e") == "Ä\\x1b[2J\\r\\n\\u202e"
