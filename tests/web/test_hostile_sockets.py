@@ -24,7 +24,7 @@ FAULT = "a hostile WebSocket"
 # The bit of a frame's first byte.
 COMPRESSED = 0x40
 # So often a neighbour is answered while a flood lasts.
-ANSWERS = size(10, 100)
+ANSWERS = size(4, 100)
 # A message of a few parts is soon too long, and many frames may be sent.
 TIGHT = {"NODE": "bombs", "RELAY_FRAME_BYTES": 4096, "RELAY_FRAMES_PER_SECOND": 10_000}
 
