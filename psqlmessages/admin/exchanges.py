@@ -152,6 +152,7 @@ class DestinationInline(TabularInline):
     extra = 1
 
 
+@admin.register(Exchange)
 class ExchangeAdmin(BaseAdmin):
     """The exchanges. Running workers apply a change within a second."""
 

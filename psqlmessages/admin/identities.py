@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django import forms
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 
@@ -26,6 +26,7 @@ class WebIdentityForm(VerbatimForm):
         }
 
 
+@admin.register(WebIdentity)
 class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     """The idents that users and groups may use. Open WebSockets follow within a second."""
 

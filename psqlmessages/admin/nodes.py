@@ -29,6 +29,7 @@ class ConnectionFilter(StateFilter):
     }
 
 
+@admin.register(Client)
 class ClientAdmin(OpenTransactionsMixin):
     """The registered nodes: read-only, with an action to disconnect them."""
 

@@ -64,6 +64,7 @@ class TopicFilter(FrequentValuesFilter):
         return busiest.order_by("-all")
 
 
+@admin.register(Traffic)
 class TrafficAdmin(BaseAdmin):
     """The windows of traffic, the newest first. Jobs write them, and remove old ones."""
 
@@ -90,6 +91,7 @@ class TrafficAdmin(BaseAdmin):
     size_most = column("size p95", lambda row: f"{row.size_p95:,.0f} B", "size_p95")
 
 
+@admin.register(PipelineJob)
 class PipelineJobAdmin(BaseAdmin):
     """The last reported status of jobs. A dead job can be deleted; starting it adds it again."""
 

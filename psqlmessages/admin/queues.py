@@ -92,6 +92,7 @@ class QueueForm(VerbatimForm):
         return cleaned
 
 
+@admin.register(Queue)
 class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     """The queues. The first push or take that a rule allows creates a queue."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django import forms
+from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
@@ -98,6 +99,7 @@ class RuleRowForm(RuleForm):
         self.fields["mode"].choices = [(mode, mode) for mode in Auth.Mode.values]
 
 
+@admin.register(Auth)
 class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     """The rules: added, changed in the list or on a page, deleted, exported and imported."""
 

@@ -36,6 +36,7 @@ class SubscriptionStateFilter(StateFilter):
     }
 
 
+@admin.register(Subscription)
 class SubscriptionAdmin(BaseAdmin):
     """The durable subscriptions. Nodes start, renew and end them."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from django.contrib import messages
+from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
@@ -50,6 +50,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
     return "Its messages are no longer stored for the archive.", messages.SUCCESS
 
 
+@admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     """The topics. Rules create them, and so do nodes that a pattern allows to use them."""
 

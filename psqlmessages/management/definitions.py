@@ -28,7 +28,11 @@ def _configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Export or import; on errors print a line for each, change nothing, and fail."""
     if arguments.what == "export":
-        _write(arguments.file, document.write(changes.present(arguments.database)))
+        text = document.write(changes.present(arguments.database))
+        if arguments.file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(arguments.file).write_text(text, encoding="utf-8")
         return 0
     try:
         wanted = document.read(read_input(arguments.file))
@@ -54,13 +58,6 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
             return fail(str(error).strip())
     print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
     return 0
-
-
-def _write(name: str, text: str) -> None:
-    if name == "-":
-        sys.stdout.write(text)
-    else:
-        Path(name).write_text(text, encoding="utf-8")
 
 
 COMMAND = CliCommand(
