@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages.client.connect import probe
+from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.conf import errors_in
 from psqlmessages.orm import direct_dsn, dsn
@@ -97,8 +97,8 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             )
             return
         yield from _check_digest(alias, connection)
-        found = probe(direct_dsn(alias))
-        if found.shares:
+        found = detect_pooler(direct_dsn(alias))
+        if found.is_shared:
             yield checks.Warning(
                 f"The pooler of database {alias!r} shares connections by {found.value}.",
                 hint="send works, but nodes, call and `psqlmessages run` would lose their"

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from psqlmessages.client.connect import PoolerKind, connect, probe
+from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.connection import Connection
 from psqlmessages.sql import LEAST_VERSION, MIGRATIONS, digest
 
@@ -305,7 +305,7 @@ def listening(context: CheckContext) -> Iterator[Finding]:
 
 def pooler(context: CheckContext) -> Iterator[Finding]:
     """Check whether a pooler shares backends between clients."""
-    found = probe(context.dsn)
+    found = detect_pooler(context.dsn)
     if found is PoolerKind.NONE:
         yield ok("none")
     elif found is PoolerKind.SESSION:

@@ -24,7 +24,7 @@ from psqlmessages.client.subscription import (
     AsyncSubscription,
     SubscriptionReader,
 )
-from psqlmessages.client.transactions import drive_async
+from psqlmessages.client.transactions import run_steps_async
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
@@ -40,9 +40,7 @@ class AsyncNode(NodeBase):
         super().__init__(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
-        self._least_seconds = options.probe_timeout.total_seconds()
-
-    # Opening and closing
+        self._min_accept_seconds = options.probe_timeout.total_seconds()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -93,7 +91,7 @@ class AsyncNode(NodeBase):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        await self._session.drive(self._state.reply(message, body))
+        await self._session.run_steps(self._state.reply(message, body))
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
@@ -119,12 +117,12 @@ class AsyncNode(NodeBase):
 
     async def unsubscribe(self, topic: str) -> bool:
         """See :meth:`Node.unsubscribe`."""
-        self._state.wakes.end(self._acting, topic)
+        self._state.wakeups.on_unsubscribed(self._acting, topic)
         return await self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     async def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
         """See :meth:`Node.wait_published`."""
-        return await self._session.drive(self._state.wait_published(topic, timeout))
+        return await self._session.run_steps(self._state.wait_published(topic, timeout))
 
     # Queues
 
@@ -185,13 +183,13 @@ class AsyncNode(NodeBase):
                 leased.add(await self.reserve(queue, batch, duration, timeout=timeout))
                 if leased.is_empty:
                     return
-                while (element := await self._session.drive(leased.next())) is not None:
+                while (element := await self._session.run_steps(leased.next())) is not None:
                     yield element
         except NodeClosed:
             if not self._state.is_stopped:
                 raise
         finally:
-            self._consumer.put_back(leased)
+            self._consumer.give_back(leased)
 
     # RPC
 
@@ -199,13 +197,13 @@ class AsyncNode(NodeBase):
         """See :meth:`Node.call`."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        came = asyncio.Event()
-        with self._state.asking(node, came.set) as pending:
-            await self._put(self.rpc(node, pending.token, body), seconds)
-            pending.was_sent()
-            answer = await self._next_answer(pending, came, deadline)
+        has_answer = asyncio.Event()
+        with self._state.pending_call(node, has_answer.set) as pending:
+            await self._send_within(seconds, self.rpc(node, pending.token, body))
+            pending.on_sent()
+            answer = await self._next_answer(pending, has_answer, deadline)
         if answer is None:
-            raise CallTimeout(f"no answer from {node} within {seconds_of(timeout, 'timeout'):g} s")
+            raise CallTimeout(f"no answer from {node} within {seconds:g} s")
         return answer.body
 
     async def call_topic(
@@ -214,40 +212,40 @@ class AsyncNode(NodeBase):
         """See :meth:`Node.call_topic`."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        came = asyncio.Event()
-        with self._state.asking("", came.set) as pending:
-            await self._put(self.topic_send(topic, body, pending.token), seconds)
-            pending.was_sent()
-            while (answer := await self._next_answer(pending, came, deadline)) is not None:
+        has_answer = asyncio.Event()
+        with self._state.pending_call("", has_answer.set) as pending:
+            await self._send_within(seconds, self.topic_send(topic, body, pending.token))
+            pending.on_sent()
+            while (answer := await self._next_answer(pending, has_answer, deadline)) is not None:
                 yield answer
 
-    async def _put(self, question: Awaitable[None], seconds: float) -> None:
-        """Send a question; the server has at least ``probe_timeout`` to accept it."""
-        seconds = max(seconds, self._least_seconds)
+    async def _send_within(self, seconds: float, call: Awaitable[None]) -> None:
+        """Send a call; the server has at least ``probe_timeout`` to accept it."""
+        seconds = max(seconds, self._min_accept_seconds)
         try:
             async with asyncio.timeout(seconds):
-                await question
+                await call
         except TimeoutError:
             raise CallTimeout(f"the server did not accept the call within {seconds:g} s") from None
 
     async def _next_answer(
-        self, pending: PendingCall, came: asyncio.Event, deadline: float
+        self, pending: PendingCall, has_answer: asyncio.Event, deadline: float
     ) -> Message | None:
         if not pending.answers:
-            came.clear()
+            has_answer.clear()
             try:
                 async with asyncio.timeout(deadline - monotonic()):
-                    await came.wait()
+                    await has_answer.wait()
             except TimeoutError:
                 return None
-        return await self._session.drive(self._state.next_answer(pending, self))
+        return await self._session.run_steps(self._state.next_answer(pending, self))
 
     # Receiving
 
     async def messages(self, timeout: Duration | None = None) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
         session, state = self._session, self._state
-        while (message := await session.drive(state.next_message(timeout, self))) is not None:
+        while (message := await session.run_steps(state.next_message(timeout, self))) is not None:
             yield message
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -258,7 +256,7 @@ class AsyncNode(NodeBase):
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
         async for message in self.messages():
-            await drive_async(self.handling(message, self._state), _run_action)
+            await run_steps_async(self.handle(message, self._state), _run_action)
 
 
 async def _run_action(action: Callable[[], Any]) -> Any:

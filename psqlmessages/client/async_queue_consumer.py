@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from math import inf
 from time import monotonic
 from typing import Any
@@ -12,38 +13,44 @@ import psycopg
 from psqlmessages.client import queue_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import Call, is_transient
+from psqlmessages.client.connection import MAX_WAIT_SECONDS
 from psqlmessages.client.durations import Duration
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.queue_calls import AckResult, Element
 from psqlmessages.client.queue_consumer import RETRY_SECONDS, LeasedBatch, QueuePoller
-from psqlmessages.client.transactions import Script, SqlStatement, Wait, drive_async, transaction
+from psqlmessages.client.transactions import (
+    Script,
+    SqlStatement,
+    Wait,
+    run_steps_async,
+    transaction,
+)
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 
 _CLOSING_SECONDS = 5.0
-_LONGEST_WAIT = 24 * 60 * 60.0
 
 
 class AsyncQueueConsumer:
-    """Reserves elements for the tasks of a node, and releases them if the task is gone.
+    """Reserves elements for the tasks of a node, and releases them if the task was cancelled.
 
-    A task may be cancelled while the answer to its call arrives. To lose nothing, each call
-    reserves; if the task is gone, the elements are released. ``pop`` queues the commit after its
-    last await, so it cannot be cancelled between the commit and its return.
+    A task may be cancelled while the answer to its call arrives. To lose nothing, ``pop`` reserves
+    too. It queues the commit after its last await, so it cannot be cancelled between the commit
+    and its return.
     """
 
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
         self._session = session
         self._state = state
         self._in_progress: set[asyncio.Future[Any]] = set()
-        self._leased_batches: set[LeasedBatch] = set()
+        self._batches: set[LeasedBatch] = set()
 
     async def take(
         self, ident: str, queue: str, statement: SqlStatement, timeout: Duration | None
     ) -> list[Element]:
         """Reserve elements; with a timeout, wait for them."""
         # Make ``finish`` wait until the commit or release of the elements is queued.
-        busy = asyncio.get_running_loop().create_future()
-        self._in_progress.add(busy)
+        is_taking = asyncio.get_running_loop().create_future()
+        self._in_progress.add(is_taking)
         try:
             if not timeout:
                 return await self._reserve(ident, queue, statement)
@@ -58,62 +65,61 @@ class AsyncQueueConsumer:
                     return await self._reserve(ident, queue, statement)
                 return await self._session.run(step)
 
-            return await drive_async(poller.steps(), run_step)
+            return await run_steps_async(poller.steps(), run_step)
         finally:
-            self._in_progress.discard(busy)
-            busy.set_result(None)
+            self._in_progress.discard(is_taking)
+            is_taking.set_result(None)
 
     def remove(self, ident: str, elements: list[Element]) -> None:
         """Queue the commit of popped elements, without waiting for it."""
         if elements:
-            until = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
-            self._submit(ident, queue_calls.commit(ident, *elements), until)
+            expires_at = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
+            batch = LeasedBatch(self._state, ident, elements[0].queue)
+            self._submit(ident, queue_calls.commit(ident, *elements), expires_at, batch)
 
     def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
-        """Create the batch of a consumer; ``put_back`` empties it, at the latest in ``finish``."""
-        leased = LeasedBatch(self._state, ident, queue, duration, group)
-        self._leased_batches.add(leased)
-        return leased
+        """Create the batch of a consumer; ``finish`` gives it back unless the caller has."""
+        batch = LeasedBatch(self._state, ident, queue, duration, group)
+        self._batches.add(batch)
+        return batch
 
-    def put_back(self, leased: LeasedBatch) -> None:
+    def give_back(self, batch: LeasedBatch) -> None:
         """Queue the calls that commit or give back the rest of a batch, without waiting."""
-        self._leased_batches.discard(leased)
-        if (call := leased.last_commit()) is not None:
-            self._submit_or_log("", call, leased.expires_at, leased)
-        for call in leased.leftover():
+        self._batches.discard(batch)
+        if (call := batch.last_commit()) is not None:
+            self._submit_or_log("", call, batch.expires_at, batch)
+        for call in batch.give_back_calls():
             self._submit_or_log("", call)
 
     async def finish(self) -> None:
         """Wait for calls in progress, up to 5 seconds; the node is already stopped."""
         deadline = monotonic() + _CLOSING_SECONDS
-        for leased in list(self._leased_batches):
-            self.put_back(leased)
+        for batch in list(self._batches):
+            self.give_back(batch)
         while self._in_progress and self._state.heartbeat.is_connected:
             seconds = deadline - monotonic()
             if seconds <= 0:
                 return
             await asyncio.wait(self._in_progress, timeout=seconds)
 
-    # Internals
-
     async def _reserve(self, ident: str, queue: str, statement: SqlStatement) -> list[Element]:
-        is_begun = False
+        has_begun = False
 
         def script() -> Script[list[Element]]:
-            nonlocal is_begun
-            is_begun = True
+            nonlocal has_begun
+            has_begun = True
             return (yield from queue_calls.take(queue, statement).script())
 
         def release(future: asyncio.Future[list[Element]]) -> None:
             if not future.cancelled() and future.exception() is None and future.result():
                 self._submit_or_log(ident, queue_calls.release(ident, *future.result()))
 
-        future = self._session.order(transaction(script))
+        future = self._session.submit(transaction(script))
         self._wait_for(future)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            if is_begun:
+            if has_begun:
                 future.add_done_callback(release)
             else:
                 future.cancel()
@@ -123,37 +129,34 @@ class AsyncQueueConsumer:
         woken.clear()
         if step.is_ready() or self._state.is_stopped:
             return
-        seconds = min(max(0.0, step.deadline - monotonic()), _LONGEST_WAIT)
-        timer = asyncio.get_running_loop().call_later(seconds, woken.set)
-        try:
-            await woken.wait()
-        finally:
-            timer.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(step.deadline - monotonic(), MAX_WAIT_SECONDS)):
+                await woken.wait()
 
     def _submit(
         self,
         ident: str,
         call: Call[AckResult],
-        until: float = -inf,
-        leased: LeasedBatch | None = None,
+        retry_until: float = -inf,
+        batch: LeasedBatch | None = None,
     ) -> None:
-        """Queue a call, and retry it in the background until the time ``until``."""
-        future = self._session.order(call)
-        self._wait_for(asyncio.create_task(self._complete(ident, call, future, until, leased)))
+        """Queue a call, and retry it in the background; ``batch`` logs lost leases."""
+        future = self._session.submit(call)
+        self._wait_for(asyncio.create_task(self._complete(ident, call, future, retry_until, batch)))
 
-    def _submit_or_log(self, ident: str, call: Call[AckResult], *more: Any) -> None:
+    def _submit_or_log(self, ident: str, call: Call[AckResult], *arguments: Any) -> None:
         try:
-            self._submit(ident, call, *more)
-        except NodeClosed as closed:
-            self._could_not_put_back(ident, closed)
+            self._submit(ident, call, *arguments)
+        except NodeClosed as error:
+            self._log_give_back_error(ident, error)
 
     async def _complete(
         self,
         ident: str,
         call: Call[AckResult],
         future: asyncio.Future[AckResult],
-        until: float,
-        leased: LeasedBatch | None,
+        retry_until: float,
+        batch: LeasedBatch | None,
     ) -> None:
         try:
             while True:
@@ -162,26 +165,27 @@ class AsyncQueueConsumer:
                     break
                 except (ConnectionLost, psycopg.Error) as error:
                     # A late commit works too, unless another consumer has taken the element.
-                    if monotonic() >= until or self._session.is_closed:
+                    if monotonic() >= retry_until or self._session.is_closed:
                         raise
-                    if isinstance(error, psycopg.Error):
-                        if not is_transient(error):
-                            raise
+                    if isinstance(error, ConnectionLost):
+                        # The commit may have succeeded: then False does not mean a lost lease.
+                        batch = None
+                    elif is_transient(error):
                         await asyncio.sleep(RETRY_SECONDS)
-                # After a retry a False does not mean a lost lease.
-                leased = None
-                future = self._session.order(call)
+                    else:
+                        raise
+                future = self._session.submit(call)
         except Exception as error:  # noqa: BLE001 - logged and counted
-            self._could_not_put_back(ident, error)
+            self._log_give_back_error(ident, error)
         else:
-            if leased is not None:
-                leased.on_committed(answer)
+            if batch is not None:
+                batch.on_committed(answer)
 
     def _wait_for(self, future: asyncio.Future[Any]) -> None:
         self._in_progress.add(future)
         future.add_done_callback(self._in_progress.discard)
 
-    def _could_not_put_back(self, ident: str, error: Exception) -> None:
+    def _log_give_back_error(self, ident: str, error: Exception) -> None:
         self._state.counters.lost_leases += 1
         self._state.log.warning(
             "%s: could not commit or give back elements; they return when their leases run out: %s",

@@ -17,22 +17,27 @@ import psycopg
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
-from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
+from psqlmessages.client.connection import (
+    MAX_WAIT_SECONDS,
+    AsyncConnection,
+    NotificationBuffer,
+    is_broken,
+)
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import (
     Steps,
     TransactionCall,
     Wait,
-    drive_async,
-    transact_async,
+    run_steps_async,
+    run_transaction_async,
 )
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
-# Calls that tasks wait for, and which of them share a round trip. No I/O.
+# Queue of calls. No I/O.
 
-_BATCH_CALLS = 500
-_BATCH_CHARACTERS = 4 * 1024 * 1024
+_MAX_BATCH_CALLS = 500
+_MAX_BATCH_CHARACTERS = 4 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -48,29 +53,20 @@ class QueuedCall:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def acknowledge(self, result: Any) -> None:
-        """Return the result to the waiting task, unless the task was cancelled."""
-        if not self.future.done():
-            self.future.set_result(result)
-
 
 class CallQueue(deque[QueuedCall]):
     """The queue of a node's calls, oldest first."""
 
-    def first_deadline(self, otherwise: float) -> float:
-        """Return the deadline of the oldest call, or ``otherwise`` if the queue is empty."""
-        return self[0].deadline if self else otherwise
-
     def take_batch(self) -> list[QueuedCall]:
-        """Take the oldest call; if it is a send, also take the calls after it with the same SQL."""
+        """Take the oldest call, and those behind it that may share its round trip."""
         batch, characters = [self.popleft()], 0
-        while self and batch[0].call.may_share_round_trip and len(batch) < _BATCH_CALLS:
+        while self and batch[0].call.may_share_round_trip and len(batch) < _MAX_BATCH_CALLS:
             following = self[0].call
             characters += following.weight
-            if following.sql != batch[0].call.sql or characters > _BATCH_CHARACTERS:
+            if following.sql != batch[0].call.sql or characters > _MAX_BATCH_CHARACTERS:
                 break
             batch.append(self.popleft())
-        return [order for order in batch if not order.future.done()]
+        return [queued for queued in batch if not queued.future.done()]
 
     def fail_until(self, now: float, error: BaseException) -> None:
         """Fail the calls whose deadline has passed."""
@@ -81,16 +77,12 @@ class CallQueue(deque[QueuedCall]):
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
-_FULL_SECONDS = 1.0
-_AWAY_SECONDS = 0.001
-_LONGEST_WAIT = 24 * 60 * 60.0
+_FULL_INBOX_PAUSE_SECONDS = 1.0
+_DISCONNECTED_PAUSE_SECONDS = 0.001
 
 
 class AsyncNodeSession:
-    """The connection of an :class:`AsyncNode`.
-
-    Calls that are queued while others run share the next round trip, in pipeline mode.
-    """
+    """The connection of an :class:`AsyncNode`; calls that queue up share the next round trip."""
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._connector = Connector(conninfo, options.answer_timeout)
@@ -102,20 +94,19 @@ class AsyncNodeSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
         self._queue = CallQueue()
-        self._waiting: set[asyncio.Event] = set()
+        # Events of waiting tasks, and the event that wakes the worker.
+        self._waiters: set[asyncio.Event] = set()
         self._wakeup = asyncio.Event()
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
-        self._is_polled = False
+        self._has_zero_wait = False
         self._is_closing = False
         self.is_closed = False
-
-    # Opening and closing
 
     async def open(self) -> None:
         """Connect and register; raise errors without a retry."""
         async with self._opening:
-            self._refuse_closed()
+            self._raise_if_closed()
             if self._worker is None:
                 self._loop = asyncio.get_running_loop()
                 await self._connect()
@@ -128,9 +119,9 @@ class AsyncNodeSession:
         if self._loop is not None:
             # A closed loop has no waiting tasks.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._stopped)
+                self._loop.call_soon_threadsafe(self._on_stopped)
 
-    def _stopped(self) -> None:
+    def _on_stopped(self) -> None:
         self._wake_waiters()
         self._wakeup.set()
         self._state.on_stopped()
@@ -143,13 +134,13 @@ class AsyncNodeSession:
             if self.is_closed:
                 return
             try:
-                await self._end_worker()
+                await self._stop_worker()
                 await self._deregister()
             finally:
                 # Disconnect even if this task is cancelled, as happens when a loop ends.
                 await self._disconnect()
 
-    async def _end_worker(self) -> None:
+    async def _stop_worker(self) -> None:
         if self._worker is None:
             return
         if self._connection is None:
@@ -167,8 +158,8 @@ class AsyncNodeSession:
         connection.answer_seconds = _CLOSING_SECONDS
         try:
             async with asyncio.timeout(_CLOSING_SECONDS):
-                for call in self._state.closing():
-                    await self._ask(connection, call)
+                for call in self._state.deregister_calls():
+                    await self._execute_call(connection, call)
         except (MessagesError, psycopg.Error, TimeoutError) as error:
             logger.debug("%s: closed without deinit: %s", self._state.ident, error)
 
@@ -182,7 +173,7 @@ class AsyncNodeSession:
             await connection.close()
         self._state.heartbeat.is_connected = False
 
-    def _refuse_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self.is_closed or self._is_closing:
             raise NodeClosed(f"node {self._state.ident} is closed")
 
@@ -190,11 +181,11 @@ class AsyncNodeSession:
 
     async def run(self, call: Call[T]) -> T:
         """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
-        return await self.order(call)
+        return await self.submit(call)
 
-    def order(self, call: Call[T]) -> asyncio.Future[T]:
+    def submit(self, call: Call[T]) -> asyncio.Future[T]:
         """Queue a call; calls run in this order. The future receives the result."""
-        self._refuse_closed()
+        self._raise_if_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
@@ -208,27 +199,27 @@ class AsyncNodeSession:
         loop = asyncio.get_running_loop()
         while not (is_ready() or self._state.is_stopped):
             woken = asyncio.Event()
-            self._waiting.add(woken)
-            # Even a wait of 0 seconds lasts one turn of the worker, so that it reads once.
-            seconds = max(0.0, min(deadline - monotonic(), _LONGEST_WAIT))
+            self._waiters.add(woken)
+            # A wait of 0 seconds ends when the worker has read once.
+            seconds = max(0.0, min(deadline - monotonic(), MAX_WAIT_SECONDS))
             if not seconds and self._connection is None:
-                # Without a connection the worker reads nothing: wait 1 ms instead.
-                seconds = _AWAY_SECONDS
+                # Without a connection the worker reads nothing, so wait 1 ms.
+                seconds = _DISCONNECTED_PAUSE_SECONDS
             timer = loop.call_later(seconds, woken.set) if seconds else None
-            self._is_polled = self._is_polled or not seconds
+            self._has_zero_wait = self._has_zero_wait or not seconds
             self._wakeup.set()
             try:
                 await woken.wait()
             finally:
-                self._waiting.discard(woken)
+                self._waiters.discard(woken)
                 if timer is not None:
                     timer.cancel()
             if monotonic() >= deadline:
                 return
 
-    async def drive(self, steps: Steps[T]) -> T:
+    async def run_steps(self, steps: Steps[T]) -> T:
         """Run the calls and waits that a generator yields; return its result."""
-        return await drive_async(steps, self._run_step)
+        return await run_steps_async(steps, self._run_step)
 
     async def _run_step(self, step: Call[Any] | Wait) -> Any:
         if isinstance(step, Wait):
@@ -242,7 +233,7 @@ class AsyncNodeSession:
             self._wakeup.set()
 
     def _wake_waiters(self) -> None:
-        for woken in self._waiting:
+        for woken in self._waiters:
             woken.set()
 
     # The task that owns the connection
@@ -250,31 +241,29 @@ class AsyncNodeSession:
     async def _work(self) -> None:
         while not self._is_closing:
             try:
-                await self._run_once()
-            except Exception as error:  # noqa: BLE001 - logged; the node goes on
+                if self._connection is None:
+                    await self._reconnect()
+                else:
+                    await self._use_connection(await self._poll())
+            except Exception as error:  # noqa: BLE001 - logged; the node continues
                 logger.exception("%s: unexpected error", self._state.ident)
                 await self._drop_connection(error)
                 self._state.backoff.failed(monotonic())
-
-    async def _run_once(self) -> None:
-        if self._connection is None:
-            await self._reconnect()
-        else:
-            await self._use_connection(await self._poll())
 
     async def _poll(self) -> float:
         """Read notifications and run heartbeats that are due; return the time of the next one."""
         if self._state.is_overrun:
             await self._drop_connection("the inbox is far over its limit")
-        if not self._wants_to_read():
+        if not self._can_read():
             # Each query reads all pending notifications, so a full inbox also delays heartbeats.
             self._process_notifications()
-            return monotonic() + _FULL_SECONDS
+            return monotonic() + _FULL_INBOX_PAUSE_SECONDS
         await self._read_now()
         await self._run_due_calls()
         return self._state.heartbeat.next_at()
 
     async def _use_connection(self, until: float) -> None:
+        """Run the next batch of calls; if there is none, pause."""
         if (connection := self._connection) is None:
             return
         if not self._queue:
@@ -285,12 +274,12 @@ class AsyncNodeSession:
             await self._send_batch(connection, batch)
         except asyncio.CancelledError:
             # ``close`` cancels this task after waiting 5 seconds for the answer.
-            await self._failed(batch, NodeClosed(f"node {self._state.ident} was closed"))
+            await self._fail(batch, NodeClosed(f"node {self._state.ident} was closed"))
             raise
 
-    def _wants_to_read(self) -> bool:
+    def _can_read(self) -> bool:
         is_full = len(self._state.inbox) >= self._options.inbox_limit
-        return not is_full or self._state.is_asking
+        return not is_full or self._state.has_pending_calls
 
     async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
         """Wait for a queued call, a wake-up, the given time, or something to read."""
@@ -299,15 +288,15 @@ class AsyncNodeSession:
             return
         loop = asyncio.get_running_loop()
         timer = loop.call_later(max(0.0, until - monotonic()), self._wakeup.set)
-        is_reading = connection is not None and self._wants_to_read()
+        can_read = connection is not None and self._can_read()
         descriptor = connection.fileno() if connection is not None else -1
-        if is_reading:
+        if can_read:
             loop.add_reader(descriptor, self._wakeup.set)
         try:
             await self._wakeup.wait()
         finally:
             timer.cancel()
-            if is_reading:
+            if can_read:
                 loop.remove_reader(descriptor)
         self._wakeup.clear()
 
@@ -321,13 +310,13 @@ class AsyncNodeSession:
         self._process_notifications()
 
     def _process_notifications(self) -> None:
-        arrived = self._buffer.take() if self._buffer is not None else []
-        if arrived:
-            self._state.heartbeat.on_received(monotonic())
-        for channel, payload in arrived:
+        notifications = self._buffer.take() if self._buffer is not None else []
+        if notifications:
+            self._state.heartbeat.received_at = monotonic()
+        for channel, payload in notifications:
             self._state.feed(channel, payload)
-        if arrived or self._is_polled:
-            self._is_polled = False
+        if notifications or self._has_zero_wait:
+            self._has_zero_wait = False
             self._wake_waiters()
 
     async def _run_due_calls(self) -> None:
@@ -335,13 +324,13 @@ class AsyncNodeSession:
             return
         now = monotonic()
         try:
-            with connection.within(self._state.heartbeat.answer_seconds):
+            with connection.limit_answers(self._state.heartbeat.answer_seconds):
                 for call in self._state.due_calls(now):
-                    await self._ask(connection, call)
+                    await self._execute_call(connection, call)
         except ConnectionLost as error:
             await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
-            self._state.evaluation_failed(error, now)
+            self._state.on_evaluation_failed(error, now)
         self._process_notifications()
 
     # Queued calls
@@ -349,63 +338,63 @@ class AsyncNodeSession:
     async def _send_batch(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
         self._state.counters.calls += len(batch)
         try:
-            answers = await self._execute(connection, [order.call for order in batch])
+            answers = await self._execute(connection, [queued.call for queued in batch])
         except psycopg.Error as error:
             if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
                 # The batch was one transaction, which was rolled back: run each call in its own.
-                for order in batch:
-                    await self._send_batch(connection, [order])
+                for queued in batch:
+                    await self._send_batch(connection, [queued])
                 return
-            await self._failed(
-                batch, calls.translate_error(error, is_broken=is_broken(connection, error))
-            )
+            is_lost = is_broken(connection, error)
+            await self._fail(batch, calls.translate_error(error, is_broken=is_lost))
         except Exception as error:  # noqa: BLE001 - handed to the task that called
-            await self._failed(batch, error)
+            await self._fail(batch, error)
         else:
             if batch and batch[0].call.must_follow_events:
                 self._process_notifications()
-            for order, answer in zip(batch, answers, strict=True):
-                self._acknowledge(order, answer)
+            for queued, answer in zip(batch, answers, strict=True):
+                self._succeed(queued, answer)
         finally:
             self._process_notifications()
 
-    async def _failed(self, batch: list[QueuedCall], error: Exception) -> None:
-        for order in batch:
-            order.fail(error)
+    async def _fail(self, batch: list[QueuedCall], error: Exception) -> None:
+        for queued in batch:
+            queued.fail(error)
         if isinstance(error, ConnectionLost):
             await self._drop_connection(error)
 
-    def _acknowledge(self, order: QueuedCall, answer: Any) -> None:
+    def _succeed(self, queued: QueuedCall, answer: Any) -> None:
         try:
-            result = order.call.read(answer)
+            result = queued.call.read(answer)
         except Exception as error:  # noqa: BLE001 - handed to the task that called
-            order.fail(error)
+            queued.fail(error)
             return
-        self._state.on_call_succeeded(order.call, result)
-        order.acknowledge(result)
+        self._state.on_call_succeeded(queued.call, result)
+        # The waiting task may have been cancelled.
+        if not queued.future.done():
+            queued.future.set_result(result)
 
     @staticmethod
-    async def _execute(connection: AsyncConnection, wanted: list[Call[Any]]) -> list[Any]:
+    async def _execute(connection: AsyncConnection, batch: list[Call[Any]]) -> list[Any]:
         """Run calls of the same SQL in one round trip; return the first column of each answer."""
-        if not wanted:
+        if not batch:
             return []
-        if isinstance(wanted[0], TransactionCall):
-            return [await transact_async(connection, wanted[0].script())]
-        if len(wanted) == 1 and wanted[0].prepare_at_once:
-            return [await connection.ask(wanted[0].sql, wanted[0].params)]
-        if len(wanted) > 1:
-            return await connection.ask_many(wanted[0].sql, [call.params for call in wanted])
-        row = await (await connection.execute(wanted[0].sql, wanted[0].params)).fetchone()
+        call = batch[0]
+        if isinstance(call, TransactionCall):
+            return [await run_transaction_async(connection, call.script())]
+        if len(batch) > 1:
+            return await connection.execute_prepared_many(call.sql, [each.params for each in batch])
+        if call.is_prepared:
+            return [await connection.execute_prepared(call.sql, call.params)]
+        row = await (await connection.execute(call.sql, call.params)).fetchone()
         return [row[0] if row else None]
 
-    async def _ask(self, connection: AsyncConnection, call: Call[T]) -> T:
+    async def _execute_call(self, connection: AsyncConnection, call: Call[T]) -> T:
         try:
             (answer,) = await self._execute(connection, [call])
         except psycopg.Error as error:
             raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
         return call.read(answer)
-
-    # Connecting
 
     async def _reconnect(self) -> None:
         now = monotonic()
@@ -413,7 +402,7 @@ class AsyncNodeSession:
         self._queue.fail_until(now, error)
         until = self._state.backoff.next_at
         if until > now:
-            await self._pause(min(until, self._queue.first_deadline(until)))
+            await self._pause(min(until, self._queue[0].deadline) if self._queue else until)
             return
         try:
             await self._connect()
@@ -424,9 +413,11 @@ class AsyncNodeSession:
         connection = await self._connector.connect_async()
         buffer = NotificationBuffer(connection.pgconn)
         try:
-            await drive_async(self._state.opening(), partial(self._ask, connection))
+            await run_steps_async(
+                self._state.restore_calls(), partial(self._execute_call, connection)
+            )
             # Another task may have closed the node while this one connected.
-            self._refuse_closed()
+            self._raise_if_closed()
         except BaseException:
             await connection.close()
             raise

@@ -21,7 +21,7 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_man
 
 T = TypeVar("T")
 
-_OPENED: Final = (
+_BACKEND_INFO: Final = (
     "SELECT pg_backend_pid() || '|' || clock_timestamp()"
     " FROM set_config('synchronous_commit', %s, false)"
 )
@@ -33,9 +33,9 @@ class Call(Generic[T]):
 
     ``read`` converts the first column of the single row into the result, or raises an error.
     ``registers`` is the registration that the call changes: the function, and its ident or topic.
-    ``may_share_round_trip``: also a transaction, with other calls. ``ident`` is the acting node, if
-    the call names it. ``prepare_at_once``: it uses a prepared statement from the first time on.
-    Parameters of such calls and of sends are sent as text or as lists of text.
+    ``may_share_round_trip``: it may share a round trip and a transaction with other calls.
+    ``ident`` is the acting node, if the call names it. ``is_prepared``: it uses a prepared
+    statement from the first call on; its parameters are sent as text or lists of text.
     """
 
     sql: str
@@ -44,7 +44,7 @@ class Call(Generic[T]):
     registers: tuple[str, str] | None = None
     may_share_round_trip: bool = False
     ident: str = ""
-    prepare_at_once: bool = False
+    is_prepared: bool = False
 
     @property
     def weight(self) -> int:
@@ -53,11 +53,8 @@ class Call(Generic[T]):
 
     @property
     def must_follow_events(self) -> bool:
-        """Whether queued events must be processed before this call's result is recorded.
-
-        This result is newer than these events. Not so for ``init``: its answer contains the channel
-        on which they arrive.
-        """
+        """Whether to process queued events, which are older, before recording the call's result."""
+        # The answer of init contains the channel on which they arrive.
         return self.registers is not None and self.registers[0] != "init"
 
 
@@ -90,7 +87,7 @@ def check_names(*values: str) -> tuple[str, ...]:
     return values
 
 
-def _token(token: str) -> str | None:
+def _token_or_none(token: str) -> str | None:
     return check_names(token)[0] or None
 
 
@@ -103,19 +100,14 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
     return answer
 
 
-def is_notification_queue_full(error: psycopg.Error) -> bool:
-    """Return whether a commit failed because the server's notification queue is full."""
-    # Other limits share the SQLSTATE, and the message depends on the server's language.
-    return isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c"
-
-
 def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
-    """Translate an error of psycopg; return errors that do not concern messages unchanged."""
+    """Translate an error of psycopg to one of ours; return it unchanged if there is none."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
         return NotInstalled(str(error).partition("\n")[0])
-    if is_notification_queue_full(error):
+    # Other errors have the same SQLSTATE, and the message depends on the server's language.
+    if isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c":
         return NotificationQueueFull("PostgreSQL's notification queue is full: nothing was done")
     state = error.sqlstate or ""
     if state.startswith("PM") and state[2:].isdecimal():
@@ -124,36 +116,32 @@ def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may succeed later; the failed one was rolled back.
-
-    True for a deadlock, a serialization failure, a lock timeout, a statement timeout and a full
-    disk.
-    """
+    """Return whether a retry may succeed: after a deadlock, conflict, timeout or full disk."""
     if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
         return True
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53")
 
 
-def _check_answer(answer: Any) -> None:
+def _read_nothing(answer: Any) -> None:
     raise_for_error(answer)
 
 
-def is_new(answer: Any) -> bool:
-    """Return whether a call changed something; raise the error of its answer."""
+def read_is_new(answer: Any) -> bool:
+    """Read whether a call changed something."""
     return not raise_for_error(answer).get("Already")
 
 
-def channel_of(answer: Any) -> str:
-    """Return the channel that ``init`` or ``connect_stream`` answered."""
+def read_channel(answer: Any) -> str:
+    """Read the channel of an answer of ``init`` or ``connect_stream``."""
     return str(raise_for_error(answer)["Channel"])
 
 
-def _topic_nodes(answer: Any) -> TopicNodes:
+def _read_topic_nodes(answer: Any) -> TopicNodes:
     answer = raise_for_error(answer)
     return TopicNodes(tuple(answer["Notifiers"]), tuple(answer["Listeners"]))
 
 
-def payload_of(text: Any) -> Payload:
+def read_payload(text: Any) -> Payload:
     """Parse an answer of ``get_data``."""
     try:
         payload = parse(str(text))
@@ -165,41 +153,41 @@ def payload_of(text: Any) -> Payload:
 
 def backend_info(*, synchronous_commit: bool) -> Call[BackendInfo]:
     """Set up a new connection that is used for messages only."""
-    return Call(_OPENED, (_setting(synchronous_commit),), _opened)
+    return Call(_BACKEND_INFO, (_setting(synchronous_commit),), _read_backend_info)
 
 
 def open_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
     """Set up a new connection and register its first node, in one round trip; see init."""
     return Call(
-        _OPENED.replace(" FROM", " || '|' || messages.init(%s) FROM"),
+        _BACKEND_INFO.replace(" FROM", " || '|' || messages.init(%s) FROM"),
         (*check_names(ident), _setting(synchronous_commit)),
         _read_backend_and_channel,
         ("init", ident),
     )
 
 
-def _opened(row: Any) -> BackendInfo:
+def _read_backend_info(row: Any) -> BackendInfo:
     pid, _, clock = str(row).partition("|")
     return BackendInfo(int(pid), clock)
 
 
 def _read_backend_and_channel(row: Any) -> tuple[BackendInfo, str]:
     pid, clock, answer = str(row).split("|", 2)
-    return BackendInfo(int(pid), clock), channel_of(json.loads(answer))
+    return BackendInfo(int(pid), clock), read_channel(json.loads(answer))
 
 
 def _setting(synchronous_commit: bool) -> str:
-    # Notifications are not durable, so waiting for the WAL to be flushed gains nothing.
+    # Notifications are not durable, so there is no benefit in waiting for the WAL flush.
     return "on" if synchronous_commit else "off"
 
 
-def end_backend(earlier: BackendInfo) -> Call[bool]:
+def end_backend(backend: BackendInfo) -> Call[bool]:
     """Terminate an earlier connection of ours that the server still considers alive."""
-    # If the backend started later, the server has reused the pid for another connection.
+    # A backend that started later is another connection: the server has reused the pid.
     return Call(
         "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
         " WHERE pid = %s AND usename = session_user AND backend_start <= %s::timestamptz",
-        (earlier.pid, earlier.clock),
+        (backend.pid, backend.clock),
         bool,
     )
 
@@ -211,73 +199,73 @@ def probe(channel: str, payload: str) -> Call[None]:
 
 def init(ident: str) -> Call[str]:
     """Register a node; the result is the session's channel."""
-    return Call("SELECT messages.init(%s)", check_names(ident), channel_of, ("init", ident))
+    return Call("SELECT messages.init(%s)", check_names(ident), read_channel, ("init", ident))
 
 
 def deinit(ident: str) -> Call[bool]:
     """Deregister a node; return False if it was not registered."""
-    return Call("SELECT messages.deinit(%s)", check_names(ident), is_new, ("deinit", ident))
+    return Call("SELECT messages.deinit(%s)", check_names(ident), read_is_new, ("deinit", ident))
 
 
 def crash(ident: str) -> Call[bool]:
-    """Deregister a node whose program is gone; other nodes receive a crash event."""
-    return Call("SELECT messages.crash(%s)", check_names(ident), is_new, ("deinit", ident))
+    """Deregister a node whose program has crashed; other nodes receive a crash event."""
+    return Call("SELECT messages.crash(%s)", check_names(ident), read_is_new, ("deinit", ident))
 
 
 def use(ident: str) -> Call[None]:
     """Select the node for all following calls of this session, in all threads and tasks."""
-    return Call("SELECT messages.use(%s)", check_names(ident), _check_answer, ("use", ident))
+    return Call("SELECT messages.use(%s)", check_names(ident), _read_nothing, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
     """Return the nodes that may send to a topic and that may listen to it."""
-    return Call("SELECT messages.topic_auth(%s)", check_names(topic), _topic_nodes)
+    return Call("SELECT messages.topic_auth(%s)", check_names(topic), _read_topic_nodes)
 
 
 def topic_status(topic: str) -> Call[TopicNodes]:
     """Return the nodes that send to a topic and that listen to it now."""
-    return Call("SELECT messages.topic_status(%s)", check_names(topic), _topic_nodes)
+    return Call("SELECT messages.topic_status(%s)", check_names(topic), _read_topic_nodes)
 
 
 def topic_notify(topic: str) -> Call[bool]:
     """Register as a sender of a topic; return False if it was already a sender."""
-    return _membership("topic_notify", topic)
+    return _topic_call("topic_notify", topic)
 
 
 def topic_unnotify(topic: str) -> Call[bool]:
     """Undo topic_notify; return False if the node was no sender."""
-    return _membership("topic_unnotify", topic)
+    return _topic_call("topic_unnotify", topic)
 
 
 def topic_listen(topic: str) -> Call[bool]:
     """Receive the messages of a topic from now on; return False if it already listened."""
-    return _membership("topic_listen", topic)
+    return _topic_call("topic_listen", topic)
 
 
 def topic_unlisten(topic: str) -> Call[bool]:
     """Undo topic_listen; return False if the node did not listen."""
-    return _membership("topic_unlisten", topic)
+    return _topic_call("topic_unlisten", topic)
 
 
 def topic_observe(topic: str) -> Call[bool]:
     """Receive messages and events of a topic or pattern, without counting as a listener."""
-    return _membership("topic_observe", topic)
+    return _topic_call("topic_observe", topic)
 
 
 def topic_unobserve(topic: str) -> Call[bool]:
     """Undo topic_observe; return False if the node did not observe."""
-    return _membership("topic_unobserve", topic)
+    return _topic_call("topic_unobserve", topic)
 
 
-def _membership(function: str, topic: str) -> Call[bool]:
+def _topic_call(function: str, topic: str) -> Call[bool]:
     sql = f"SELECT messages.{function}(%s)"
-    return Call(sql, check_names(topic), is_new, (function, topic))
+    return Call(sql, check_names(topic), read_is_new, (function, topic))
 
 
 def _send(
-    sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _check_answer
+    sql: str, params: tuple[Any, ...], read: Callable[[Any], Any] = _read_nothing
 ) -> Call[Any]:
-    return Call(sql, params, read, may_share_round_trip=True, prepare_at_once=True)
+    return Call(sql, params, read, may_share_round_trip=True, is_prepared=True)
 
 
 def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
@@ -285,7 +273,7 @@ def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
     encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
-        (*check_names(topic), encoded.text, _token(token), encoded.enc),
+        (*check_names(topic), encoded.text, _token_or_none(token), encoded.enc),
     )
 
 
@@ -295,7 +283,7 @@ def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[
     # Binary arrays: psycopg's text arrays are ten times slower (measured).
     return _send(
         "SELECT messages.topic_send_many(%s, %b, %s, %s)",
-        (*check_names(topic), texts, _token(token), enc),
+        (*check_names(topic), texts, _token_or_none(token), enc),
         lambda answer: int(raise_for_error(answer)["Count"]),
     )
 
@@ -305,39 +293,39 @@ def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[No
     encoded = EncodedBody.of(body)
     return _send(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
-        (*check_names(ident, topic), encoded.text, _token(token), encoded.enc),
+        (*check_names(ident, topic), encoded.text, _token_or_none(token), encoded.enc),
     )
 
 
 def get_data(message: str) -> Call[Payload]:
     """Fetch a large body; ``message`` is the payload as received."""
     return Call(
-        "SELECT messages.get_data(%s)", check_names(message), payload_of, prepare_at_once=True
+        "SELECT messages.get_data(%s)", check_names(message), read_payload, is_prepared=True
     )
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
     """Fetch large bodies in one round trip; None for each that get_data refuses."""
-    # In one transaction PostgreSQL prepares the statements of get_data once: this takes a third of
-    # the time.
+    # Takes a third of the time of separate calls: PostgreSQL plans get_data's statements once.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
         "SELECT messages.get_data(m.message) AS answer, m.place"
         " FROM unnest(%b::text[]) WITH ORDINALITY AS m (message, place)) AS d",
         ([check_names(message)[0] for message in messages],),
-        _texts,
-        prepare_at_once=True,
+        _read_texts,
+        is_prepared=True,
     )
 
 
-def _texts(answers: Any) -> list[str | None]:
+def _read_texts(answers: Any) -> list[str | None]:
+    # Each answer follows its length and a line feed.
     texts: list[str | None] = []
-    place = 0
-    while place < len(answers):
-        begin = answers.index("\n", place) + 1
-        place = begin + int(answers[place : begin - 1])
+    end = 0
+    while end < len(answers):
+        begin = answers.index("\n", end) + 1
+        end = begin + int(answers[end : begin - 1])
         try:
-            texts.append(payload_of(answers[begin:place]).text)
+            texts.append(read_payload(answers[begin:end]).text)
         except MessagesError:
             texts.append(None)
     return texts
@@ -379,7 +367,7 @@ def audience(event: str) -> Call[list[str]]:
 
 
 def evaluate() -> Call[int]:
-    """Run housekeeping when this call commits; return the number of events it will send."""
+    """Run housekeeping at the commit of this call; return the number of events it will send."""
     return Call(
         "SELECT messages.evaluate()",
         (),

@@ -20,9 +20,8 @@ from psycopg.abc import PQGen
 
 # Prepared statements for hot calls, with libpq's own functions.
 #
-# A psycopg cursor adapts, describes and collects any type and number of rows, which takes as long
-# as a short round trip. These calls have one row, one column, and parameters that travel as text
-# or as arrays of text.
+# A psycopg cursor handles rows of any type and number, which takes as long as a short round trip.
+# These calls return one row of one column; their parameters are sent as text or arrays of text.
 
 _SUCCESS: Final = b'{"Err":"0"}'
 _JSON_OID: Final = 114
@@ -31,8 +30,8 @@ _PLACEHOLDER: Final = re.compile("%[sb]")
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
-# The prepared statement no longer exists, or no longer fits the function that it calls.
-_LOST: Final = (b"26000", b"0A000")
+# The prepared statement no longer exists, or its result type has changed: prepare it again.
+_STALE_SQLSTATES: Final = (b"26000", b"0A000")
 
 
 class PreparedStatement(NamedTuple):
@@ -45,24 +44,22 @@ class PreparedStatement(NamedTuple):
     @classmethod
     def of(cls, sql: str, number: int) -> PreparedStatement:
         """Translate psycopg's placeholders: %s for text, %b for arrays of text."""
-        found = _PLACEHOLDER.findall(sql)
+        placeholders = _PLACEHOLDER.findall(sql)
         pieces = _PLACEHOLDER.split(sql)
         numbered = "".join(f"{piece}${n}" for n, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
-        formats = tuple(pq.Format.BINARY if kind == "%b" else pq.Format.TEXT for kind in found)
+        formats = tuple(
+            pq.Format.BINARY if placeholder == "%b" else pq.Format.TEXT
+            for placeholder in placeholders
+        )
         return cls(f"psqlmessages_{number}".encode(), numbered.encode(), formats)
 
 
-def encoded(params: Sequence[Any]) -> list[bytes | None]:
-    """Encode parameters: None, str, lists of str and None, and values with a text form."""
+def encode_params(params: Sequence[Any]) -> list[bytes | None]:
+    """Encode parameters: None, lists of str and None, and values that are sent as text."""
     return [
-        value.encode() if isinstance(value, str) else None if value is None else _other(value)
+        None if value is None else _array(value) if isinstance(value, list) else str(value).encode()
         for value in params
     ]
-
-
-def _other(value: Any) -> bytes:
-    """Encode a list, or a number or time as text; the server knows its type."""
-    return _array(value) if isinstance(value, list) else str(value).encode()
 
 
 def _array(texts: list[str | None]) -> bytes:
@@ -99,20 +96,20 @@ class PreparedStatements:
 
     def __init__(self) -> None:
         self._statements: dict[str, PreparedStatement] = {}
-        # Never use a name twice: the server may still have a statement that was discarded here.
-        self._ever = 0
+        # Never use a name twice: the server may still have a statement that was forgotten here.
+        self._prepared_count = 0
 
-    def ask(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
+    def execute(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
         """Run a statement that returns one row of JSON or text; raise psycopg's errors."""
         result = yield from self._execute(pgconn, sql, params)
-        if result.error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+        if result.error_field(pq.DiagnosticField.SQLSTATE) in _STALE_SQLSTATES:
             self._statements.clear()
             result = yield from self._execute(pgconn, sql, params)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result)
         return first_value(result)
 
-    def ask_many(
+    def execute_many(
         self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
     ) -> PQGen[list[Any]]:
         """Run a statement for each of these rows, in one round trip and one transaction.
@@ -121,10 +118,10 @@ class PreparedStatements:
         rolled back.
         """
         # psycopg's own pipelines are unusable after a failed commit.
-        results = yield from self._pipe(pgconn, sql, rows)
-        if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _LOST:
+        results = yield from self._execute_many(pgconn, sql, rows)
+        if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _STALE_SQLSTATES:
             self._statements.clear()
-            results = yield from self._pipe(pgconn, sql, rows)
+            results = yield from self._execute_many(pgconn, sql, rows)
         if results[-1].status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(results[-1])
         return [first_value(result) for result in results]
@@ -132,39 +129,35 @@ class PreparedStatements:
     def _execute(
         self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]
     ) -> PQGen[pq.abc.PGresult]:
-        statement = yield from self._prepare(pgconn, sql)
-        if not isinstance(statement, PreparedStatement):
-            return statement
-        pgconn.send_query_prepared(statement.name, encoded(params), statement.formats)
-        return _last((yield from generators.execute(pgconn)))
+        name, _, formats = yield from self._prepare(pgconn, sql)
+        pgconn.send_query_prepared(name, encode_params(params), formats)
+        results: list[pq.abc.PGresult] = yield from generators.execute(pgconn)
+        # If the commit failed, its error follows the row.
+        return results[-1]
 
-    def _prepare(
-        self, pgconn: pq.abc.PGconn, sql: str
-    ) -> PQGen[PreparedStatement | pq.abc.PGresult]:
+    def _prepare(self, pgconn: pq.abc.PGconn, sql: str) -> PQGen[PreparedStatement]:
         statement = self._statements.get(sql)
         if statement is None:
-            statement = PreparedStatement.of(sql, self._ever)
-            self._ever += 1
+            statement = PreparedStatement.of(sql, self._prepared_count)
+            self._prepared_count += 1
             pgconn.send_prepare(statement.name, statement.sql)
-            result = _last((yield from generators.execute(pgconn)))
+            result = (yield from generators.execute(pgconn))[-1]
             if result.status != pq.ExecStatus.COMMAND_OK:
-                return result
+                raise errors.error_from_result(result)
             self._statements[sql] = statement
         return statement
 
-    def _pipe(
+    def _execute_many(
         self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
     ) -> PQGen[list[pq.abc.PGresult]]:
-        """Return one result for each row, or the results up to the first error."""
-        statement = yield from self._prepare(pgconn, sql)
-        if not isinstance(statement, PreparedStatement):
-            return [statement]
-        name, _, formats = statement
+        """Execute a statement for each row; return the results up to the first error."""
+        name, _, formats = yield from self._prepare(pgconn, sql)
         commands: deque[Callable[[], None]] = deque(
-            partial(pgconn.send_query_prepared, name, encoded(row), formats) for row in rows
+            partial(pgconn.send_query_prepared, name, encode_params(row), formats) for row in rows
         )
         commands.append(pgconn.pipeline_sync)
         pgconn.enter_pipeline_mode()
+        # One list of results per command.
         groups = yield from generators.pipeline_communicate(pgconn, commands)
         while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
             groups.append((yield from generators.fetch_many(pgconn)))
@@ -172,28 +165,24 @@ class PreparedStatements:
         # Notifications that came with the last results: the socket does not signal them again.
         while pgconn.notify_handler and (notification := pgconn.notifies()):
             pgconn.notify_handler(notification)
-        results = [_last(group) for group in groups[:-1]]
-        failed = [n for n, got in enumerate(results) if got.status != pq.ExecStatus.TUPLES_OK]
-        return results[: failed[0] + 1] if failed else results
-
-
-def _last(results: list[pq.abc.PGresult]) -> pq.abc.PGresult:
-    """Return the last result: an error at the commit follows the row."""
-    return results[-1]
+        results = []
+        for group in groups[:-1]:
+            results.append(group[-1])
+            if results[-1].status != pq.ExecStatus.TUPLES_OK:
+                break
+        return results
 
 
 T = TypeVar("T")
-Raw = tuple[bytes, bytes]
 
 # poll is cheaper to set up than epoll, and has no limit of 1,024 descriptors as select has.
 _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 # Severities of errors that end the session: a shutdown, an idle timeout, …
-_ENDS = ("FATAL", "PANIC")
-_LONGEST_WAIT = 24 * 60 * 60.0
-
-
-# After this long without a call, look whether the server has closed the connection: several times,
-# as its last data, such as a FATAL message, may arrive before the end of the stream.
+_SESSION_ENDING_SEVERITIES = ("FATAL", "PANIC")
+# The longest single wait: poll's milliseconds overflow after 24 days.
+MAX_WAIT_SECONDS = 24 * 60 * 60.0
+# After this time without a call, check whether the server has closed the connection. Read several
+# times: its last data, such as a FATAL message, may arrive before the end of the stream.
 STALE_SECONDS = 1.0
 STALE_READS = 3
 
@@ -208,20 +197,24 @@ def is_broken(
     """Return whether the connection is unusable after this error."""
     # The FATAL message of a backend that exits may be read before the end of the stream.
     severity = error.diag.severity_nonlocalized or error.diag.severity
-    return connection.closed or isinstance(error, AnswerTimeout) or severity in _ENDS
+    return (
+        connection.closed
+        or isinstance(error, AnswerTimeout)
+        or severity in _SESSION_ENDING_SEVERITIES
+    )
 
 
 def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
     """Run a psycopg generator; raise AnswerTimeout if it does not finish within ``seconds``."""
     deadline = monotonic() + seconds
     try:
-        wanted = next(generator)
+        wait_for = next(generator)
         while True:
             # psycopg resumes its generators ten times a second or more, with 0 if nothing is ready.
-            ready = yield wanted
+            ready = yield wait_for
             if not ready and monotonic() > deadline:
                 raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
-            wanted = generator.send(ready)
+            wait_for = generator.send(ready)
     except StopIteration as end:
         result: T = end.value
         return result
@@ -230,32 +223,35 @@ def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
 class NotificationBuffer:
     """Buffer for a connection's notifications, received while waiting or during a query.
 
-    psycopg's ``notifies()`` generator and its handlers are not used, because both decode. Also,
-    only some versions of psycopg 3.2 keep a notification that comes with an answer while the
-    generator is not running.
+    psycopg's handlers and its ``notifies()`` generator are not used, because both decode. Also,
+    some versions of psycopg 3.2 lose a notification that comes with an answer while the generator
+    is not running.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = pgconn
-        self._raw: deque[Raw] = deque()
-        pgconn.notify_handler = self._keep
+        # Channel and payload.
+        self._raw: deque[tuple[bytes, bytes]] = deque()
+        pgconn.notify_handler = self._append
 
-    def _keep(self, notification: pq.PGnotify) -> None:
+    def _append(self, notification: pq.PGnotify) -> None:
         self._raw.append((notification.relname, notification.extra))
 
     def read(self) -> None:
         """Read the data that the socket has; raise OperationalError if the connection is lost."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
-            self._keep(notification)
+            self._append(notification)
 
     def take(self) -> list[tuple[str, str]]:
         """Remove and return the buffered notifications as (channel, payload), oldest first."""
-        raw, taken = self._raw, []
-        while raw:
-            channel, payload = raw.popleft()
-            taken.append((channel.decode(errors="replace"), payload.decode(errors="replace")))
-        return taken
+        notifications = []
+        while self._raw:
+            channel, payload = self._raw.popleft()
+            notifications.append(
+                (channel.decode(errors="replace"), payload.decode(errors="replace"))
+            )
+        return notifications
 
     def __bool__(self) -> bool:
         return bool(self._raw)
@@ -278,8 +274,8 @@ class Waker:
         """Create the sockets if there are none; until then ``wake`` does nothing."""
         if self._sockets is None:
             self._sockets = socket.socketpair()
-            for one in self._sockets:
-                one.setblocking(False)
+            for end in self._sockets:
+                end.setblocking(False)
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -290,27 +286,27 @@ class Waker:
 
     def wait(self, descriptor: int | None, seconds: float) -> bool:
         """Wait; return True if the descriptor has something to read."""
-        wakeable = self._sockets[1] if self._sockets is not None else None
+        wake_socket = self._sockets[1] if self._sockets is not None else None
         with _Selector() as selector:
-            for source in (wakeable, descriptor):
+            for source in (wake_socket, descriptor):
                 if source is not None:
                     selector.register(source, selectors.EVENT_READ)
-            events = selector.select(max(0.0, min(seconds, _LONGEST_WAIT)))
+            events = selector.select(max(0.0, min(seconds, MAX_WAIT_SECONDS)))
         ready = [key.fileobj for key, _ in events]
-        if wakeable is not None and wakeable in ready:
+        if wake_socket is not None and wake_socket in ready:
             # A signal handler may have closed the socket.
             with suppress(OSError):
-                wakeable.recv(4096)
+                wake_socket.recv(4096)
         return descriptor in ready
 
     def close(self) -> None:
         """Close the sockets; after that ``wake`` does nothing."""
-        for one in self._sockets or ():
-            one.close()
+        for end in self._sockets or ():
+            end.close()
         self._sockets = None
 
 
-class HotCallsMixin:
+class PreparedCallsMixin:
     """Prepared statements of a connection, and its time limit for answers."""
 
     answer_seconds = 60.0
@@ -320,37 +316,38 @@ class HotCallsMixin:
         return PreparedStatements()
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
+    def limit_answers(self, seconds: float) -> Iterator[None]:
         """Wait at most ``seconds`` for each answer within this context."""
-        usual, self.answer_seconds = self.answer_seconds, min(seconds, self.answer_seconds)
+        outer_limit = self.answer_seconds
+        self.answer_seconds = min(seconds, outer_limit)
         try:
             yield
         finally:
-            self.answer_seconds = usual
+            self.answer_seconds = outer_limit
 
 
-class Connection(HotCallsMixin, psycopg.Connection[tuple[Any, ...]]):
+class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`Node`."""
 
-    def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
+    def execute_prepared(self, sql: str, params: tuple[Any, ...]) -> Any:
         """Run a prepared statement that returns one row of JSON or text; raise psycopg's errors."""
-        return self.wait(self._statements.ask(self.pgconn, sql, params))
+        return self.wait(self._statements.execute(self.pgconn, sql, params))
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Run a psycopg generator, as each psycopg method does, with a time limit."""
         return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
 
 
-class AsyncConnection(HotCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
+class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
     """A connection for messages only, used by one :class:`AsyncNode`."""
 
-    async def ask(self, sql: str, params: tuple[Any, ...]) -> Any:
-        """See :meth:`Connection.ask`."""
-        return await self.wait(self._statements.ask(self.pgconn, sql, params))
+    async def execute_prepared(self, sql: str, params: tuple[Any, ...]) -> Any:
+        """See :meth:`Connection.execute_prepared`."""
+        return await self.wait(self._statements.execute(self.pgconn, sql, params))
 
-    async def ask_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def execute_prepared_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run a prepared statement for many rows of parameters, in one transaction."""
-        return await self.wait(self._statements.ask_many(self.pgconn, sql, rows))
+        return await self.wait(self._statements.execute_many(self.pgconn, sql, rows))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""

@@ -18,44 +18,44 @@ from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import BackendInfo, Call
 from psqlmessages.client.gateway_calls import CHANGES, FUNCTIONS, REGISTRATIONS, Answer
 from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
-from psqlmessages.client.node_state import NodeCounters, NodeState
+from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.options import Options, conninfo
-from psqlmessages.client.registration import ENDS, Registration
+from psqlmessages.client.registration import UNDOES, Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
 from psqlmessages.retry import MIN_WAIT_SECONDS, LockWaitBudget
 
-# State of a gateway: its nodes, and how they are registered again. No I/O.
+# State of a gateway: its nodes, and how a reconnect restores them. No I/O.
 
 T = TypeVar("T")
-Script = Generator[Call[Any], Any, T]
+Calls = Generator[Call[Any], Any, T]
 
 # Registrations per transaction, which blocks rule changes for a fraction of a second.
-_CHUNK: Final = 50
+_CHUNK_SIZE: Final = 50
 _CLOSING_SECONDS: Final = 5.0
-# After a restart of PostgreSQL all sessions return at the same time, and the first one removes all
-# dead sessions. Waiting for their locks for seconds is no reason to give up a node.
-_RETURNING_SECONDS: Final = 5.0
-_OVERRUN: Final = 4
-_BACKENDS: Final = 10
+# After a restart of PostgreSQL all sessions reconnect at the same time, and the first one removes
+# all dead sessions. The others wait for its locks longer than usual: nodes must not be given up.
+_RESTORE_SECONDS: Final = 5.0
+_OVERRUN_FACTOR: Final = 4
+_MAX_BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
-_ENDED_BY: Final = {begun: ended for ended, begun in ENDS.items()}
+_UNDONE_BY: Final = {begun: ended for ended, begun in UNDOES.items()}
 
 
 class GatewayState(NodeState):
     """State of a gateway between its connection and its caller.
 
-    If a registration cannot be restored, an event follows the local event ``reconnected``. It
-    names the node in ``Nodes`` and the error in ``Err``; after error 56 a retry may succeed.
+    The local event ``reconnected`` is followed by an event for each registration that could not be
+    restored: ``Nodes`` is the node, ``Err`` the error. After error 56 a retry may succeed.
     """
 
     def __init__(self, name: str, options: Options) -> None:
         super().__init__(name, options)
         self.registration = Registration()
         self.lock_budget = LockWaitBudget()
-        self._returning = LockWaitBudget()
+        self._restore_budget = LockWaitBudget()
         self.on_registration_changed: Callable[[str, str, str], None] | None = None
-        self._overrun_at = _OVERRUN * options.inbox_limit
-        self._ended: list[Notification] = []
+        self._overrun_at = _OVERRUN_FACTOR * options.inbox_limit
+        self._failure_events: list[Notification] = []
         # Our connections that the server may still consider alive.
         self._backends: list[BackendInfo] = []
 
@@ -63,11 +63,6 @@ class GatewayState(NodeState):
     def pid(self) -> int:
         """Process id of the newest connection's backend; 0 before the first connection."""
         return self._backends[-1].pid if self._backends else 0
-
-    @property
-    def is_overrun(self) -> bool:
-        """Whether the inbox is so full that the connection must be closed."""
-        return len(self.inbox) > self._overrun_at
 
     def on_call_succeeded(self, call: Call[Any], result: Any = None) -> None:
         """Record a successful call."""
@@ -87,10 +82,10 @@ class GatewayState(NodeState):
     def on_connected(self, now: float) -> None:
         """Record a new connection; after a loss, queue an event and one per failed registration."""
         super().on_connected(now)
-        self.inbox.extend(self._ended)
-        self._ended.clear()
+        self.inbox.extend(self._failure_events)
+        self._failure_events.clear()
 
-    def closing(self) -> Iterator[Call[Any]]:
+    def deregister_calls(self) -> Iterator[Call[Any]]:
         """Yield the calls that deregister all nodes."""
         for chunk in _chunks(self.registration.idents):
             yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
@@ -98,28 +93,25 @@ class GatewayState(NodeState):
     def _on_event(self, header: dict[str, Any]) -> None:
         """Do nothing: the caller decides, as the event may concern an earlier registration."""
 
-    # Reconnecting
-
-    def opening(self) -> Script[None]:
+    def restore_calls(self) -> Calls[None]:
         """Yield the calls that restore all registrations on a new connection; take answers."""
         self._backends.append(
             (yield calls.backend_info(synchronous_commit=self.options.synchronous_commit))
         )
-        del self._backends[:-_BACKENDS]
-        self._returning = LockWaitBudget(max_wait=_RETURNING_SECONDS, burst=_RETURNING_SECONDS)
+        del self._backends[:-_MAX_BACKENDS]
+        self._restore_budget = LockWaitBudget(max_wait=_RESTORE_SECONDS, burst=_RESTORE_SECONDS)
         if self.registration.idents:
             yield from self._end_earlier_session()
         for chunk in _chunks(self.registration.idents):
-            answers = yield from self._each(
-                partial(gateway_calls.register_many, "init"), chunk, str
-            )
+            init_many = partial(gateway_calls.register_many, "init")
+            answers = yield from self._run_for_each(init_many, chunk, str)
             for ident, answer in zip(chunk, answers, strict=True):
-                yield from self._returned(ident, answer)
-        yield from self._join_again()
+                yield from self._on_init_answer(ident, answer)
+        yield from self._restore_joins()
         del self._backends[:-1]
 
-    def _end_earlier_session(self) -> Script[None]:
-        """Run housekeeping to end the earlier session before its nodes return and get events."""
+    def _end_earlier_session(self) -> Calls[None]:
+        """Run housekeeping, which ends the earlier session, before its nodes register again."""
         try:
             yield calls.evaluate()
         except (MessagesError, psycopg.Error) as error:
@@ -127,79 +119,79 @@ class GatewayState(NodeState):
                 raise
             self.log.warning("%s: housekeeping failed: %s", self.ident, error)
 
-    def _returned(self, ident: str, answer: Answer) -> Script[None]:
+    def _on_init_answer(self, ident: str, answer: Answer) -> Calls[None]:
         if answer["Err"] == "0":
             self.channel = answer["Channel"]
             return
-        if answer["Err"] == _IDENT_TAKEN and (yield from self._end_earlier_backends()):
-            raise IdentTaken(answer["Errstr"])
-        if ident in self.registration:
-            self._end(ident, "init", ident, answer)
+        if answer["Err"] == _IDENT_TAKEN:
+            # Terminate our earlier connections that still exist, and reconnect.
+            has_ended_any = False
+            for backend in self._backends[:-1]:
+                has_ended: bool = yield calls.end_backend(backend)
+                has_ended_any = has_ended_any or has_ended
+            if has_ended_any:
+                raise IdentTaken(answer["Errstr"])
+        if ident in self.registration.idents:
+            self._give_up(ident, "init", ident, answer)
 
-    def _end_earlier_backends(self) -> Script[bool]:
-        """Terminate our earlier connections that still exist; return whether there were any."""
-        were_there = False
-        for backend in self._backends[:-1]:
-            were_there = (yield calls.end_backend(backend)) or were_there
-        return were_there
-
-    def _join_again(self) -> Script[None]:
+    def _restore_joins(self) -> Calls[None]:
         joins = self.registration.joins()
         # Each topic_observe blocks all other topic changes until its commit, so it runs alone.
-        observed = [join for join in joins if join[1] == "topic_observe"]
+        observations = [join for join in joins if join[1] == "topic_observe"]
         others = [join for join in joins if join[1] != "topic_observe"]
-        for chunk in (*_chunks(others), *([join] for join in observed)):
-            answers = yield from self._each(gateway_calls.join_many, chunk, itemgetter(2))
+        for chunk in (*_chunks(others), *([join] for join in observations)):
+            answers = yield from self._run_for_each(gateway_calls.join_many, chunk, itemgetter(2))
             for (ident, function, topic), answer in zip(chunk, answers, strict=True):
                 if answer["Err"] != "0" and self.registration.has(ident, function, topic):
-                    self._end(ident, function, topic, answer)
+                    self._give_up(ident, function, topic, answer)
 
-    def _each(
+    def _run_for_each(
         self,
-        make: Callable[[Sequence[T], float], Call[list[Answer]]],
+        create_call: Callable[[Sequence[T], float], Call[list[Answer]]],
         values: Sequence[T],
         subject_of: Callable[[T], str],
-    ) -> Script[list[Answer]]:
-        """Run one call for many values; if the server aborts its transaction, run one for each."""
+    ) -> Calls[list[Answer]]:
+        """Run one call for all values; if the server aborts its transaction, run one for each."""
         subjects = [subject_of(value) for value in values]
-        seconds = self._returning.seconds(subjects)
+        seconds = self._restore_budget.seconds(subjects)
         is_alone = len(values) == 1
         try:
-            answers: list[Answer] = yield make(values, seconds)
+            answers: list[Answer] = yield create_call(values, seconds)
         except (MessagesError, psycopg.Error) as error:
             if isinstance(error, MessagesError) and error.number is None:
                 raise
             if isinstance(error, errors.LockNotAvailable):
-                self._returning.record_timeout(seconds, subjects[0] if is_alone else None)
+                self._restore_budget.record_timeout(seconds, subjects[0] if is_alone else None)
             if is_alone:
                 self.log.warning("%s: a registration failed: %s", self.ident, error)
                 return [{"Err": "56", "Errstr": str(error)}]
             answers = []
             for value in values:
-                answers += yield from self._each(make, [value], subject_of)
+                answers += yield from self._run_for_each(create_call, [value], subject_of)
             return answers
-        self._returning.record_success(*subjects)
+        self._restore_budget.record_success(*subjects)
         return answers
 
-    def _end(self, ident: str, function: str, subject: str, answer: Answer) -> None:
+    def _give_up(self, ident: str, function: str, subject: str, answer: Answer) -> None:
+        """Forget a registration that could not be restored, and prepare its event."""
         self.registration.drop(ident, function, subject)
         self.log.warning(
             "%s: could not restore %s(%r) of %s: %s",
             *(self.ident, function, subject, ident, answer.get("Errstr")),
         )
-        header = {"Type": SYS, "Evt": _ENDED_BY.get(function, "disconnect"), "Ident": ident}
+        header = {"Type": SYS, "Evt": _UNDONE_BY.get(function, "disconnect"), "Ident": ident}
         if function != "init":
             header["Topic"] = subject
         header["Err"] = answer["Err"]
-        self._ended.append(Notification({**header, "Nodes": [ident]}, None, ""))
+        self._failure_events.append(Notification({**header, "Nodes": [ident]}, None, ""))
 
 
 def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]
+    for start in range(0, len(values), _CHUNK_SIZE):
+        yield values[start : start + _CHUNK_SIZE]
 
 
-_BATCH = 100
+_MAX_BATCH = 100
 
 
 class Gateway:
@@ -215,8 +207,9 @@ class Gateway:
         options = options or Options()
         self._state = GatewayState(name, options)
         self._session = AsyncNodeSession(conninfo(dsn, name), self._state, options)
-        self._taken = 0
-        self._changing = asyncio.Lock()
+        self.counters = self._state.counters
+        self._taken_count = 0
+        self._change_lock = asyncio.Lock()
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
@@ -243,11 +236,6 @@ class Gateway:
         return self._state.heartbeat.echo_seconds
 
     @property
-    def counters(self) -> NodeCounters:
-        """Counters since the gateway was created."""
-        return self._state.counters
-
-    @property
     def pid(self) -> int:
         """Process id of the connection's backend."""
         return self._state.pid
@@ -258,9 +246,9 @@ class Gateway:
         return self._state.registration.idents
 
     @property
-    def arrived(self) -> int:
+    def received_count(self) -> int:
         """Number of messages and events received so far, whether taken or not."""
-        return self._taken + len(self._state.inbox)
+        return self._taken_count + len(self._state.inbox)
 
     def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes: ident, function, ident or topic.
@@ -278,8 +266,8 @@ class Gateway:
         ``init``, ``deinit``, ``crash`` and ``use`` take no arguments. The answer of ``get_data`` is
         the message's header, with the text of the body as ``Body``. Raises ConnectionLost or
         NodeClosed without a connection, ValueError for values that PostgreSQL cannot store, and
-        psycopg's errors if the server aborts the call. LockNotAvailable: other sessions hold a lock
-        that a change needs for too long, or, without ``can_wait``, at this moment.
+        psycopg's errors if the server aborts the call. LockNotAvailable: another session holds a
+        lock that the change needs; without ``can_wait`` the call does not wait for it.
         """
         try:
             if function in REGISTRATIONS and not arguments:
@@ -298,9 +286,9 @@ class Gateway:
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One change at a time: otherwise all would wait for the lock that blocks the first one.
-        async with self._changing:
+        async with self._change_lock:
             if not self.is_connected and monotonic() >= deadline:
-                # It has waited for the connection already, together with the calls before it.
+                # This call has waited long enough, behind other calls that waited for a connection.
                 raise ConnectionLost(f"{self.name} is not connected")
             seconds = lock_budget.seconds((subject,)) if can_wait else MIN_WAIT_SECONDS
             if function in REGISTRATIONS:
@@ -332,8 +320,8 @@ class Gateway:
         inbox: Any = self._state.inbox
         while not self._state.is_stopped:
             await self._session.wait(lambda: inbox, inf)
-            batch = [inbox.popleft() for _ in range(min(_BATCH, len(inbox)))]
-            self._taken += len(batch)
+            batch = [inbox.popleft() for _ in range(min(_MAX_BATCH, len(inbox)))]
+            self._taken_count += len(batch)
             self._session.on_taken(len(batch))
             if batch:
                 yield batch

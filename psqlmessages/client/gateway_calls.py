@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from psqlmessages.client.calls import Call, check_names, payload_of, raise_for_error
-from psqlmessages.client.registration import CALL_BUILDERS, ENDS
+from psqlmessages.client.calls import Call, check_names, raise_for_error, read_payload
+from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.retry import MAX_WAIT_SECONDS
 
 Answer = dict[str, Any]
 
-# CASE runs the function after use, and only if use succeeded. OFFSET 0 makes it one call of use.
-_ACTING: Final = (
+# CASE runs the function after use, and only if use succeeded. OFFSET 0 makes use run only once.
+_CALL_AS: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
 )
 # In the FROM clause, set_config takes effect before the function runs, and lasts until the commit.
-_CHANGING: Final = _ACTING + ", set_config('lock_timeout', %s, true)"
-_REGISTRATION: Final = "SELECT messages.{0}(%s) FROM set_config('lock_timeout', %s, true)"
-_MANY: Final = (
+_CALL_AS_WITH_TIMEOUT: Final = _CALL_AS + ", set_config('lock_timeout', %s, true)"
+_REGISTER: Final = "SELECT messages.{0}(%s) FROM set_config('lock_timeout', %s, true)"
+_REGISTER_MANY: Final = (
     "SELECT json_agg(messages.{0}(u.ident)) FROM"
     " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
@@ -34,26 +34,16 @@ _JOIN_MANY: Final = (
     " WITH ORDINALITY AS n (ident, function, topic, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-_NOT_HERE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
-
-
-class Function(NamedTuple):
-    """The number of arguments of a function, and whether its calls may share a round trip."""
-
-    arguments: int
-    may_share_round_trip: bool = False
+_NOT_OURS: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
 
 # Functions that wait for other sessions that change the same topic.
-CHANGES: Final = (*CALL_BUILDERS, *ENDS)
+CHANGES: Final = (*CALL_BUILDERS, *UNDOES)
+# Functions whose calls may share a round trip, and all others, with their numbers of arguments.
+_SHARING: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
 FUNCTIONS: Final = {
-    **dict.fromkeys((*CHANGES, "topic_status", "topic_auth"), Function(1)),
-    "topic_send": Function(4, may_share_round_trip=True),
-    "rpc": Function(4, may_share_round_trip=True),
-    "return": Function(4, may_share_round_trip=True),
-    "return_error": Function(3, may_share_round_trip=True),
-    "audience": Function(1, may_share_round_trip=True),
-    "get_data": Function(1),
+    **_SHARING,
+    **dict.fromkeys((*CHANGES, "topic_status", "topic_auth", "get_data"), 1),
 }
 REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
 
@@ -63,20 +53,20 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 
     For ``get_data`` the answer is the message's header, with the text of the body as ``Body``.
     """
-    wanted = FUNCTIONS[function]
-    if len(arguments) > wanted.arguments:
-        raise TypeError(f"{function} takes {wanted.arguments} arguments, not {len(arguments)}")
+    count = FUNCTIONS[function]
+    if len(arguments) > count:
+        raise TypeError(f"{function} takes {count} arguments, not {len(arguments)}")
     check_names(ident, *(argument for argument in arguments if argument is not None))
     # Pass all arguments, so that all calls of a function have the same SQL.
-    given = (*arguments, *(None for _ in range(wanted.arguments - len(arguments))))
-    call = f"{function}({', '.join(['%s'] * wanted.arguments)})"
+    all_arguments = (*arguments, *[None] * (count - len(arguments)))
+    call = f"{function}({', '.join(['%s'] * count)})"
     is_text = function == "get_data"
     return Call(
-        _ACTING.format(call, "::text" if is_text else ""),
-        (*given, ident),
-        _data if is_text else raise_for_error,
+        _CALL_AS.format(call, "::text" if is_text else ""),
+        (*all_arguments, ident),
+        _read_data if is_text else raise_for_error,
         None,
-        wanted.may_share_round_trip,
+        function in _SHARING,
         ident,
     )
 
@@ -84,10 +74,10 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 def join_or_leave(
     ident: str, function: str, topic: str, seconds: float = MAX_WAIT_SECONDS
 ) -> Call[Answer]:
-    """Call a function of CALL_BUILDERS or ENDS as a node; wait up to ``seconds`` per lock."""
+    """Call a function of CALL_BUILDERS or UNDOES as a node; wait up to ``seconds`` per lock."""
     return Call(
-        _CHANGING.format(f"{function}(%s)", ""),
-        (*check_names(topic, ident), _setting(seconds)),
+        _CALL_AS_WITH_TIMEOUT.format(f"{function}(%s)", ""),
+        (*check_names(topic, ident), _lock_timeout(seconds)),
         raise_for_error,
         (function, topic),
         ident=ident,
@@ -95,41 +85,45 @@ def join_or_leave(
 
 
 def registration(function: str, ident: str, seconds: float = MAX_WAIT_SECONDS) -> Call[Answer]:
-    """Call init, deinit, crash or use; the result is the answer."""
-    kept = "deinit" if function == "crash" else function
+    """Call init, deinit, crash or use; return its answer."""
+    change = "deinit" if function == "crash" else function
     return Call(
-        _REGISTRATION.format(function),
-        (*check_names(ident), _setting(seconds)),
+        _REGISTER.format(function),
+        (*check_names(ident), _lock_timeout(seconds)),
         raise_for_error,
-        (kept, ident),
+        (change, ident),
         ident=ident,
     )
 
 
 def register_many(function: str, idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
-    """Call init or deinit for each of these idents in one transaction; the answers in order."""
-    return Call(_MANY.format(function), (list(idents), _setting(seconds)), _answers(len(idents)))
+    """Call init or deinit for each ident, in one transaction; return the answers in order."""
+    return Call(
+        _REGISTER_MANY.format(function),
+        (list(idents), _lock_timeout(seconds)),
+        _read_answers(len(idents)),
+    )
 
 
 def join_many(joins: Sequence[tuple[str, str, str]], seconds: float) -> Call[list[Answer]]:
-    """Call the functions of (ident, function, topic) in one transaction; the answers in order."""
+    """Call a function for each (ident, function, topic), in one transaction; see register_many."""
     columns = tuple(list(column) for column in zip(*joins, strict=True))
-    return Call(_JOIN_MANY, (*columns, _setting(seconds)), _answers(len(joins)))
+    return Call(_JOIN_MANY, (*columns, _lock_timeout(seconds)), _read_answers(len(joins)))
 
 
-def _setting(seconds: float) -> str:
+def _lock_timeout(seconds: float) -> str:
     return f"{max(1, round(seconds * 1000))}ms"
 
 
-def _answers(number: int) -> Callable[[Any], list[Answer]]:
+def _read_answers(number: int) -> Callable[[Any], list[Answer]]:
     def read(answers: Any) -> list[Answer]:
         if not isinstance(answers, list) or len(answers) != number:
             raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")
-        return [answer or _NOT_HERE for answer in answers]
+        return [answer or _NOT_OURS for answer in answers]
 
     return read
 
 
-def _data(answer: Any) -> Answer:
-    payload = payload_of(answer)
+def _read_data(answer: Any) -> Answer:
+    payload = read_payload(answer)
     return {**payload.header, "Body": payload.text}

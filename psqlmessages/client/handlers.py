@@ -14,7 +14,7 @@ from psqlmessages.client.node_state import NodeState
 from psqlmessages.exceptions import InvalidArgument, MessagesError
 
 Handler = Callable[[Message], Any]
-# Functions to call, which may return awaitables; a driver sends their results to the generator.
+# A generator that yields functions to call, and receives their results or awaited results.
 Actions = Generator[Callable[[], Any], Any, None]
 F = TypeVar("F", bound=Handler)
 
@@ -55,14 +55,14 @@ class TopicHandlers:
     @overload
     def on_event(self, /, *events: str) -> Callable[[F], F]: ...
 
-    def on_event(self, *given: Any) -> Any:
+    def on_event(self, *arguments: Any) -> Any:
         """Call the decorated function for each system event, or for the named ones."""
-        if len(given) == 1 and callable(given[0]):
-            self._on_event.append((frozenset(), given[0]))
-            return given[0]
+        if len(arguments) == 1 and callable(arguments[0]):
+            self._on_event.append((frozenset(), arguments[0]))
+            return arguments[0]
 
         def register(handler: F) -> F:
-            self._on_event.append((frozenset(given), handler))
+            self._on_event.append((frozenset(arguments), handler))
             return handler
 
         return register
@@ -75,43 +75,47 @@ class TopicHandlers:
     def matching(self, message: Message) -> Iterator[Handler]:
         """Yield the handlers of a message, in order of registration."""
         if message.type == TOPIC:
-            yield from (h for pattern, h in self._on_topic if matches(pattern, message.topic))
+            for pattern, handler in self._on_topic:
+                if matches(pattern, message.topic):
+                    yield handler
         elif message.type == RPC:
             yield from self._on_rpc
         elif message.type == SYS:
-            yield from (h for events, h in self._on_event if not events or message.event in events)
+            for events, handler in self._on_event:
+                if not events or message.event in events:
+                    yield handler
 
-    def handling(self, message: Message, state: NodeState) -> Actions:
-        """Call the handlers of a message and send their answers, or why there is none."""
+    def handle(self, message: Message, state: NodeState) -> Actions:
+        """Call the handlers of a message, and send their answers or an error."""
         failure = f"{state.ident} has no handler for this" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""
             try:
                 answer = yield partial(handler, message)
             except (Exception, CancelledError) as error:  # noqa: BLE001 - logged and counted
-                failure = state.handler_failed(message, error)
+                failure = state.on_handler_failed(message, error)
                 continue
             if wants_reply(message, answer):
-                yield from _answer(message, answer, state)
+                yield from _send_answer(message, answer, state)
         if failure and message.wants_answer and not message.is_answered:
-            yield from _refuse(message, failure, state)
+            yield from _send_error(message, failure, state)
 
 
-def _answer(message: Message, answer: Any, state: NodeState) -> Actions:
+def _send_answer(message: Message, answer: Any, state: NodeState) -> Actions:
     try:
         yield partial(message.reply, answer)
     except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-        state.reply_failed(message, error)
-        yield from _refuse(message, "the answer could not be sent", state)
+        state.on_reply_failed(message, error)
+        yield from _send_error(message, "the answer could not be sent", state)
     except MessagesError as error:
-        state.reply_failed(message, error)
+        state.on_reply_failed(message, error)
 
 
-def _refuse(message: Message, reason: str, state: NodeState) -> Actions:
+def _send_error(message: Message, reason: str, state: NodeState) -> Actions:
     try:
         yield partial(message.reply_error, reason)
     except (MessagesError, psycopg.Error) as error:
-        state.reply_failed(message, error)
+        state.on_reply_failed(message, error)
 
 
 def matches(pattern: str, name: str) -> bool:

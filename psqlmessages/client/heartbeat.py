@@ -12,7 +12,7 @@ PROBE: Final = "Probe"
 
 
 class Heartbeat:
-    """Times of one node: last receipt, next housekeeping and next probe.
+    """When housekeeping and probes of one connection are due, and whether a probe is overdue.
 
     All times are seconds of a monotonic clock that the caller passes in.
     """
@@ -21,8 +21,8 @@ class Heartbeat:
         self._evaluate_interval = options.evaluate_interval.total_seconds()
         self._probe_interval = options.probe_interval.total_seconds()
         self._probe_timeout = options.probe_timeout.total_seconds()
-        # Time limit of housekeeping and probes. With the pause before it, a loss is found within
-        # probe_interval + probe_timeout, as by a probe.
+        # Time limit of housekeeping and probes. Together with the pause before it, housekeeping
+        # finds a loss within probe_interval + probe_timeout, as a probe does.
         self.answer_seconds = max(
             self._probe_timeout,
             self._probe_interval + self._probe_timeout - self._evaluate_interval,
@@ -36,7 +36,7 @@ class Heartbeat:
         self.is_connected = False
 
     def on_connected(self, now: float) -> None:
-        """Start over with a new connection."""
+        """Record a new connection, and start all intervals."""
         self._nonce = ""
         self._evaluated_at = self._probed_at = self.received_at = now
         self.lost_at = None
@@ -48,32 +48,28 @@ class Heartbeat:
         if self.lost_at is None:
             self.lost_at = now
 
-    def rest(self, now: float) -> None:
-        """End the current probe, because there is no channel or the server refused it."""
+    def cancel_probe(self, now: float) -> None:
+        """Expect no echo, because there is no channel or the server refused the probe."""
         self._nonce = ""
         self._probed_at = now
 
-    def on_received(self, now: float) -> None:
-        """Record that the server sent something."""
-        self.received_at = now
-
-    def evaluation_due(self, now: float) -> bool:
-        """Return whether housekeeping is due; if so, start the next interval."""
+    def start_evaluation_if_due(self, now: float) -> bool:
+        """Return whether housekeeping is due; if so, schedule the next one."""
         if now - self._evaluated_at < self._evaluate_interval:
             return False
         self._evaluated_at = now
         return True
 
-    def probe_due(self, now: float) -> str | None:
-        """Return the payload of a probe to send now; None if none is due or one is pending."""
+    def start_probe_if_due(self, now: float) -> str | None:
+        """Return the payload of a probe to send now, and expect its echo; None if none is due."""
         if self._nonce or now - self._probed_at < self._probe_interval:
             return None
         self._probed_at = now
         self._nonce = os.urandom(8).hex()
         return wire.serialize({"Type": PROBE, "Nonce": self._nonce})
 
-    def is_echo(self, header: dict[str, object]) -> bool:
-        """Return whether a notification is the echo of the pending probe; if so, end the probe."""
+    def accept_echo(self, header: dict[str, object]) -> bool:
+        """Return whether a notification is the expected echo; if so, expect it no longer."""
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
@@ -81,16 +77,15 @@ class Heartbeat:
         return True
 
     def is_overdue(self, now: float) -> bool:
-        """Return whether a probe has no echo in time and nothing else arrived either."""
-        # A slow receiver reads the echo late, after everything that was sent before it.
-        since = max(self._probed_at, self.received_at)
-        return bool(self._nonce) and now - since >= self._probe_timeout
+        """Return whether an echo is late, and nothing else has arrived either."""
+        return bool(self._nonce) and now >= self._echo_deadline()
 
     def next_at(self) -> float:
-        """Return when something is due next."""
+        """Return when housekeeping or a probe is due, or when the echo is late."""
         evaluate_at = self._evaluated_at + self._evaluate_interval
-        if self._nonce:
-            probe_at = max(self._probed_at, self.received_at) + self._probe_timeout
-        else:
-            probe_at = self._probed_at + self._probe_interval
-        return min(evaluate_at, probe_at)
+        probe_at = self._probed_at + self._probe_interval
+        return min(evaluate_at, self._echo_deadline() if self._nonce else probe_at)
+
+    def _echo_deadline(self) -> float:
+        # A slow receiver reads the echo late, after everything that was sent before it.
+        return max(self._probed_at, self.received_at) + self._probe_timeout

@@ -35,7 +35,7 @@ class Replier(Protocol):
 
 @dataclass(slots=True)
 class Message:
-    """One message, or one system event (type "Sys": ``event`` and ``ident`` describe it).
+    """A message, or a system event (type "Sys": ``event`` and ``ident`` describe it).
 
     ``to`` is a node for "Rpc" and "Return", a topic for "Topic". ``size`` is the number of bytes
     of the body as sent. ``away``: how long the connection was lost, in the local event
@@ -59,25 +59,25 @@ class Message:
 
     @property
     def body(self) -> Any:
-        """The whole body; raises the error that prevented fetching it (it may have expired)."""
+        """The whole body; raises the error if fetching it failed, for instance if it expired."""
         if self.error is not None:
             raise self.error
         return self.content
 
     @property
     def wants_answer(self) -> bool:
-        """Whether the sender gave a token, and so waits for an answer."""
+        """Whether the sender waits for an answer: it gave a token."""
         return self.token is not None and self.type in (RPC, TOPIC)
 
     def reply(self, body: Any) -> Any:
         """Answer the sender; on a message of an AsyncNode, await the result."""
-        return self._answerer().reply(self, body)
+        return self._begin_answer().reply(self, body)
 
     def reply_error(self, reason: str) -> Any:
         """Answer that the request failed: the caller gets CallFailed. Await it as for ``reply``."""
-        return self._answerer().reply_error(self, reason)
+        return self._begin_answer().reply_error(self, reason)
 
-    def _answerer(self) -> Replier:
+    def _begin_answer(self) -> Replier:
         if self.replier is None or not self.wants_answer:
             raise ValueError("cannot answer this message: its sender gave no token")
         self.is_answered = True
@@ -86,33 +86,33 @@ class Message:
 
 @dataclass(slots=True)
 class Notification:
-    """A notification: its header, the text of its body if included, and the whole payload.
+    """A notification: its header, the text of its body, and the whole payload.
 
-    ``fetched`` is the text of a large body, once it was fetched.
+    ``text`` is None if there is no body, or if it is large: ``fetched_text`` is set later.
     """
 
     header: dict[str, Any]
     text: str | None
     payload: str
     away: timedelta | None = None
-    fetched: str | None = None
+    fetched_text: str | None = None
 
     @property
-    def is_kept(self) -> bool:
+    def is_large(self) -> bool:
         """Whether the body is too large for a notification and must be fetched."""
         return "Dkey" in self.header
 
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that waits for its answers: notifications, or the error that ends the wait."""
+    """A call that waits for answers: notifications, or the error that ends the wait."""
 
     token: str
     callee: str
     on_answer: Callable[[], object]
     answers: deque[Notification | MessagesError] = field(default_factory=deque)
     _is_sent: bool = False
-    _end: MessagesError | None = None
+    _error: MessagesError | None = None
 
     def add(self, answer: Notification | MessagesError) -> None:
         """Add an answer and wake the caller."""
@@ -120,42 +120,42 @@ class PendingCall:
         self.on_answer()
 
     def on_event(self, event: str) -> None:
-        """Record an event of the callee.
+        """Record an event of the callee: it may be gone, or have returned.
 
         Events that are read before the call is sent may be old, so only the last one counts.
         """
-        if event == "connect" and isinstance(self._end, CalleeGone):
-            self._end = None
+        if event == "connect" and isinstance(self._error, CalleeGone):
+            self._error = None
         elif event in ("crash", "disconnect"):
-            self.on_ended(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
+            self.fail(CalleeGone(f"{self.callee} has gone before it answered ({event})"))
 
-    def on_ended(self, error: MessagesError) -> None:
-        """End the wait because the callee or the connection is lost, but only if it was sent."""
-        self._end = error
-        # Set the error first: another thread may send the call at this moment.
+    def fail(self, error: MessagesError) -> None:
+        """Record that the callee or the connection is lost; if the call was sent, end the wait."""
+        self._error = error
+        # Only after setting the error: another thread may send the call at this moment.
         if self._is_sent:
             self.add(error)
 
     def on_connected(self) -> None:
-        """Record a new connection; for a call not yet sent, earlier events do not matter."""
+        """Record a new connection: a call that was not sent yet can be sent on it."""
         if not self._is_sent:
-            self._end = None
+            self._error = None
 
-    def was_sent(self) -> None:
+    def on_sent(self) -> None:
         """Record that the call was sent; from now on, events of the callee end the wait."""
         self._is_sent = True
-        if self._end is not None:
-            self.add(self._end)
+        if self._error is not None:
+            self.add(self._error)
 
 
 # Header cache: the headers of one sender and topic are parsed once.
 
 # The size, the text between size and id, and the id. The text is cached only after it was parsed,
 # so that a string in it cannot imitate a size or an id.
-_TOPIC: Final = re.compile(
+_TOPIC_HEADER: Final = re.compile(
     r'\{"Type":"Topic","Size":([0-9]{1,18}),(.{0,4000}),"Id":([0-9]{1,18})\}\n'
 )
-_FIELDS: Final[dict[str, type]] = {
+_FIELD_TYPES: Final[dict[str, type]] = {
     "Id": int,
     "Size": int,
     **dict.fromkeys(
@@ -164,42 +164,40 @@ _FIELDS: Final[dict[str, type]] = {
 }
 # Events that a node or gateway creates locally: no notification may claim them.
 _LOCAL_EVENTS = frozenset({CONNECTION_LOST, RECONNECTED})
-# Number of cached pairs of topic and sender; then the cache is cleared.
-_KNOWN: Final = 1_000
+# Number of pairs of topic and sender at which the cache is cleared.
+_MAX_CACHED: Final = 1_000
 
 
 class HeaderCache:
     """Cache of the text between size and id of valid headers."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, Any]] = {}
+        self._headers: dict[str, dict[str, Any]] = {}
 
     def split(self, payload: str) -> tuple[dict[str, Any], str] | None:
-        """Split a payload whose header is like a cached one; None if there is none."""
-        if (like := _TOPIC.match(payload)) is None:
+        """Return header and body of a payload; None if the cache has no such header."""
+        match = _TOPIC_HEADER.match(payload)
+        if match is None or (cached := self._headers.get(match[2])) is None:
             return None
-        size, between, number = like.groups()
-        if (known := self._known.get(between)) is None:
-            return None
-        header = known.copy()
-        header["Size"] = int(size)
-        header["Id"] = int(number)
-        return header, payload[like.end() :]
+        header = cached.copy()
+        header["Size"] = int(match[1])
+        header["Id"] = int(match[3])
+        return header, payload[match.end() :]
 
-    def keep(self, payload: str, header: dict[str, Any]) -> None:
+    def add(self, payload: str, header: dict[str, Any]) -> None:
         """Cache a parsed and checked header, unless it has a token or an unusual form."""
-        if "Token" in header or (like := _TOPIC.match(payload)) is None:
+        match = _TOPIC_HEADER.match(payload)
+        if match is None or "Token" in header:
             return
-        size, between, number = like.groups()
         # JSON may repeat a name. The last value counts, which may differ from the one matched.
-        is_same = header.get("Size") == int(size) and header.get("Id") == int(number)
-        if is_same and header.get("Type") == TOPIC:
-            if len(self._known) >= _KNOWN:
-                self._known.clear()
-            self._known[between] = header.copy()
+        matched = {"Type": TOPIC, "Size": int(match[1]), "Id": int(match[3])}
+        if header | matched == header:
+            if len(self._headers) >= _MAX_CACHED:
+                self._headers.clear()
+            self._headers[match[2]] = header.copy()
 
 
-def check(header: dict[str, Any]) -> None:
+def check_header(header: dict[str, Any]) -> None:
     """Raise MalformedPayload if a header does not have the form that the server writes."""
     kind = header.get("Type")
     if kind == PROBE:
@@ -208,7 +206,7 @@ def check(header: dict[str, Any]) -> None:
         raise MalformedPayload(f"unknown type {kind!r:.100}")
     for name, value in header.items():
         # Compare types exactly: bool is a subclass of int, but JSON's true is no number.
-        if type(value) is not _FIELDS.get(name, type(value)):
+        if type(value) is not _FIELD_TYPES.get(name, type(value)):
             raise MalformedPayload(f"{name} has the wrong type")
     if "Err" in header and not header["Err"].isdecimal():
         raise MalformedPayload("Err is not a number")

@@ -1,7 +1,7 @@
-"""What Node and AsyncNode have in common, and methods made from functions that create calls.
+"""Common base of Node and AsyncNode, and their methods made from functions that create calls.
 
-A method has the name, the documentation and the parameters of that function. The parameter of an
-``acting_method`` that names the acting node is left out.
+A method has the name, docstring and parameters of its function, but an ``acting_method`` has no
+parameter for the acting node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from psqlmessages.client.options import Options
 
 
 class NodeBase(TopicHandlers):
-    """The state of a node, and what can be read of it without a query."""
+    """Common base of Node and AsyncNode: properties that need no query, and handlers."""
 
     def __init__(self, ident: str, options: Options) -> None:
         super().__init__()
@@ -50,53 +50,53 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def method(make: Callable[P, Call[T]]) -> Callable[Concatenate[Any, P], T]:
+def method(create_call: Callable[P, Call[T]]) -> Callable[Concatenate[Any, P], T]:
     """Create a method of Node that runs a call."""
 
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self._session.run(make(*args, **kwargs))
+        return self._session.run(create_call(*args, **kwargs))
 
-    return _described(run, make)
+    return _with_signature_of(run, create_call)
 
 
 def acting_method(
-    make: Callable[Concatenate[str, P], Call[T]],
+    create_call: Callable[Concatenate[str, P], Call[T]],
 ) -> Callable[Concatenate[Any, P], T]:
     """Create a method of Node that runs a call as the acting node."""
 
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return self._session.run(make(self._acting, *args, **kwargs))
+        return self._session.run(create_call(self._acting, *args, **kwargs))
 
-    return _described(run, make, omitted=1)
+    return _with_signature_of(run, create_call, is_acting=True)
 
 
 def async_method(
-    make: Callable[P, Call[T]],
+    create_call: Callable[P, Call[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Create a method of AsyncNode that runs a call."""
 
     async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return await self._session.run(make(*args, **kwargs))
+        return await self._session.run(create_call(*args, **kwargs))
 
-    return _described(run, make)
+    return _with_signature_of(run, create_call)
 
 
 def async_acting_method(
-    make: Callable[Concatenate[str, P], Call[T]],
+    create_call: Callable[Concatenate[str, P], Call[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Create a method of AsyncNode that runs a call as the acting node."""
 
     async def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        return await self._session.run(make(self._acting, *args, **kwargs))
+        return await self._session.run(create_call(self._acting, *args, **kwargs))
 
-    return _described(run, make, omitted=1)
+    return _with_signature_of(run, create_call, is_acting=True)
 
 
-def _described(run: F, make: Callable[..., Any], *, omitted: int = 0) -> F:
-    run.__name__, run.__doc__ = make.__name__, make.__doc__
-    given = signature(make)
-    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [own, *list(given.parameters.values())[omitted:]]
-    result = str(given.return_annotation).removeprefix("Call[").removesuffix("]")
-    vars(run)["__signature__"] = given.replace(parameters=parameters, return_annotation=result)
+def _with_signature_of(run: F, create_call: Callable[..., Any], *, is_acting: bool = False) -> F:
+    run.__name__, run.__doc__ = create_call.__name__, create_call.__doc__
+    original = signature(create_call)
+    self_parameter = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [self_parameter, *list(original.parameters.values())[is_acting:]]
+    result = str(original.return_annotation).removeprefix("Call[").removesuffix("]")
+    vars(run)["__signature__"] = original.replace(parameters=parameters, return_annotation=result)
     return run

@@ -21,7 +21,7 @@ from psqlmessages.client.subscription import (
     Subscription,
     SubscriptionReader,
 )
-from psqlmessages.client.transactions import SqlStatement, drive
+from psqlmessages.client.transactions import SqlStatement, run_steps
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
@@ -36,8 +36,6 @@ class Node(NodeBase):
         options = options or Options()
         super().__init__(ident, options)
         self._session = NodeSession(conninfo(dsn, ident), self._state, options)
-
-    # Opening and closing
 
     def __enter__(self) -> Self:
         self.open()
@@ -84,7 +82,7 @@ class Node(NodeBase):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        self._session.drive(self._state.reply(message, body))
+        self._session.run_steps(self._state.reply(message, body))
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
@@ -115,7 +113,7 @@ class Node(NodeBase):
 
     def unsubscribe(self, topic: str) -> bool:
         """End the subscription and all iterations over it; return False if there was none."""
-        self._state.wakes.end(self._acting, topic)
+        self._state.wakeups.on_unsubscribed(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
@@ -123,7 +121,7 @@ class Node(NodeBase):
 
         Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
         """
-        return self._session.drive(self._state.wait_published(topic, timeout))
+        return self._session.run_steps(self._state.wait_published(topic, timeout))
 
     # Queues
 
@@ -182,14 +180,14 @@ class Node(NodeBase):
                 leased.add(self.reserve(queue, batch, duration, timeout=timeout))
                 if leased.is_empty:
                     return
-                while (element := self._session.drive(leased.next())) is not None:
+                while (element := self._session.run_steps(leased.next())) is not None:
                     yield element
         except NodeClosed:
             # Without a server, finished elements are not committed: they return, as is logged.
             if not self._state.is_stopped:
                 raise
         finally:
-            self._session.drive(leased.put_back())
+            self._session.run_steps(leased.give_back())
 
     def _take(self, queue: str, statement: SqlStatement, timeout: Duration | None) -> list[Element]:
         if not timeout:
@@ -198,12 +196,12 @@ class Node(NodeBase):
         call = queue_calls.take_recorded(queue, statement, taken)
         poller = QueuePoller(self._state, self._acting, queue, call, timeout, self._session.wake)
         try:
-            return self._session.drive(poller.steps())
+            return self._session.run_steps(poller.steps())
         except BaseException:
             # Ctrl-C came after the commit. Popped elements have no lease and are lost.
             leased = LeasedBatch(self._state, self._acting, queue)
             leased.add([element for element in taken if element.lease])
-            self._session.drive(leased.put_back())
+            self._session.run_steps(leased.give_back())
             raise
 
     # RPC
@@ -212,12 +210,12 @@ class Node(NodeBase):
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        with self._state.asking(node) as pending:
+        with self._state.pending_call(node) as pending:
             self._session.run_within(seconds, calls.rpc(node, pending.token, body))
-            pending.was_sent()
+            pending.on_sent()
             answer = self._next_answer(pending, deadline)
         if answer is None:
-            raise CallTimeout(f"no answer from {node} within {seconds_of(timeout, 'timeout'):g} s")
+            raise CallTimeout(f"no answer from {node} within {seconds:g} s")
         return answer.body
 
     def call_topic(
@@ -226,17 +224,16 @@ class Node(NodeBase):
         """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        with self._state.asking("") as pending:
-            question = calls.topic_send(topic, body, pending.token)
-            self._session.run_within(seconds, question)
-            pending.was_sent()
+        with self._state.pending_call("") as pending:
+            self._session.run_within(seconds, calls.topic_send(topic, body, pending.token))
+            pending.on_sent()
             while (answer := self._next_answer(pending, deadline)) is not None:
                 yield answer
 
     def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
-        self._session.wait(lambda: pending.answers, deadline, is_asking=True)
+        self._session.wait(lambda: pending.answers, deadline, limits_heartbeat=True)
         if pending.answers:
-            return self._session.drive(self._state.next_answer(pending, self))
+            return self._session.run_steps(self._state.next_answer(pending, self))
         if self._state.is_stopped:
             raise self._state.stopped_error("while it waited for an answer")
         return None
@@ -246,7 +243,7 @@ class Node(NodeBase):
     def messages(self, timeout: Duration | None = None) -> Iterator[Message]:
         """Yield messages as they come; end if none comes within ``timeout``, or at ``stop``."""
         session, state = self._session, self._state
-        while (message := session.drive(state.next_message(timeout, self))) is not None:
+        while (message := session.run_steps(state.next_message(timeout, self))) is not None:
             yield message
 
     def __iter__(self) -> Iterator[Message]:
@@ -257,4 +254,4 @@ class Node(NodeBase):
         for topic in self.topics_to_listen():
             self.topic_listen(topic)
         for message in self.messages():
-            drive(self.handling(message, self._state), lambda action: action())
+            run_steps(self.handle(message, self._state), lambda action: action())

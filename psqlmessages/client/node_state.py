@@ -31,7 +31,7 @@ from psqlmessages.client.messages import (
     Notification,
     PendingCall,
     Replier,
-    check,
+    check_header,
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.registration import Registration
@@ -49,8 +49,6 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
-
-# Counters
 
 
 @dataclass(slots=True)
@@ -76,9 +74,10 @@ class NodeCounters:
 
 logger = logging.getLogger("psqlmessages")
 
-# A connection that breaks sooner does not reset the backoff.
+# A connection must last this long before its loss resets the backoff.
 _STABLE_SECONDS = 5.0
-_UNHEARD_EVENTS = 1_000
+# A node that only reads streams or queues drops further events.
+_MAX_UNREAD_EVENTS = 1_000
 
 
 class NodeState:
@@ -92,9 +91,10 @@ class NodeState:
         self.backoff = Backoff(options.backoff_least, options.backoff_most)
         self.counters = NodeCounters()
         self.log = RateLimitedLogger(logger)
-        self.wakes = WakeupCounters()
-        self.queues = WaitLists(self.wakes)
+        self.wakeups = WakeupCounters()
+        self.queues = WaitLists(self.wakeups)
         self.channel = ""
+        self._overrun_at = inf
         self.inbox: deque[Notification] = deque()
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
@@ -102,11 +102,11 @@ class NodeState:
         self.is_stopped = False
         # Called after a message was taken from the inbox.
         self.on_taken: Callable[[], object] = lambda: None
-        self._is_taking = False
+        self._reads_messages = False
         self._pending: dict[str, PendingCall] = {}
         # Distinguishes the tokens of our calls from tokens chosen by a caller of rpc.
-        self._prefix = f"{os.urandom(6).hex()}-"
-        self._questions = 0
+        self._token_prefix = f"{os.urandom(6).hex()}-"
+        self._call_count = 0
 
     # Notifications
 
@@ -116,9 +116,9 @@ class NodeState:
         if channel == self.channel and (parts := self._headers.split(payload)) is not None:
             self.inbox.append(Notification(*parts, payload))
         else:
-            self._feed_new(channel, payload)
+            self._feed_uncached(channel, payload)
 
-    def _feed_new(self, channel: str, payload: str) -> None:
+    def _feed_uncached(self, channel: str, payload: str) -> None:
         if channel != self.channel:
             if self.queues.on_notification(channel, payload):
                 return
@@ -129,31 +129,33 @@ class NodeState:
             return
         try:
             parsed = wire.parse(payload)
-            check(parsed.header)
+            check_header(parsed.header)
         except MalformedPayload as error:
-            self._malformed(error)
+            self._on_malformed(error)
             return
         header = parsed.header
-        self._headers.keep(payload, header)
+        self._headers.add(payload, header)
         if header["Type"] == PROBE:
-            if not self.heartbeat.is_echo(header):
-                self._malformed(MalformedPayload("a probe that we did not send"))
+            if not self.heartbeat.accept_echo(header):
+                self._on_malformed(MalformedPayload("a probe that we did not send"))
             return
         if header["Type"] == SYS and header["Evt"] == PUBLISHED:
-            self.wakes.published(header.get("Topic", ""))
+            self.wakeups.on_published(header.get("Topic", ""))
             return
         notification = Notification(header, parsed.text, payload)
         if header["Type"] == SYS:
             self._on_event(header)
-            if self._is_unheard():
+            # Events pile up unread if the node only reads streams or queues.
+            is_unread = self.wakeups.has_readers and not self._reads_messages
+            if is_unread and len(self.inbox) >= _MAX_UNREAD_EVENTS:
                 self.counters.dropped_events += 1
                 return
-        if header["Type"] != RETURN or not self._answered(notification):
+        if header["Type"] != RETURN or not self._deliver_answer(notification):
             self.inbox.append(notification)
 
     def take(self) -> Notification | None:
         """Take the oldest notification; None if there is none: another thread may have taken it."""
-        self._is_taking = True
+        self._reads_messages = True
         try:
             notification = self.inbox.popleft()
         except IndexError:
@@ -171,8 +173,8 @@ class NodeState:
                 yield Wait(lambda: self.inbox, deadline)
             notification = self.take() if not self.is_stopped else None
             if notification is not None:
-                if notification.is_kept:
-                    message = yield from self._with_body(notification, replier)
+                if notification.is_large:
+                    message = yield from self._fetch_message(notification, replier)
                 else:
                     message = self.message(notification, notification.text, replier)
                 if message is not None:
@@ -181,11 +183,11 @@ class NodeState:
                 break
         return None
 
-    def _with_body(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
+    def _fetch_message(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
+        """Create a message; if its large body cannot be fetched, ``body`` raises the error."""
         try:
-            text = yield from text_of(notification, self)
+            text = yield from fetch_text(notification, self)
         except (MessagesError, psycopg.Error) as error:
-            # ``body`` raises the error.
             self.counters.lost_bodies += 1
             self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
             message = self.message(notification, None, replier)
@@ -206,21 +208,21 @@ class NodeState:
             if text is not None:
                 content = wire.decode(text, header.get("Enc"))
         except MalformedPayload as error:
-            self._malformed(error)
+            self._on_malformed(error)
             return None
-        find, kind, to = header.get, header["Type"], header.get("To", "")
+        get, kind, to = header.get, header["Type"], header.get("To", "")
         # Positional: a dozen keyword arguments take as long as everything else here.
         return Message(
             kind,
-            find("From", ""),
+            get("From", ""),
             to,
             content,
-            find("Topic", to if kind == TOPIC else ""),
-            find("Evt", ""),
-            find("Ident", ""),
-            find("Token"),
-            find("Id"),
-            find("Size", 0),
+            get("Topic", to if kind == TOPIC else ""),
+            get("Evt", ""),
+            get("Ident", ""),
+            get("Token"),
+            get("Id"),
+            get("Size", 0),
             away=notification.away,
             replier=replier,
         )
@@ -228,12 +230,12 @@ class NodeState:
     # Calls and their answers
 
     @contextmanager
-    def asking(
+    def pending_call(
         self, callee: str, on_answer: Callable[[], object] = lambda: None
     ) -> Iterator[PendingCall]:
-        """Create a token and collect its answers; ``callee`` is "" for a topic's listeners."""
-        self._questions += 1
-        pending = PendingCall(f"{self._prefix}{self._questions}", callee, on_answer)
+        """Collect the answers to a new token; ``callee`` is "" for a topic's listeners."""
+        self._call_count += 1
+        pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee, on_answer)
         self._pending[pending.token] = pending
         try:
             yield pending
@@ -261,21 +263,21 @@ class NodeState:
 
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout."""
-        self.wakes.is_used = True
-        yield Wait(lambda: self.wakes.is_new(topic), monotonic() + seconds_of(timeout, "timeout"))
-        return self.wakes.take(topic)
+        self.wakeups.has_readers = True
+        yield Wait(lambda: self.wakeups.is_new(topic), monotonic() + seconds_of(timeout, "timeout"))
+        return self.wakeups.take(topic)
 
     @property
-    def is_asking(self) -> bool:
+    def has_pending_calls(self) -> bool:
         """Whether any call is pending."""
         return bool(self._pending)
 
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
-        """Return the next answer; raise the error that it is or has, or that it is malformed."""
+        """Return the next answer; raise the error that ended the wait or that the answer names."""
         notification = pending.answers.popleft()
         if isinstance(notification, MessagesError):
             raise notification
-        text = yield from text_of(notification, self)
+        text = yield from fetch_text(notification, self)
         if notification.header.get("Err", "0") != "0":
             raise error_for(
                 int(notification.header["Err"]), text or notification.header.get("Errstr", "")
@@ -287,16 +289,16 @@ class NodeState:
 
     # Connection
 
-    def opening(self) -> Generator[Call[Any], Any, None]:
-        """Yield the calls that restore all registrations on a new connection; take answers."""
+    def restore_calls(self) -> Generator[Call[Any], Any, None]:
+        """Yield the calls that restore all registrations on a new connection."""
         is_durable = self.options.synchronous_commit
         backend: calls.BackendInfo | None = None
         acting = ""
-        for ident, own in self.registration.replay():
+        for ident, joins in self.registration.calls_to_restore():
             try:
                 if backend is None:
-                    both = yield calls.open_as(ident, synchronous_commit=is_durable)
-                    backend, self.channel = both
+                    answer = yield calls.open_as(ident, synchronous_commit=is_durable)
+                    backend, self.channel = answer
                 else:
                     self.channel = yield calls.init(ident)
             except IdentTaken:
@@ -307,31 +309,33 @@ class NodeState:
             except NotAuthorized as error:
                 if ident == self.ident:
                     raise
-                self._dropped(ident, "init", ident, error)
+                self._drop_registration(ident, "init", ident, error)
                 continue
             acting = ident
-            yield from self._register(ident, own)
+            yield from self._join_topics(ident, joins)
         if backend is None:
             backend = yield calls.backend_info(synchronous_commit=is_durable)
         if acting != self.registration.acting:
             yield calls.use(self.registration.acting)
         self.backend = backend
 
-    def _register(self, ident: str, own: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
-        for call in own:
+    def _join_topics(self, ident: str, joins: list[Call[Any]]) -> Generator[Call[Any], Any, None]:
+        for call in joins:
             try:
                 yield call
             except MessagesError as error:
                 if error.number is None:
                     raise
                 function, topic = call.registers or ("", "")
-                self._dropped(ident, function, topic, error)
+                self._drop_registration(ident, function, topic, error)
 
-    def _dropped(self, ident: str, function: str, subject: str, error: MessagesError) -> None:
+    def _drop_registration(
+        self, ident: str, function: str, subject: str, error: MessagesError
+    ) -> None:
         self.registration.drop(ident, function, subject)
         logger.warning("%s: could not restore %s(%r): %s", ident, function, subject, error)
 
-    def closing(self) -> Iterator[Call[Any]]:
+    def deregister_calls(self) -> Iterator[Call[Any]]:
         """Yield the calls that deregister all nodes."""
         yield from map(calls.deinit, self.registration.idents)
 
@@ -344,7 +348,7 @@ class NodeState:
         if call.registers is not None:
             self.registration.on_call_succeeded(*call.registers, call.ident)
             if call.registers[0] == "init" and result:
-                # After a disconnect by an administrator the channel is a new one.
+                # The channel changes if init follows a disconnect by an administrator.
                 self.channel = result
 
     def on_connected(self, now: float) -> None:
@@ -352,7 +356,7 @@ class NodeState:
         lost_at = self.heartbeat.lost_at
         self._opened_at = now
         self.heartbeat.on_connected(now)
-        self.wakes.connected()
+        self.wakeups.on_connected()
         self.queues.wake_all()
         for pending in list(self._pending.values()):
             pending.on_connected()
@@ -374,51 +378,41 @@ class NodeState:
         self.backoff.failed(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, error_line(reason))
         for pending in list(self._pending.values()):
-            pending.on_ended(
-                ConnectionLost(f"{self.ident}: the connection was lost during the call")
-            )
+            pending.fail(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
 
     def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
         delay = self.backoff.failed(now)
-        self.log.warning(
-            "%s: cannot reconnect, next attempt in %.1f s: %s",
-            self.ident,
-            delay,
-            error_line(reason),
-        )
+        text = "%s: cannot reconnect, next attempt in %.1f s: %s"
+        self.log.warning(text, self.ident, delay, error_line(reason))
 
     def due_calls(self, now: float) -> list[Call[Any]]:
-        """Return housekeeping and the probe if they are due.
-
-        Raises ConnectionLost if the last probe got no echo.
-        """
+        """Return housekeeping and the probe if due; raise ConnectionLost if an echo is late."""
         heartbeat = self.heartbeat
         if not self.registration.idents:
-            heartbeat.rest(now)
+            heartbeat.cancel_probe(now)
         if heartbeat.is_overdue(now):
             raise ConnectionLost("a probe of its own channel got no echo")
-        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.evaluation_due(now) else []
-        if (payload := heartbeat.probe_due(now)) is not None:
+        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.start_evaluation_if_due(now) else []
+        if (payload := heartbeat.start_probe_if_due(now)) is not None:
             due.append(calls.probe(self.channel, payload))
         return due
 
     @property
     def is_overrun(self) -> bool:
         """Whether the inbox is so full that the connection must be closed."""
-        return False
+        return len(self.inbox) > self._overrun_at
 
-    def evaluation_failed(self, error: object, now: float) -> None:
-        """Record that the server refused housekeeping or a probe; the next one may succeed."""
-        # The server is alive, as it answered. The probe was not sent, so no echo will come.
-        self.heartbeat.rest(now)
+    def on_evaluation_failed(self, error: object, now: float) -> None:
+        """Record that housekeeping or a probe failed; the connection works."""
+        self.heartbeat.cancel_probe(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: housekeeping or a probe failed: %s", self.ident, error)
 
-    def handler_failed(self, message: Message, error: BaseException) -> str:
+    def on_handler_failed(self, message: Message, error: BaseException) -> str:
         """Record that a handler raised an error; return the text for the caller."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
-            # The handler raised it for the caller to read.
+            # The handler raised it so that the caller reads the text.
             return error.text
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
@@ -426,14 +420,12 @@ class NodeState:
         # The text of other errors may contain details that the caller must not see.
         return f"the handler of {self.ident} failed ({type(error).__name__})"
 
-    def reply_failed(self, message: Message, error: Exception) -> None:
-        """Record an answer that could not be sent; the caller may be gone."""
+    def on_reply_failed(self, message: Message, error: Exception) -> None:
+        """Record that an answer could not be sent; the caller may be gone."""
         self.counters.reply_failures += 1
         self.log.warning("%s: could not answer %s: %s", self.ident, message.sender, error)
 
-    # Internals
-
-    def _malformed(self, error: MalformedPayload) -> None:
+    def _on_malformed(self, error: MalformedPayload) -> None:
         self.counters.malformed += 1
         self.log.warning("%s: a malformed notification was dropped: %s", self.ident, error)
 
@@ -444,17 +436,13 @@ class NodeState:
             if pending.callee == ident:
                 pending.on_event(event)
 
-    def _is_unheard(self) -> bool:
-        """Return whether unread events pile up, because the node only reads streams."""
-        is_only_reading = self.wakes.is_used and not self._is_taking
-        return is_only_reading and len(self.inbox) >= _UNHEARD_EVENTS
-
-    def _answered(self, notification: Notification) -> bool:
+    def _deliver_answer(self, notification: Notification) -> bool:
+        """Hand an answer to its pending call; return False if the program chose the token."""
         token = notification.header.get("Token", "")
         if (pending := self._pending.get(token)) is not None:
             pending.add(notification)
             return True
-        if token.startswith(self._prefix):
+        if token.startswith(self._token_prefix):
             self.counters.late_answers += 1
             logger.debug(
                 "%s: an answer from %s came late", self.ident, notification.header.get("From")
@@ -465,52 +453,48 @@ class NodeState:
 
 # Large bodies: each is fetched together with those queued behind it. No I/O.
 
-_MOST_BODIES: Final = 32
+_MAX_BODIES: Final = 32
 # More would delay the first body and occupy memory.
-_MOST_BYTES: Final = 64 * 1024
+_MAX_BYTES: Final = 64 * 1024
 
 
-def text_of(notification: Notification, state: NodeState) -> Steps[str | None]:
+def fetch_text(notification: Notification, state: NodeState) -> Steps[str | None]:
     """Return the body text of a notification; raise MessagesError if it is no longer available."""
-    if not notification.is_kept:
+    if not notification.is_large:
         return notification.text
-    if notification.fetched is None:
-        yield from _fetch_some(_fetched_with(notification, state), state)
-    if notification.fetched is None:
-        yield from _fetch(notification, state)
-    return notification.fetched
+    if notification.fetched_text is None:
+        batch = _large_bodies_from(notification, state)
+        if len(batch) > 1:
+            yield from _fetch_batch(batch, state)
+    if notification.fetched_text is None:
+        call = calls.get_data(notification.payload)
+        try:
+            payload = yield call
+        except ConnectionLost:
+            # Fetching changes nothing, so retry it on the next connection.
+            payload = yield call
+        notification.fetched_text = payload.text
+        state.counters.fetched += 1
+    return notification.fetched_text
 
 
-def _fetch_some(together: list[Notification], state: NodeState) -> Steps[None]:
-    if len(together) == 1:
-        return
+def _large_bodies_from(notification: Notification, state: NodeState) -> list[Notification]:
+    batch, size = [notification], notification.header.get("Size", 0)
+    for following in list(islice(state.inbox, _MAX_BODIES - 1)):
+        if following.is_large and following.fetched_text is None:
+            size += following.header.get("Size", 0)
+            if size > _MAX_BYTES:
+                break
+            batch.append(following)
+    return batch
+
+
+def _fetch_batch(batch: list[Notification], state: NodeState) -> Steps[None]:
     try:
-        texts = yield calls.get_data_many([one.payload for one in together])
+        texts = yield calls.get_data_many([notification.payload for notification in batch])
     except (MessagesError, psycopg.Error):
         # One of them may cause the error: each is fetched separately when its turn comes.
         return
-    for one, text in zip(together, texts, strict=True):
-        one.fetched = text
+    for notification, text in zip(batch, texts, strict=True):
+        notification.fetched_text = text
         state.counters.fetched += text is not None
-
-
-def _fetch(notification: Notification, state: NodeState) -> Steps[None]:
-    call = calls.get_data(notification.payload)
-    try:
-        payload = yield call
-    except ConnectionLost:
-        # Fetching changes nothing, so retry it on the next connection.
-        payload = yield call
-    notification.fetched = payload.text
-    state.counters.fetched += 1
-
-
-def _fetched_with(notification: Notification, state: NodeState) -> list[Notification]:
-    together, size = [notification], notification.header.get("Size", 0)
-    for one in list(islice(state.inbox, _MOST_BODIES - 1)):
-        if one.is_kept and one.fetched is None:
-            size += one.header.get("Size", 0)
-            if size > _MOST_BYTES:
-                break
-            together.append(one)
-    return together

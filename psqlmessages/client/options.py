@@ -13,8 +13,8 @@ from psqlmessages.client.durations import as_timedelta
 DEFAULT_CALL_TIMEOUT: Final = timedelta(seconds=5)
 
 # A dead connection is found within about 25 s: an idle one by keepalives, one with unacknowledged
-# data by tcp_user_timeout. Only the probe finds one that looks alive (a proxy that stopped
-# forwarding).
+# data by tcp_user_timeout. If a proxy stops forwarding, the connection still looks alive to both;
+# only the probe finds that.
 CONNECTION_DEFAULTS: Final = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -55,7 +55,7 @@ class Options:
 
 def conninfo(dsn: str, ident: str) -> str:
     """Complete a connection string with defaults; its own settings take precedence."""
-    given: dict[str, Any] = conninfo_to_dict(dsn)
+    settings: dict[str, Any] = conninfo_to_dict(dsn)
     defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {ident}"}
     # Payloads are decoded as UTF-8, so PGCLIENTENCODING must not apply.
-    return make_conninfo(**(defaults | given | {"client_encoding": "UTF8"}))
+    return make_conninfo(**(defaults | settings | {"client_encoding": "UTF8"}))

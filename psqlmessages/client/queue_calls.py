@@ -1,4 +1,4 @@
-"""Calls of the queue functions as values. No I/O."""
+"""Calls of the queue functions, their results, and queue elements. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, is_new, raise_for_error
+from psqlmessages.client.calls import Call, check_names, raise_for_error, read_is_new
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import (
     Rows,
@@ -23,11 +23,9 @@ from psqlmessages.client.transactions import (
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
-# Queue elements, queue sizes, and results of commit, rollback and release
-
 
 class AckResult(tuple[bool, ...]):
-    """Result of commit, rollback and release: a bool for each lease; true if all of them are."""
+    """Result of commit, rollback and release: a bool for each lease; true if all are True."""
 
     __slots__ = ()
 
@@ -47,10 +45,7 @@ class QueueSizes(NamedTuple):
 
 
 class ListenResult(NamedTuple):
-    """Result of ``queue_listen``: the channel of the queue, and for how many seconds it notifies.
-
-    ``next_seconds``: seconds until the next element becomes available; None if there is none.
-    """
+    """Channel of a queue, for how many seconds it notifies, and seconds to the next element."""
 
     channel: str
     seconds: float
@@ -87,10 +82,10 @@ class Element:
 
 def element_of(queue: str, row: tuple[Any, ...]) -> Element:
     """Create an element from a row of ``queue_calls.COLUMNS``."""
-    id_, body, enc, headers, mature, tries, hops, pushed_at, lease = row
+    id_, body, enc, headers_text, mature, tries, hops, pushed_at, lease = row
     # Most elements have no headers.
-    parsed = json.loads(headers) if headers != "{}" else {}
-    element = Element(id_, queue, None, parsed, mature, tries, hops, pushed_at, lease or "")
+    headers = json.loads(headers_text) if headers_text != "{}" else {}
+    element = Element(id_, queue, None, headers, mature, tries, hops, pushed_at, lease or "")
     try:
         element.content = wire.decode(body, enc)
     except MalformedPayload as malformed:
@@ -110,15 +105,16 @@ def _leases_of(elements: Iterable[Element | str]) -> list[str]:
     return list(check_names(*leases))
 
 
-# Django reads jsonb as text, psycopg as Python objects. As text it is the same for both.
+# headers::text, because Django reads jsonb as text, and psycopg as Python objects.
 COLUMNS: Final = "id, body, enc, headers::text, mature, tries, hops, pushed_at, lease"
 DEFAULT_DURATION: Final = timedelta(seconds=120)
 
 Headers = Mapping[str, Any]
 
+# A JSON string, or (as a group) a number with an exponent.
 _LARGE_FLOAT = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+(?:\.\d+)?e\+\d+)')
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED")
-# A node's connection must not hang.
+# Without a timeout, a locked queue would block all calls of the node.
 _BEGIN_WITH_TIMEOUT = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100ms'")
 _COMMIT = SqlStatement("COMMIT")
 
@@ -140,29 +136,13 @@ def push(
     the same ``key`` adds nothing and returns the id of the first element.
     """
     encoded = EncodedBody.of(body)
-    if headers is None and mature is None and delay is None and key is None and tries == 0:
-        # Without these five parameters a call costs the client a fifth less.
-        return Call(
-            "SELECT messages.push(%s, %s, %s, %s)",
-            (*check_names(ident, queue), encoded.text, encoded.enc),
-            _id,
-            may_share_round_trip=True,
-        )
-    return Call(
-        "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-        (
-            *check_names(ident, queue),
-            encoded.text,
-            encoded.enc,
-            _headers(headers),
-            _mature(mature),
-            _seconds(delay),
-            tries,
-            _key(key),
-        ),
-        _id,
-        may_share_round_trip=True,
-    )
+    sql = "SELECT messages.push(%s, %s, %s, %s)"
+    params: tuple[Any, ...] = (*check_names(ident, queue), encoded.text, encoded.enc)
+    # Without the other five parameters the client needs a fifth less time per call.
+    if not (headers is None and mature is None and delay is None and key is None and tries == 0):
+        sql = "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        params += (_headers(headers), _mature(mature), _seconds(delay), tries, _key(key))
+    return Call(sql, params, _read_id, may_share_round_trip=True)
 
 
 def push_many(
@@ -178,8 +158,7 @@ def push_many(
 ) -> Call[list[int]]:
     """Add many elements in one call, in their order, all or none; return their ids.
 
-    ``headers`` and ``keys`` have one entry for each body. Bytes cannot be mixed with other
-    values.
+    ``headers`` and ``keys`` have one entry per body. Bytes cannot be mixed with other values.
     """
     texts, enc = encode_many(list(bodies))
     return Call(
@@ -188,11 +167,13 @@ def push_many(
             *check_names(ident, queue),
             texts,
             enc,
-            _each("headers", map(_headers, headers), texts) if headers is not None else None,
+            _one_per_body("headers", map(_headers, headers), texts)
+            if headers is not None
+            else None,
             _mature(mature),
             _seconds(delay),
             tries,
-            _each("keys", map(_key, keys), texts) if keys is not None else None,
+            _one_per_body("keys", map(_key, keys), texts) if keys is not None else None,
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
         may_share_round_trip=True,
@@ -273,7 +254,7 @@ def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
 def rollback(
     ident: str, *elements: Element | str, delay: Duration | None = None
 ) -> Call[AckResult]:
-    """Give back elements with one more try, behind the waiting ones or after ``delay``."""
+    """Give back elements as failed: they return behind the waiting ones, or after ``delay``."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
     return _acknowledge(sql, ident, elements, _seconds(delay))
 
@@ -284,7 +265,7 @@ def release(ident: str, *elements: Element | str) -> Call[AckResult]:
 
 
 def _acknowledge(
-    sql: str, ident: str, elements: Sequence[Element | str], *more: Any
+    sql: str, ident: str, elements: Sequence[Element | str], *options: Any
 ) -> Call[AckResult]:
     def read(answer: Any) -> AckResult:
         result = AckResult(raise_for_error(answer)["Done"])
@@ -294,7 +275,7 @@ def _acknowledge(
         return result
 
     return Call(
-        sql, (*check_names(ident), *more, _leases_of(elements)), read, may_share_round_trip=True
+        sql, (*check_names(ident), *options, _leases_of(elements)), read, may_share_round_trip=True
     )
 
 
@@ -309,12 +290,12 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 def pause(ident: str, queue: str) -> Call[bool]:
     """Pause a queue for all consumers; return False if it was paused."""
-    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), is_new)
+    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), read_is_new)
 
 
 def resume(ident: str, queue: str) -> Call[bool]:
     """End a pause; return False if the queue was not paused."""
-    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), is_new)
+    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), read_is_new)
 
 
 def drain(ident: str, queue: str) -> Call[int]:
@@ -328,7 +309,7 @@ def drain(ident: str, queue: str) -> Call[int]:
 
 def sizes(ident: str, queue: str) -> Call[QueueSizes]:
     """Return the number of elements in a queue; raise QueueNotExistent if it does not exist."""
-    return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _sizes)
+    return Call("SELECT messages.sizes(%s, %s)", check_names(ident, queue), _read_sizes)
 
 
 def queue_listen(
@@ -364,8 +345,8 @@ def _headers(headers: Headers | None) -> str | None:
     return _LARGE_FLOAT.sub(_with_point, text) if "e+" in text else text
 
 
-def _with_point(found: re.Match[str]) -> str:
-    return f"{Decimal(found[1]):f}.0" if found[1] else found[0]
+def _with_point(match: re.Match[str]) -> str:
+    return f"{Decimal(match[1]):f}.0" if match[1] else match[0]
 
 
 def _mature(mature: datetime | None) -> datetime | None:
@@ -382,18 +363,18 @@ def _key(key: str | None) -> str | None:
     return check_names(key)[0] if key is not None else None
 
 
-def _each(name: str, values: Iterable[str | None], texts: list[str]) -> list[str | None]:
-    found = list(values)
-    if len(found) != len(texts):
-        raise ValueError(f"{len(found)} {name} for {len(texts)} bodies: each needs its own")
-    return found
+def _one_per_body(name: str, values: Iterable[str | None], texts: list[str]) -> list[str | None]:
+    entries = list(values)
+    if len(entries) != len(texts):
+        raise ValueError(f"{len(entries)} {name} for {len(texts)} bodies: each needs its own")
+    return entries
 
 
-def _id(answer: Any) -> int:
+def _read_id(answer: Any) -> int:
     return int(raise_for_error(answer)["Id"])
 
 
-def _sizes(answer: Any) -> QueueSizes:
+def _read_sizes(answer: Any) -> QueueSizes:
     answer = raise_for_error(answer)
     next_ = answer["Next"]
     return QueueSizes(

@@ -1,4 +1,4 @@
-"""Batches of leased elements, and waiting for new ones. No I/O."""
+"""Batches of leased elements, and waiting for elements of a queue. No I/O."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from psqlmessages.exceptions import ConnectionLost, MessagesError
 FOREVER: Final = timedelta.max
 DEFAULT_GROUP: Final = timedelta(milliseconds=100)
 
-_LONGEST_DELAY_SECONDS = 300.0
-_GROUPS_PER_LEASE = 10
+_MAX_DELAY_SECONDS = 300.0
+# A group of finished elements is committed within this fraction of their lease.
+_MAX_GROUP_FRACTION = 0.1
 
 
 class LeasedBatch:
@@ -42,14 +43,16 @@ class LeasedBatch:
         self._state = state
         self._ident = ident
         self._queue = queue
-        self._duration = seconds_of(duration, "duration")
-        self._group = min(seconds_of(group, "group"), self._duration / _GROUPS_PER_LEASE)
-        self._begun_at = 0.0
+        self._duration_seconds = seconds_of(duration, "duration")
+        self._group_seconds = min(
+            seconds_of(group, "group"), self._duration_seconds * _MAX_GROUP_FRACTION
+        )
+        self._group_started_at = 0.0
         self.expires_at = 0.0
         self._unread: deque[Element] = deque()
         self._current: Element | None = None
         self._done: list[Element] = []
-        self._attempts = 0
+        self._may_be_committed = False
 
     @property
     def is_empty(self) -> bool:
@@ -58,11 +61,11 @@ class LeasedBatch:
 
     def add(self, elements: list[Element]) -> None:
         """Add elements that were just reserved."""
-        self.expires_at = monotonic() + self._duration
+        self.expires_at = monotonic() + self._duration_seconds
         self._unread.extend(elements)
 
     def next(self) -> Steps[Element | None]:
-        """Mark the last element as done, commit if it is time to, and return the next element.
+        """Mark the last element as finished, commit if it is time to, and return the next element.
 
         At the end of the batch, and if the node is stopped, commit and return None.
         """
@@ -70,7 +73,10 @@ class LeasedBatch:
             self._done.append(self._current)
             self._current = None
             now = monotonic()
-            if now >= self._begun_at + self._group or now >= self.expires_at - self._group:
+            if (
+                now >= self._group_started_at + self._group_seconds
+                or now >= self.expires_at - self._group_seconds
+            ):
                 yield from self.commit()
         self._current = self._next_unread()
         if self._current is None:
@@ -82,13 +88,13 @@ class LeasedBatch:
             return None
         now = monotonic()
         if now >= self.expires_at:
-            # Other consumers may have them; otherwise the queue delivers them again.
-            self._lost(len(self._unread))
+            # Their leases have run out: the queue delivers them again.
+            self._log_lost_leases(len(self._unread))
             self._unread.clear()
             return None
         if not self._done:
-            # Counted from the yield: a slow element is committed without the next one.
-            self._begun_at = now
+            # A slow element is committed without the next one.
+            self._group_started_at = now
         return self._unread.popleft()
 
     def commit(self) -> Steps[None]:
@@ -97,25 +103,20 @@ class LeasedBatch:
             try:
                 self.on_committed((yield call))
             except ConnectionLost:
+                self._may_be_committed = True
                 if monotonic() >= self.expires_at:
                     raise
             except psycopg.Error as error:
-                may_succeed = is_transient(error) and monotonic() < self.expires_at
-                if not may_succeed or self._state.is_stopped:
+                is_expired = monotonic() >= self.expires_at
+                if is_expired or not is_transient(error) or self._state.is_stopped:
                     raise
-                self._state.log.warning(
-                    "%s: could not commit elements of queue %s, retrying: %s",
-                    self._ident, self._queue, error,
-                )  # fmt: skip
+                self._warn("%s: could not commit elements of queue %s, retrying: %s", error)
                 yield Wait(lambda: False, monotonic() + RETRY_SECONDS)
 
     def _commit_call(self) -> Call[AckResult] | None:
-        # Without the elements that the loop itself has committed or given back.
+        # The caller may have committed or given back some elements itself.
         self._done = [element for element in self._done if not element.is_settled]
-        if not self._done:
-            return None
-        self._attempts += 1
-        return queue_calls.commit(self._ident, *self._done)
+        return queue_calls.commit(self._ident, *self._done) if self._done else None
 
     def last_commit(self) -> Call[AckResult] | None:
         """Return the call that commits the finished elements, if any, and forget these."""
@@ -124,63 +125,63 @@ class LeasedBatch:
         return call
 
     def on_committed(self, answer: AckResult) -> None:
-        """Record the answer to a commit; after a retry a False does not mean a lost lease."""
+        """Record the answer to a commit; log lost leases."""
         self._done = []
-        if self._attempts == 1 and not answer:
-            self._lost(answer.count(False))
-        self._attempts = 0
+        # If an earlier commit got no answer, it may have succeeded: then False is no lost lease.
+        if not (answer or self._may_be_committed):
+            self._log_lost_leases(answer.count(False))
+        self._may_be_committed = False
 
-    def leftover(self) -> Iterator[Call[AckResult]]:
+    def give_back_calls(self) -> Iterator[Call[AckResult]]:
         """Yield the calls that give back all unfinished elements; each call only once."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
-                delay = min(_LONGEST_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
-                yield queue_calls.rollback(self._ident, current, delay=timedelta(seconds=delay))
+                delay_seconds = min(_MAX_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
+                yield queue_calls.rollback(self._ident, current, delay=delay_seconds)
         if self._unread:
             unread = list(self._unread)
             self._unread.clear()
             yield queue_calls.release(self._ident, *unread)
 
-    def put_back(self) -> Steps[None]:
+    def give_back(self) -> Steps[None]:
         """Commit the finished elements and give back the others; log errors."""
         try:
             yield from self.commit()
         except (MessagesError, psycopg.Error) as error:
-            self._could_not_put_back(error)
-        for call in self.leftover():
+            self._log_give_back_error(error)
+        for call in self.give_back_calls():
             try:
                 yield call
             except (MessagesError, psycopg.Error) as error:
-                self._could_not_put_back(error)
+                self._log_give_back_error(error)
 
-    def _could_not_put_back(self, error: Exception) -> None:
-        self._state.log.warning(
+    def _log_give_back_error(self, error: Exception) -> None:
+        self._warn(
             "%s: could not commit or give back elements of queue %s; they return when their leases"
             " run out: %s",
-            self._ident, self._queue, error,
-        )  # fmt: skip
+            error,
+        )
 
-    def _lost(self, number: int) -> None:
+    def _log_lost_leases(self, number: int) -> None:
         self._state.counters.lost_leases += number
-        self._state.log.warning(
-            "%s: a lease of queue %s had run out; the element is delivered again",
-            self._ident, self._queue,
-        )  # fmt: skip
+        self._warn("%s: a lease of queue %s had run out; the element is delivered again")
+
+    def _warn(self, text: str, *values: object) -> None:
+        self._state.log.warning(text, self._ident, self._queue, *values)
 
 
-# Waiting for elements, as steps. No I/O.
+# Waiting for elements
 #
 # Try to take elements. If there are none, listen (LISTEN, commit, then read), try again, and wait
-# for a notification, for the next mature time, or for the next poll, which finds elements without
-# a notification.
+# for a notification, the time when the next element becomes available, or the next poll.
 
 # Pause after the server aborts a call: a deadlock, a full disk, …
 RETRY_SECONDS: Final = 1.0
 
 
 class QueuePoller:
-    """One wait for elements of a queue; the caller may stop at any step."""
+    """Waits for elements of a queue, in steps; the caller may stop at any step."""
 
     def __init__(
         self,
@@ -195,22 +196,19 @@ class QueuePoller:
         self._waiters = state.queues.of(queue)
         self._call = call
         self._listen = queue_listen(ident, queue, self._on_listening)
-        self._until = monotonic() + seconds_of(timeout, "timeout")
+        self._deadline = monotonic() + seconds_of(timeout, "timeout")
         self._retry_at = -inf
         self._waiter = Waiter(wake)
-        state.wakes.is_used = True
+        state.wakeups.has_readers = True
 
     def steps(self) -> Steps[list[Element]]:
-        """Return elements when they come; an empty list at the timeout.
-
-        Raises NodeClosed if the node is stopped.
-        """
+        """Return elements when they come, or none at the timeout; raise NodeClosed at ``stop``."""
         found = yield from self._poll(may_listen=False)
         if found:
             return found
         self._waiters.join(self._waiter)
         try:
-            while not found and (now := monotonic()) < self._until:
+            while not found and (now := monotonic()) < self._deadline:
                 if self._state.is_stopped:
                     raise self._state.stopped_error("while it waited for elements")
                 if self._is_our_turn and self._is_due(now):
@@ -222,7 +220,7 @@ class QueuePoller:
         return found
 
     def _on_listening(self, answer: ListenResult) -> None:
-        self._state.queues.set_channel(self._waiters, answer.channel)
+        self._state.queues.by_channel[answer.channel] = self._waiters
 
     @property
     def _is_our_turn(self) -> bool:
@@ -236,7 +234,7 @@ class QueuePoller:
             return is_our_turn != was_our_turn or (is_our_turn and self._is_due(monotonic()))
 
         due_at = max(self._waiters.due_at, self._retry_at)
-        return Wait(is_ready, min(self._until, due_at) if was_our_turn else self._until)
+        return Wait(is_ready, min(self._deadline, due_at) if was_our_turn else self._deadline)
 
     def _is_due(self, now: float) -> bool:
         return now >= self._retry_at and self._waiters.is_due(now)
@@ -246,10 +244,10 @@ class QueuePoller:
             if may_listen and self._waiters.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._waiters.is_listening(monotonic())
-            seen = self._waiters.count
+            count = self._waiters.count
             found: list[Element] = yield self._call
         except ConnectionLost:
-            # The node reconnects, and that is a reason to look again.
+            # The node reconnects, which is a reason to try again.
             return []
         except psycopg.Error as error:
             if not is_transient(error):
@@ -260,14 +258,14 @@ class QueuePoller:
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:
-            self._waiters.record_attempt(seen, monotonic(), has_found=bool(found))
+            self._waiters.record_attempt(count, monotonic(), found_elements=bool(found))
         return found
 
     def _begin_listening(self) -> Steps[None]:
-        connection, seen = self._waiters.connection, self._waiters.count
+        connection, count = self._waiters.connection, self._waiters.count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:
-            self._waiters.could_not_listen(monotonic())
+            self._waiters.record_lock_timeout(monotonic())
         else:
-            self._waiters.record_listen_answer(answer, connection, seen, monotonic())
+            self._waiters.record_listen_answer(answer, connection, count, monotonic())

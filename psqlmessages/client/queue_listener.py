@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import address_of, bound, refuse_shared
+from psqlmessages.client.connect import address_of, limit_statements, raise_if_shared
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
 from psqlmessages.client.options import conninfo
 from psqlmessages.client.wakeups import MOVED, QueueState
@@ -27,37 +27,37 @@ logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger, timedelta(hours=1))
 
 ANSWER_SECONDS: Final = 10.0
-# All queues share the connection, so waiting for the lock of one delays the others: while a
-# transaction creates the queue or changes rules, ask again after a second.
+# All queues share the connection, so waiting for a lock delays all. While a transaction creates
+# the queue or changes rules, fail after 100 ms and try again after a second.
 _LISTEN: Final = """
     SELECT messages.queue_listen(%s, %s) FROM set_config('lock_timeout', '100ms', true)
 """
 _LOCKED_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 60.0
-# Through a pooler that shares connections no notification arrives: ask again after this time.
-_UNHEARD_SECONDS: Final = 1.0
-_PROBE_SECONDS: Final = 60.0
+# Through a pooler that shares connections no notification arrives: poll, and later try to listen.
+_POLL_SECONDS: Final = 1.0
+_POLL_UNTIL_SECONDS: Final = 60.0
 
 
 class QueueListener:
     """Listens to the queues of one database, and wakes those that wait for their elements.
 
-    The connection is open while anybody waits, and up to a minute longer. With ``may_poll``, a
-    pooler that shares connections is no error: the queues must be polled.
+    The connection is open while there are waiters, and up to a minute longer. With ``may_poll``, a
+    pooler that shares connections is no error: the callers poll.
     """
 
     def __init__(self, dsn: str, name: str, *, may_poll: bool = False) -> None:
-        self._address = conninfo(dsn, name)
+        self._conninfo = conninfo(dsn, name)
         self._may_poll = may_poll
-        self._shared_until = -inf
+        self._polls_until = -inf
         self._connection: AsyncConnection | None = None
         self._buffer: NotificationBuffer | None = None
         self._descriptor = -1
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         # By queue: the channel, and until when pushes send notifications.
         self._channels: dict[str, tuple[str, float]] = {}
-        self._unused: set[str] = set()
+        self._channels_to_unlisten: set[str] = set()
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def add(self, queue: str, wake: Callable[[], None]) -> None:
@@ -76,29 +76,29 @@ class QueueListener:
 
         Raise psycopg.Error or MessagesError if that fails, for instance because a rule is missing.
         """
-        async with self._turn:
-            if self._connection is None and not await self._can_connect():
-                return QueueState(None, monotonic() + _UNHEARD_SECONDS)
-            for unused in self._channels.keys() - self._waiters.keys() - {queue}:
-                self._forget(unused)
-            for channel in tuple(self._unused):
-                await self._ask(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
-                self._unused.discard(channel)
-            asked_at = monotonic()
+        async with self._lock:
+            if self._connection is None and not await self._connect_or_poll():
+                return QueueState(None, monotonic() + _POLL_SECONDS)
+            for unused_queue in self._channels.keys() - self._waiters.keys() - {queue}:
+                self._forget(unused_queue)
+            for channel in tuple(self._channels_to_unlisten):
+                await self._execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
+                self._channels_to_unlisten.discard(channel)
+            started_at = monotonic()
             try:
-                ((row,),) = await self._ask(_LISTEN, (ident, queue))
+                ((row,),) = await self._execute(_LISTEN, (ident, queue))
             except psycopg.errors.LockNotAvailable:
                 return QueueState(None, monotonic() + _LOCKED_SECONDS)
             answer, now = raise_for_error(row), monotonic()
             channel, seconds, next_seconds = answer["Channel"], answer["Seconds"], answer["Next"]
-            _, until = self._channels.get(queue, ("", -inf))
-            self._channels[queue] = channel, asked_at + seconds
-            self._unused.discard(channel)
+            _, listened_until = self._channels.get(queue, ("", -inf))
+            self._channels[queue] = channel, started_at + seconds
+            self._channels_to_unlisten.discard(channel)
         return QueueState(
             next_at=None if answer["Paused"] or next_seconds is None else now + next_seconds,
-            again_at=now + seconds / 2,
+            listen_again_at=now + seconds / 2,
             is_listening=True,
-            is_new=until < asked_at,
+            is_new=listened_until < started_at,
         )
 
     async def close(self) -> None:
@@ -107,32 +107,27 @@ class QueueListener:
             self._idle_timer.cancel()
         self._drop_connection()
 
-    async def _can_connect(self) -> bool:
-        if monotonic() < self._shared_until:
+    async def _connect_or_poll(self) -> bool:
+        """Connect; return False if the caller must poll because a pooler shares connections."""
+        if monotonic() < self._polls_until:
             return False
-        try:
-            await self._connect()
-        except ConnectionShared as error:
-            if not self._may_poll:
-                raise
-            log.warning("polling instead of listening: %s", error)
-            self._shared_until = monotonic() + _PROBE_SECONDS
-            return False
-        return True
-
-    async def _connect(self) -> None:
-        connection = await AsyncConnection.connect(self._address, autocommit=True)
+        connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
         connection.answer_seconds = ANSWER_SECONDS
         try:
-            if not await bound(connection, ANSWER_SECONDS):
-                await asyncio.to_thread(refuse_shared, self._address, address_of(connection))
-        except BaseException:
+            if not await limit_statements(connection, ANSWER_SECONDS):
+                await asyncio.to_thread(raise_if_shared, self._conninfo, address_of(connection))
+        except BaseException as error:
             await connection.close()
-            raise
+            if not (self._may_poll and isinstance(error, ConnectionShared)):
+                raise
+            log.warning("polling instead of listening: %s", error)
+            self._polls_until = monotonic() + _POLL_UNTIL_SECONDS
+            return False
         self._connection = connection
         self._buffer = NotificationBuffer(connection.pgconn)
+        return True
 
-    async def _ask(
+    async def _execute(
         self, query: sql.Composed | str, params: tuple[str, ...] | None = None
     ) -> list[tuple[Any, ...]]:
         """Run a query, then process the notifications that arrived during it."""
@@ -145,9 +140,10 @@ class QueueListener:
             cursor = await connection.execute(query, params)
             return await cursor.fetchall() if params else []
         except psycopg.Error as error:
-            if broken := is_broken(connection, error):
+            is_lost = is_broken(connection, error)
+            if is_lost:
                 self._drop_connection()
-            raise translate_error(error, is_broken=broken) from error
+            raise translate_error(error, is_broken=is_lost) from error
         except BaseException:
             self._drop_connection()
             raise
@@ -156,8 +152,6 @@ class QueueListener:
                 self._descriptor = connection.fileno()
                 asyncio.get_running_loop().add_reader(self._descriptor, self._read)
                 self._process_notifications()
-
-    # Notifications
 
     def _read(self) -> None:
         if self._buffer is None:
@@ -169,8 +163,9 @@ class QueueListener:
         self._process_notifications()
 
     def _process_notifications(self) -> None:
-        for _, payload in self._buffer.take() if self._buffer is not None else ():
-            # Only a foreign client that knows the name of the channel sends a malformed payload.
+        notifications = self._buffer.take() if self._buffer is not None else []
+        for _, payload in notifications:
+            # Anyone who knows the channel can send a malformed payload.
             with suppress(MalformedPayload):
                 header = parse(payload).header
                 queue = str(header.get("Queue"))
@@ -182,11 +177,9 @@ class QueueListener:
         for wake in tuple(self._waiters.get(queue, ())):
             wake()
 
-    # Disconnecting
-
     def _forget(self, queue: str) -> None:
         if queue in self._channels:
-            self._unused.add(self._channels.pop(queue)[0])
+            self._channels_to_unlisten.add(self._channels.pop(queue)[0])
 
     def _stop_reading(self) -> None:
         if self._descriptor >= 0:
@@ -197,11 +190,11 @@ class QueueListener:
         """Drop the connection and wake all waiters: their next call reconnects."""
         self._stop_reading()
         if self._connection is not None:
-            # Not close(), which must be awaited: there is nothing left to send to the server.
+            # close() would have to be awaited, and there is nothing left to send to the server.
             self._connection.pgconn.finish()
         self._connection = self._buffer = None
         self._channels.clear()
-        self._unused.clear()
+        self._channels_to_unlisten.clear()
         for queue in tuple(self._waiters):
             self._wake(queue)
 
@@ -212,7 +205,7 @@ class QueueListener:
         self._idle_timer = loop.call_later(_IDLE_SECONDS, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
-        if self._turn.locked():
+        if self._lock.locked():
             self._close_later()
         elif not self._waiters:
             self._drop_connection()

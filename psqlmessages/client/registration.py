@@ -1,4 +1,4 @@
-"""Registration of a session: its nodes and topics, to be restored after a reconnect."""
+"""Registration of a session: its nodes and topics, which a reconnect restores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CALL_BUILDERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_notify": calls.topic_notify,
     "topic_observe": calls.topic_observe,
 }
-ENDS: Final = {
+# Each function that undoes another one.
+UNDOES: Final = {
     "topic_unlisten": "topic_listen",
     "topic_unnotify": "topic_notify",
     "topic_unobserve": "topic_observe",
@@ -21,10 +22,10 @@ ENDS: Final = {
 
 
 class Registration:
-    """Nodes of a session, and the topics they listen to, send to and observe."""
+    """Nodes of a session, and their joins: pairs of function ("topic_listen", …) and topic."""
 
     def __init__(self, ident: str = "") -> None:
-        # In the order of registration, which a replay repeats. False: another session has ended it.
+        # In the order of registration, which a reconnect repeats. False: an administrator ended it.
         self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {}} if ident else {}
         self.acting = ident
 
@@ -32,14 +33,6 @@ class Registration:
     def idents(self) -> tuple[str, ...]:
         """Names of the registered nodes, in order of registration."""
         return tuple(self._nodes)
-
-    def __contains__(self, ident: str) -> bool:
-        return ident in self._nodes
-
-    def topics(self, function: str) -> frozenset[str]:
-        """Return the topics for which the acting node has called a function ("topic_listen", …)."""
-        own = self._joins_of(self.acting)
-        return frozenset(topic for name, topic in own if name == function)
 
     def on_call_succeeded(self, function: str, subject: str, ident: str = "") -> None:
         """Record a successful call of ``ident``, or of the acting node."""
@@ -50,35 +43,37 @@ class Registration:
             self.acting = subject
         elif function == "deinit":
             self._forget(subject)
-        elif (own := self._nodes.get(ident or self.acting)) is None:
-            return
         elif function in CALL_BUILDERS:
-            own[function, subject] = True
+            if (joins := self._nodes.get(ident or self.acting)) is not None:
+                joins[function, subject] = True
         else:
-            own.pop((ENDS[function], subject), None)
+            self.drop(ident or self.acting, UNDOES[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
         """Record an event: an administrator may have ended a registration of our nodes."""
-        own = self._nodes.get(ident, {})
+        joins = self._nodes.get(ident, {})
         if event == "disconnect":
-            own.clear()
+            joins.clear()
             return
-        # Only registrations that the node made: anyone who knows the channel can forge events.
-        join = (ENDS.get(event, event), topic)
-        if join in own:
-            own[join] = event in CALL_BUILDERS
+        # Only joins that the node made: anyone who knows the channel can send forged events.
+        join = (UNDOES.get(event, event), topic)
+        if join in joins:
+            joins[join] = event in CALL_BUILDERS
 
-    def replay(self) -> list[tuple[str, list[Call[Any]]]]:
-        """Return for each node the calls that follow its init, in the order of registration."""
+    def calls_to_restore(self) -> list[tuple[str, list[Call[Any]]]]:
+        """Return each node with the calls that follow its init, in the order of registration."""
         return [
-            (ident, [CALL_BUILDERS[function](topic) for function, topic in self._joins_of(ident)])
+            (
+                ident,
+                [CALL_BUILDERS[function](topic) for function, topic in self._active_joins(ident)],
+            )
             for ident in self._nodes
         ]
 
     def joins(self) -> list[tuple[str, str, str]]:
-        """List the registrations of all nodes as (ident, function, topic), ordered by topic."""
+        """Return the joins of all nodes as (ident, function, topic), ordered by topic."""
         return sorted(
-            ((ident, *join) for ident in self._nodes for join in self._joins_of(ident)),
+            ((ident, *join) for ident in self._nodes for join in self._active_joins(ident)),
             key=lambda join: (join[2], join[0], join[1]),
         )
 
@@ -87,14 +82,14 @@ class Registration:
         return self._nodes.get(ident, {}).get((function, topic), False)
 
     def drop(self, ident: str, function: str, subject: str) -> None:
-        """Forget a registration that cannot be restored."""
+        """Forget a node (``init``) or one of its joins."""
         if function == "init":
             self._forget(ident)
         else:
             self._nodes.get(ident, {}).pop((function, subject), None)
 
-    def _joins_of(self, ident: str) -> list[tuple[str, str]]:
-        return [join for join, holds in self._nodes.get(ident, {}).items() if holds]
+    def _active_joins(self, ident: str) -> list[tuple[str, str]]:
+        return [join for join, is_active in self._nodes.get(ident, {}).items() if is_active]
 
     def _forget(self, ident: str) -> None:
         self._nodes.pop(ident, None)

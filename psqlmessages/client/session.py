@@ -25,7 +25,13 @@ from psqlmessages.client.connection import (
 )
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import Steps, TransactionCall, Wait, drive, transact
+from psqlmessages.client.transactions import (
+    Steps,
+    TransactionCall,
+    Wait,
+    run_steps,
+    run_transaction,
+)
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
 
 T = TypeVar("T")
@@ -36,7 +42,7 @@ _CLOSING_SECONDS = 5.0
 class NodeSession:
     """The connection of a :class:`Node`; threads may share it.
 
-    If several threads wait, one of them reads for all. Lock order: ``_io``, then ``_turn``.
+    If several threads wait, one reads for all. Lock order: ``_io``, then ``_reader_changed``.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
@@ -46,20 +52,18 @@ class NodeSession:
         self.connection: Connection | None = None
         self.buffer: NotificationBuffer | None = None
         self._io = threading.RLock()
-        self._turn = threading.Condition()
-        self._reader: int | None = None
-        self._runner: int | None = None
+        self._reader_changed = threading.Condition()
+        self._reader_thread_id: int | None = None
+        self._calling_thread_id: int | None = None
         self._waker = Waker()
         self._used_at = 0.0
         self._is_closing = False
         self.is_closed = False
 
-    # Opening and closing
-
     def open(self) -> None:
         """Connect and register; raise errors without a retry."""
         with self._io:
-            self._refuse_closed()
+            self._raise_if_closed()
             if self.connection is not None:
                 return
             self._waker.open()
@@ -73,22 +77,21 @@ class NodeSession:
         """End all waits immediately; callable from any thread and from signal handlers."""
         self._state.is_stopped = True
         self._waker.wake()
-        with self._turn:
-            self._turn.notify_all()
+        with self._reader_changed:
+            self._reader_changed.notify_all()
 
     def close(self) -> None:
         """Stop, deregister and disconnect; within a call or wait of this thread, when it ends."""
         self._is_closing = True
         self.stop()
-        me = threading.get_ident()
-        if me in (self._reader, self._runner):
+        if threading.get_ident() in (self._reader_thread_id, self._calling_thread_id):
             return
-        with self._turn:
-            self._turn.wait_for(lambda: self._reader is None, _CLOSING_SECONDS)
+        with self._reader_changed:
+            self._reader_changed.wait_for(lambda: self._reader_thread_id is None, _CLOSING_SECONDS)
         with self._io:
-            self._finish()
+            self._disconnect()
 
-    def _finish(self) -> None:
+    def _disconnect(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
@@ -96,24 +99,22 @@ class NodeSession:
         if connection is not None:
             connection.answer_seconds = _CLOSING_SECONDS
             try:
-                for call in self._state.closing():
-                    self._ask(connection, call)
+                for call in self._state.deregister_calls():
+                    self._execute_call(connection, call)
             except (MessagesError, psycopg.Error) as error:
                 logger.debug("%s: closed without deinit: %s", self._state.ident, error)
             connection.close()
         self._state.heartbeat.is_connected = False
         self._waker.close()
 
-    def _refuse_closed(self) -> None:
+    def _raise_if_closed(self) -> None:
         if self.is_closed or self._is_closing:
             raise NodeClosed(f"node {self._state.ident} is closed")
-
-    # Calls
 
     def run(self, call: Call[T]) -> T:
         """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
         with self._io:
-            return self._run_on(self._connected(), call)
+            return self._run_on(self._wait_for_connection(), call)
 
     def run_within(self, seconds: float, call: Call[T]) -> T:
         """Run one call with a time limit of ``seconds``, at least ``probe_timeout``."""
@@ -123,17 +124,17 @@ class NodeSession:
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise ConnectionLost(f"node {self._state.ident} got no answer from the server")
         try:
-            connection = self._connected(until)
-            with connection.within(seconds):
+            connection = self._wait_for_connection(until)
+            with connection.limit_answers(seconds):
                 return self._run_on(connection, call)
         finally:
             self._io.release()
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
         try:
-            self._runner = threading.get_ident()
+            self._calling_thread_id = threading.get_ident()
             self._state.counters.calls += 1
-            answer = self._ask(connection, call)
+            answer = self._execute_call(connection, call)
             if call.must_follow_events:
                 self._process_notifications()
             self._state.on_call_succeeded(call, answer)
@@ -141,80 +142,80 @@ class NodeSession:
             self._drop_connection(error)
             raise
         finally:
-            self._runner = None
+            self._calling_thread_id = None
             self._used_at = monotonic()
             self._process_notifications()
             if self._is_closing:
-                self._finish()
+                self._disconnect()
         return answer
 
     @staticmethod
-    def _ask(connection: Connection, call: Call[T]) -> T:
+    def _execute_call(connection: Connection, call: Call[T]) -> T:
         try:
             if isinstance(call, TransactionCall):
-                result: T = transact(connection, call.script())
+                result: T = run_transaction(connection, call.script())
                 return result
-            if call.prepare_at_once:
-                return call.read(connection.ask(call.sql, call.params))
+            if call.is_prepared:
+                return call.read(connection.execute_prepared(call.sql, call.params))
             row = connection.execute(call.sql, call.params).fetchone()
         except psycopg.Error as error:
             raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
         return call.read(row[0] if row else None)
 
-    def drive(self, steps: Steps[T]) -> T:
+    def run_steps(self, steps: Steps[T]) -> T:
         """Run the calls and waits that a generator yields; return its result."""
-        return drive(steps, self._run_step)
+        return run_steps(steps, self._run_step)
 
     def _run_step(self, step: Call[Any] | Wait) -> Any:
         if isinstance(step, Wait):
             return self.wait(step.is_ready, step.deadline)
         return self.run(step)
 
-    # Waiting
-
     def wake(self) -> None:
         """Make waiting threads check whether they are ready."""
         self._waker.wake()
 
     def wait(
-        self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool = False
+        self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool = False
     ) -> None:
         """Wait until something is ready, the deadline has passed, or the node is stopped.
 
-        With ``is_asking``, housekeeping and probes also end at the deadline, but have at least
-        ``probe_timeout``.
+        With ``limits_heartbeat``, housekeeping and probes also end at the deadline, but have at
+        least ``probe_timeout``.
         """
         while not (is_ready() or self._state.is_stopped):
             try:
-                if self._take_turn(is_ready, deadline):
-                    self._read(is_ready, deadline, is_asking=is_asking)
+                if self._become_reader(is_ready, deadline):
+                    self._read(is_ready, deadline, limits_heartbeat=limits_heartbeat)
             finally:
-                # Also after Ctrl-C at any point.
-                self._end_turn()
+                # Ctrl-C may interrupt at any point.
+                self._stop_reading()
             if monotonic() >= deadline:
                 return
 
-    def _take_turn(self, is_ready: Callable[[], object], deadline: float) -> bool:
+    def _become_reader(self, is_ready: Callable[[], object], deadline: float) -> bool:
         """Become the thread that reads for all, or wait until that thread has read something."""
-        with self._turn:
+        with self._reader_changed:
             if is_ready() or self._state.is_stopped:
                 return False
-            if self._reader is None:
-                self._reader = threading.get_ident()
+            if self._reader_thread_id is None:
+                self._reader_thread_id = threading.get_ident()
                 return True
-            self._turn.wait(max(0.0, min(deadline - monotonic(), STALE_SECONDS)))
+            self._reader_changed.wait(max(0.0, min(deadline - monotonic(), STALE_SECONDS)))
             return False
 
-    def _end_turn(self) -> None:
-        if self._reader != threading.get_ident():
+    def _stop_reading(self) -> None:
+        if self._reader_thread_id != threading.get_ident():
             return
-        with self._turn:
-            self._reader = None
-            self._turn.notify_all()
+        with self._reader_changed:
+            self._reader_thread_id = None
+            self._reader_changed.notify_all()
         if self._is_closing:
             self.close()
 
-    def _read(self, is_ready: Callable[[], object], deadline: float, *, is_asking: bool) -> None:
+    def _read(
+        self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool
+    ) -> None:
         with self._io:
             if self._state.is_stopped:
                 return
@@ -225,13 +226,12 @@ class NodeSession:
                     return
                 descriptor = None
             else:
-                self._run_due_calls(self.connection, deadline if is_asking else inf)
+                self._run_due_calls(self.connection, deadline if limits_heartbeat else inf)
                 if self.connection is None or is_ready():
                     return
                 descriptor = self.connection.fileno()
                 until = self._state.heartbeat.next_at()
-        is_readable = self._waker.wait(descriptor, min(until, deadline) - monotonic())
-        if is_readable:
+        if self._waker.wait(descriptor, min(until, deadline) - monotonic()):
             with self._io:
                 self._read_now()
 
@@ -247,29 +247,27 @@ class NodeSession:
     def _process_notifications(self) -> None:
         if not self.buffer:
             return
-        self._state.heartbeat.on_received(monotonic())
+        self._state.heartbeat.received_at = monotonic()
         for channel, payload in self.buffer.take():
             self._state.feed(channel, payload)
-        if self._reader not in (None, threading.get_ident()):
-            # The reading thread waits for a socket whose data this thread has read.
+        if self._reader_thread_id not in (None, threading.get_ident()):
+            # The reading thread waits for data that this thread has already read.
             self._waker.wake()
 
     def _run_due_calls(self, connection: Connection, deadline: float) -> None:
         now = monotonic()
         seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
         try:
-            with connection.within(min(seconds, self._state.heartbeat.answer_seconds)):
+            with connection.limit_answers(min(seconds, self._state.heartbeat.answer_seconds)):
                 for call in self._state.due_calls(now):
                     self._run_on(connection, call)
         except ConnectionLost as error:
             self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
-            self._state.evaluation_failed(error, now)
+            self._state.on_evaluation_failed(error, now)
 
-    # Connecting
-
-    def _connected(self, until: float = inf) -> Connection:
-        self._refuse_closed()
+    def _wait_for_connection(self, until: float = inf) -> Connection:
+        self._raise_if_closed()
         if monotonic() - self._used_at > STALE_SECONDS:
             # A cheap way to detect that the server is gone, before anything is sent.
             for _ in range(STALE_READS):
@@ -300,9 +298,9 @@ class NodeSession:
         connection = self._connector.connect()
         buffer = NotificationBuffer(connection.pgconn)
         try:
-            drive(self._state.opening(), partial(self._ask, connection))
+            run_steps(self._state.restore_calls(), partial(self._execute_call, connection))
             # A signal handler may have closed the node while it connected.
-            self._refuse_closed()
+            self._raise_if_closed()
         except BaseException:
             connection.close()
             raise

@@ -1,4 +1,4 @@
-"""Calls of the stream functions as values. No I/O."""
+"""Calls of the stream functions, their results, and stream messages. No I/O."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, channel_of, check_names, is_new, raise_for_error
+from psqlmessages.client.calls import Call, check_names, raise_for_error, read_channel, read_is_new
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
-# Results of publishing, state of a subscription, and its messages
-
 
 class Published(NamedTuple):
-    """Result of ``publish``: the id of the (last) message, and its current number of recipients.
-
-    ``id`` is None if there were no bodies.
-    """
+    """Result of ``publish``: the (last) id, None without bodies, and the number of recipients."""
 
     id: int | None
     listeners: int
@@ -73,7 +68,7 @@ def message_of(topic: str, row: tuple[Any, ...]) -> StreamMessage:
 
 COLUMNS: Final = "id, sender, payload, published_at, enc"
 
-_MOST_SECONDS = 2**31 - 1
+_MAX_SECONDS = 2**31 - 1
 
 # Another reader of the subscription may lock it for long; a node's connection must not hang.
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'")
@@ -93,13 +88,13 @@ class SubscriptionKey(NamedTuple):
         """Check the names and the timeout, which is rounded up to whole seconds."""
         ident, topic = check_names(ident, topic)
         seconds = math.ceil(seconds_of(timeout, "timeout"))
-        if seconds > _MOST_SECONDS:
-            raise ValueError(f"a timeout can be at most {_MOST_SECONDS} seconds, not {seconds}")
+        if seconds > _MAX_SECONDS:
+            raise ValueError(f"a timeout can be at most {_MAX_SECONDS} seconds, not {seconds}")
         return cls(ident, topic, seconds)
 
 
-class Watermark(NamedTuple):
-    """The last message handed out: its id, and the latest publication time so far.
+class ReadPosition(NamedTuple):
+    """The last message that a reader handed out: its id, and the latest publication time so far.
 
     If a server has lost its last commits, later messages get the same ids, with later times.
     """
@@ -111,27 +106,24 @@ class Watermark(NamedTuple):
         """Return whether a message was handed out."""
         return id_ <= self.id and published_at.astimezone(UTC) <= self.published_at
 
-    def then(self, id_: int, published_at: datetime) -> Watermark:
-        """Return the watermark after handing out a message."""
+    def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
+        """Return the position after handing out a message."""
         # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
-        return Watermark(id_, max(published_at.astimezone(UTC), self.published_at))
+        return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
-    def up_to(self, id_: int) -> Watermark:
-        """Return the watermark limited to an id."""
+    def limit_to(self, id_: int) -> ReadPosition:
+        """Return this position, or that of an earlier id."""
         return self._replace(id=min(id_, self.id))
 
 
-NOTHING: Final = Watermark(0, datetime.min.replace(tzinfo=UTC))
+START: Final = ReadPosition(0, datetime.min.replace(tzinfo=UTC))
 
 
 class MessageBatch(NamedTuple):
-    """Result of a read. ``state`` is set only if there was nothing to read.
-
-    ``is_confirmed``: the messages read before were acknowledged.
-    """
+    """Rows of a read, whether it acknowledged earlier ones, and the state if there were none."""
 
     rows: Rows
-    is_confirmed: bool
+    is_acknowledged: bool
     state: SubscriptionState | None
 
 
@@ -141,7 +133,7 @@ def publish(ident: str, topic: str, body: Any) -> Call[Published]:
     return Call(
         "SELECT messages.publish(%s, %s, %s, %s)",
         (*check_names(ident, topic), encoded.text, encoded.enc),
-        _published,
+        _read_published,
         may_share_round_trip=True,
     )
 
@@ -152,69 +144,68 @@ def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Publishe
     return Call(
         "SELECT messages.publish_many(%s, %s, %b, %s)",
         (*check_names(ident, topic), texts, enc),
-        _published,
+        _read_published,
         may_share_round_trip=True,
     )
 
 
 def unsubscribe(ident: str, topic: str) -> Call[bool]:
     """End a subscription; the result is whether there was one."""
-    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), is_new)
+    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), read_is_new)
 
 
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
     """Return the state of the subscription; raise NotSubscribed if there is none."""
-    return Call("SELECT messages.subscription(%s, %s)", check_names(ident, topic), _state)
+    return Call("SELECT messages.subscription(%s, %s)", check_names(ident, topic), _read_state)
 
 
 def connect_stream(ident: str) -> Call[str]:
-    """Register a node; its living subscriptions count as recovered from now on."""
+    """Register a node; from now on its subscriptions count as recovered."""
     sql = "SELECT messages.connect_stream(%s)"
-    return Call(sql, check_names(ident), channel_of, ("init", ident))
+    return Call(sql, check_names(ident), read_channel, ("init", ident))
 
 
-def subscribe(place: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
-    """Read on, or subscribe; the position moves with the current transaction."""
+def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
+    """Read the next messages, or subscribe; the current transaction moves the position."""
     return SqlStatement(
         f"SELECT {columns} FROM messages.subscribe(%s, %s, %s::int, %s::int)",  # noqa: S608
-        (*place, max_rows),
+        (*key, max_rows),
     )
 
 
-def confirm(place: SubscriptionKey, count: int, last: Watermark) -> Script[bool]:
-    """Acknowledge the next ``count`` messages, which were read before.
-
-    If another reader has moved the position, acknowledge nothing and return False.
-    """
+def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[bool]:
+    """Acknowledge the next messages, or return False if another reader moved the position."""
     yield _BEGIN
-    rows = yield subscribe(place, count, "id, published_at")
-    is_ours = all(last.includes(*row) for row in rows)
-    yield _COMMIT if is_ours else _ROLLBACK
-    return is_ours
+    rows = yield subscribe(key, count, "id, published_at")
+    is_unmoved = all(last.includes(*row) for row in rows)
+    yield _COMMIT if is_unmoved else _ROLLBACK
+    return is_unmoved
 
 
 def read(
-    place: SubscriptionKey, max_rows: int, count: int = 0, last: Watermark = NOTHING
+    key: SubscriptionKey, max_rows: int, count: int = 0, last: ReadPosition = START
 ) -> Script[MessageBatch]:
     """Acknowledge the messages read before, and read the next ones without moving the position."""
-    is_confirmed = bool(count) and (yield from confirm(place, count, last))
+    is_acknowledged = False
+    if count:
+        is_acknowledged = yield from acknowledge(key, count, last)
     yield _BEGIN
-    rows = yield subscribe(place, max_rows)
+    rows = yield subscribe(key, max_rows)
     if rows:
         yield _ROLLBACK
-        return MessageBatch(rows, is_confirmed, None)
-    call = subscription(place.ident, place.topic)
+        return MessageBatch(rows, is_acknowledged, None)
+    call = subscription(key.ident, key.topic)
     ((answer,),) = yield SqlStatement(call.sql, call.params)
     yield _COMMIT
-    return MessageBatch([], is_confirmed, call.read(answer))
+    return MessageBatch([], is_acknowledged, call.read(answer))
 
 
-def _published(answer: Any) -> Published:
+def _read_published(answer: Any) -> Published:
     answer = raise_for_error(answer)
     return Published(answer["Id"], answer["Listeners"], answer["Subscribers"])
 
 
-def _state(answer: Any) -> SubscriptionState:
+def _read_state(answer: Any) -> SubscriptionState:
     answer = raise_for_error(answer)
     return SubscriptionState(
         answer["Recovered"],

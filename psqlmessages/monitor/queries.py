@@ -21,7 +21,7 @@ from psqlmessages.cli.doctor_checks import (
     QUEUE_LIMIT,
     USAGE,
 )
-from psqlmessages.client.connect import bound
+from psqlmessages.client.connect import limit_statements
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.client.options import conninfo
 from psqlmessages.models.names import patterns
@@ -119,7 +119,7 @@ class MonitorReader:
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.connect(self._dsn, autocommit=True)
         connection.answer_seconds = 2.0 * _STATEMENT_SECONDS
-        await bound(connection, _STATEMENT_SECONDS)
+        await limit_statements(connection, _STATEMENT_SECONDS)
         self._connection = connection
         return connection
 
@@ -147,7 +147,7 @@ async def run_queries(
     try:
         address = conninfo(dsn(alias), name)
         async with await AsyncConnection.connect(address, autocommit=True) as connection:
-            await bound(connection, seconds)
+            await limit_statements(connection, seconds)
             return [await _rows_of(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client.calls import translate_error
-from psqlmessages.client.connect import address_of, refuse_shared
+from psqlmessages.client.connect import address_of, raise_if_shared
 from psqlmessages.client.connection import (
+    MAX_WAIT_SECONDS,
     STALE_READS,
     STALE_SECONDS,
     bounded,
@@ -21,7 +22,7 @@ from psqlmessages.client.connection import (
     is_readable,
 )
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import drive_async
+from psqlmessages.client.transactions import run_steps_async
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
@@ -39,7 +40,6 @@ from psqlmessages.pubsub.bus_state import (
 T = TypeVar("T")
 Buffer = BusBuffer[psycopg.AsyncConnection[Any]]
 _CLOSING_SECONDS = 5.0
-_LONGEST_WAIT = 24 * 60 * 60.0
 
 
 class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
@@ -61,8 +61,6 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._worker: asyncio.Task[None] | None = None
         self._is_delivering = False
         self.closed_event = asyncio.Event()
-
-    # Open and close
 
     async def open(self) -> None:
         """Connect, unless already connected; raises errors immediately."""
@@ -160,7 +158,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
         if await self.run(BusBuffer.identify_script) and not self._is_trusted:
-            await asyncio.to_thread(refuse_shared, self._dsn, address_of(self.connection))
+            await asyncio.to_thread(raise_if_shared, self._dsn, address_of(self.connection))
             self._is_trusted = True
 
     @staticmethod
@@ -171,7 +169,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             return connection.wait(bounded(buffer.execute(statement), seconds))
 
         async with connection.lock:
-            return await drive_async(script, execute)
+            return await run_steps_async(script, execute)
 
     async def _wait_for_connection(self) -> Buffer:
         await self._open()
@@ -192,8 +190,6 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                     await asyncio.wait_for(self._close_requested.wait(), pause)
             await self._reconnect_if_due()
         return self._buffer
-
-    # The task
 
     async def _work(self) -> None:
         while not self._close_requested.is_set():
@@ -222,7 +218,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _pause(self, until: float, buffer: Buffer | None) -> None:
         """Wait for a call, the close, the given time or readable data."""
         loop = asyncio.get_running_loop()
-        seconds = max(0.0, min(until - monotonic(), _LONGEST_WAIT))
+        seconds = max(0.0, min(until - monotonic(), MAX_WAIT_SECONDS))
         timer = loop.call_later(seconds, self._wakeup.set)
         if buffer is not None:
             loop.add_reader(buffer.descriptor, self._wakeup.set)
@@ -297,8 +293,6 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
             self._subscriptions.on_handler_failed(event, error)
-
-    # Connecting
 
     async def _connect(self) -> None:
         try:

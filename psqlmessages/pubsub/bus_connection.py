@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client.calls import translate_error
-from psqlmessages.client.connect import address_of, refuse_shared
+from psqlmessages.client.connect import address_of, raise_if_shared
 from psqlmessages.client.connection import (
     STALE_READS,
     STALE_SECONDS,
@@ -19,7 +19,7 @@ from psqlmessages.client.connection import (
     is_readable,
 )
 from psqlmessages.client.options import Options
-from psqlmessages.client.transactions import drive
+from psqlmessages.client.transactions import run_steps
 from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed, ServerUnreachable
 from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
@@ -56,8 +56,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._calling_thread_id: int | None = None
         self._is_closing = False
         self.closed_event = threading.Event()
-
-    # Open and close
 
     def open(self) -> None:
         """Connect, unless already connected; raises errors immediately."""
@@ -145,7 +143,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
         if self.run(BusBuffer.identify_script) and not self._is_trusted:
-            refuse_shared(self._dsn, address_of(self.connection))
+            raise_if_shared(self._dsn, address_of(self.connection))
             self._is_trusted = True
 
     @staticmethod
@@ -160,7 +158,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         if not connection.lock.acquire(timeout=busy_seconds):
             raise psycopg.OperationalError("the connection is in use by its owner")
         try:
-            return drive(script, execute)
+            return run_steps(script, execute)
         finally:
             connection.lock.release()
 
@@ -182,8 +180,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 self._waker.wait(None, pause)
             self._reconnect_if_due()
         return self._buffer
-
-    # The thread
 
     def _work(self) -> None:
         while not self._is_closing:
@@ -259,8 +255,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 self._subscriptions.on_handler_failed(event, error)
             if self._is_closing:
                 return
-
-    # Connecting
 
     def _connect(self) -> None:
         try:

@@ -21,14 +21,9 @@ from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplic
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
 
-# Events for handlers, and counters
-
 
 class Event(NamedTuple):
-    """A message: the process id of the sending backend, the channel and the payload.
-
-    ``payload`` is None for a signal, else a str or a JSON value.
-    """
+    """A message: the sender's process id, the channel, and a str, a JSON value or None (signal)."""
 
     process_id: int
     channel: str
@@ -146,8 +141,6 @@ class Subscriptions:
         # Whether the connection was lost within a transaction, and no call has raised that yet.
         self.is_transaction_lost = False
 
-    # Handlers
-
     def on(self, channel: str, handler: Handler) -> None:
         """Add a handler; a handler that is added twice is called twice."""
         self._handlers[channel] = (*self._handlers.get(channel, ()), handler)
@@ -176,8 +169,6 @@ class Subscriptions:
         """Count and log a handler's exception."""
         self.counters.handler_failures += 1
         self.log.warning("a handler of channel %s failed", event.channel, exc_info=error)
-
-    # Notifications
 
     def is_subscribed(self, channel: str) -> bool:
         """Return whether a channel is subscribed to."""
@@ -289,8 +280,6 @@ class Subscriptions:
             self.is_transaction_lost = False
             raise ConnectionLost("the connection was lost during a transaction: run it again")
 
-    # Timers
-
     def start_keep_alive_if_due(self, now: float) -> bool:
         """Return whether a keep-alive is due; if so, schedule the next one after ``interval``."""
         if now < self._keep_alive_at:
@@ -390,10 +379,7 @@ class BusBuffer(Generic[C]):
         return self.connection.closed and not self.connection.broken
 
     def execute(self, statement: BusStatement) -> PQGen[list[str]]:
-        """Execute a statement in the open transaction; if there is none, in its own.
-
-        psycopg's cursors would send BEGIN first.
-        """
+        """Execute a statement in the open transaction, or in its own: cursors would send BEGIN."""
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
         encoding = self.encoding

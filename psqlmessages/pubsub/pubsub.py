@@ -52,10 +52,7 @@ class PubSubBase(Generic[C]):
         self._connection = self._connection_class(connection, self._subscriptions, options)
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Call a function with each :class:`Event` of a subscribed channel.
-
-        Exceptions of the handler are logged and counted; the bus continues.
-        """
+        """Call a function with each :class:`Event` of a channel; log and count its errors."""
         if not callable(handler):
             raise TypeError(f"a handler must be callable, not {handler!r:.100}")
         if not self._can_await_handlers and inspect.iscoroutinefunction(handler):

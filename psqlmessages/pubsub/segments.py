@@ -198,10 +198,7 @@ class SegmentAssembler:
         return {process_id for process_id, _ in (*self._unfinished, *self._ignored)}
 
     def add(self, process_id: int, channel: str, segment: str) -> str | None:
-        """Add a segment; return the text that it completes, None if more segments follow.
-
-        Raises MalformedPayload if the parts do not form a message.
-        """
+        """Add a segment; return the text that it completes, if any; may raise MalformedPayload."""
         key = (process_id, channel)
         if segment[:1] == PART:
             self._missing.discard(process_id)

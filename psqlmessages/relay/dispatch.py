@@ -16,7 +16,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
-from psqlmessages.client.registration import CALL_BUILDERS, ENDS
+from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
 from psqlmessages.relay import hub_answers
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import call_as_answer, log, logger
@@ -119,8 +119,8 @@ class NodeRegistry:
             owner.joined.add((function, topic))
             self._members.setdefault((function, topic), {})[ident] = owner
             self._changed(function, topic)
-        elif function in ENDS:
-            self._leave(owner, ENDS[function], topic)
+        elif function in UNDOES:
+            self._leave(owner, UNDOES[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages."""
@@ -230,7 +230,7 @@ class Dispatcher:
         if header["Type"] == SYS:
             await self._deliver_event(notification, at)
         elif header["Type"] == TOPIC:
-            nodes = self._routes.nodes_for(header["To"]) if notification.is_kept else []
+            nodes = self._routes.nodes_for(header["To"]) if notification.is_large else []
             if self._routes.receivers_for(header["To"]):
                 fetchers = (node.ident for node in nodes if node.wants_bodies)
                 frame = await self._framed(notification, fetchers, at)
@@ -263,7 +263,7 @@ class Dispatcher:
     async def _framed(
         self, notification: Notification, idents: Iterable[str], at: float
     ) -> HubMessage:
-        if not notification.is_kept:
+        if not notification.is_large:
             return HubMessage(notification.header, notification.text, at)
         fetchers = tuple(islice(idents, _FETCHERS))
         if not fetchers:
@@ -349,7 +349,9 @@ class Dispatcher:
     async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
         """Return whether an event reports that an administrator ended what one of our nodes did."""
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (event in ENDS and (ENDS[event], topic) in owner.joined):
+        if event != "disconnect" and not (
+            event in UNDOES and (UNDOES[event], topic) in owner.joined
+        ):
             return False
         if "Nodes" in header:
             # Nodes includes the node itself only if another one made the change.
@@ -380,7 +382,7 @@ class Dispatcher:
             self._on_disconnected(ident)
             return
         self._routes.on_call_succeeded(ident, event, topic)
-        self._gateway.forget(ident, ENDS[event], topic)
+        self._gateway.forget(ident, UNDOES[event], topic)
 
 
 def _subject(header: dict[str, Any]) -> tuple[str, str]:

@@ -122,7 +122,7 @@ class Hub:
         except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
             return failed()
-        owner = self._routes.claim(ident, receiver, gateway.arrived, wants_events=events)
+        owner = self._routes.claim(ident, receiver, gateway.received_count, wants_events=events)
         if owner.receiver is not receiver:
             # As SQL answers for another session.
             return refusal(8, f"Client {ident} already exists with pid {gateway.pid}")

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import bound
+from psqlmessages.client.connect import limit_statements
 from psqlmessages.client.connection import AsyncConnection, is_broken, is_readable
 from psqlmessages.client.options import conninfo
 from psqlmessages.exceptions import ServerUnreachable
@@ -108,7 +108,7 @@ class Pool:
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await AsyncConnection.connect(address, autocommit=True)
             connection.answer_seconds = ANSWER_SECONDS
-            await bound(connection, ANSWER_SECONDS * 0.8)
+            await limit_statements(connection, ANSWER_SECONDS * 0.8)
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS

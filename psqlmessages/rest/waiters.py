@@ -204,7 +204,7 @@ class QueueWaiters:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         except TimeoutError:
-            self._schedule.polled()
+            self._schedule.lengthen()
 
     # Taking
 

@@ -89,15 +89,15 @@ async def test_a_handler_that_is_cancelled_fails_its_call_alone(new_async_node: 
                 await cancelled
             return message.body * 2
 
-        handling = asyncio.create_task(node2.run())
+        handle = asyncio.create_task(node2.run())
         with pytest.raises(exceptions.CallFailed, match="CancelledError"):
             await node1.call("NODE2", "cancels", timeout=SOON)
         asked = (node1.call("NODE2", n, timeout=SOON) for n in range(200))
         assert await asyncio.gather(*asked) == [n * 2 for n in range(200)]
         assert node2.counters.handler_failures == 1
-        handling.cancel()
+        handle.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await handling
+            await handle
 
 
 @in_a_loop

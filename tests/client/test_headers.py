@@ -17,7 +17,7 @@ def payload(number: int, body: str = "body", size: int | None = None, **more: An
 
 def known(first: str) -> HeaderCache:
     headers = HeaderCache()
-    headers.keep(first, wire.parse(first).header)
+    headers.add(first, wire.parse(first).header)
     return headers
 
 

@@ -26,32 +26,35 @@ def connection(server: TestedServer) -> Iterator[Connection]:
         yield connection
 
 
-def ask_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
+def execute_prepared_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
     """As an AsyncNode asks, on a connection that is none's but its own."""
-    return connection.wait(connection._statements.ask_many(connection.pgconn, sql, rows))
+    return connection.wait(connection._statements.execute_many(connection.pgconn, sql, rows))
 
 
 def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection) -> None:
     for _ in range(2):
         with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
-            connection.ask("SELECT %s::int::text", ("junk",))
+            connection.execute_prepared("SELECT %s::int::text", ("junk",))
     with pytest.raises(errors.UndefinedFunction):
-        connection.ask("SELECT is_none(%s)", ("x",))
-    assert connection.ask("SELECT %s::int::text", ("7",)) == "7"
+        connection.execute_prepared("SELECT is_none(%s)", ("x",))
+    assert connection.execute_prepared("SELECT %s::int::text", ("7",)) == "7"
     # One of many that fails fails all.
     connection.execute("CREATE TEMPORARY TABLE numbers (number int)")
     inserting = "INSERT INTO numbers VALUES (%s::int) RETURNING to_json(number)"
     with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
-        ask_many(connection, inserting, ("1",), ("junk",), ("2",))
+        execute_prepared_many(connection, inserting, ("1",), ("junk",), ("2",))
     with pytest.raises(errors.UndefinedFunction):
-        ask_many(connection, "SELECT is_none(%s)", ("x",), ("y",))
+        execute_prepared_many(connection, "SELECT is_none(%s)", ("x",), ("y",))
     assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (0,)
-    assert ask_many(connection, inserting, ("1",), ("2",)) == [1, 2]
+    assert execute_prepared_many(connection, inserting, ("1",), ("2",)) == [1, 2]
 
 
 def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
     connection.execute(REFUSING_AT_COMMIT)
-    for ask, rows in ((Connection.ask, [("lost",)]), (ask_many, [("lost",), ("too",)])):
+    for ask, rows in (
+        (Connection.execute_prepared, [("lost",)]),
+        (execute_prepared_many, [("lost",), ("too",)]),
+    ):
         with pytest.raises(errors.RaiseException, match="at the commit"):
             ask(connection, LATE, *rows)
     assert connection.execute("SELECT count(*) FROM late").fetchone() == (0,)
@@ -60,11 +63,14 @@ def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
 
 def test_lost_statements_are_no_error_and_are_prepared_anew(connection: Connection) -> None:
     for _ in range(2):
-        assert connection.ask(ECHO, ("a", "b")) == ["a", "b"]
+        assert connection.execute_prepared(ECHO, ("a", "b")) == ["a", "b"]
         connection.execute("DEALLOCATE ALL")
-        assert ask_many(connection, ECHO, ("a", "b"), ("c", "d")) == [["a", "b"], ["c", "d"]]
+        assert execute_prepared_many(connection, ECHO, ("a", "b"), ("c", "d")) == [
+            ["a", "b"],
+            ["c", "d"],
+        ]
         connection.execute("DEALLOCATE ALL")
     for _ in range(3):
-        connection.ask(ECHO, ("a", "b"))
+        connection.execute_prepared(ECHO, ("a", "b"))
     found = "SELECT count(*) FROM pg_prepared_statements WHERE name ^@ 'psqlmessages'"
     assert connection.execute(found).fetchone() == (1,)

@@ -14,7 +14,7 @@ from psqlmessages.client import calls
 from psqlmessages.client.calls import BackendInfo
 from psqlmessages.client.handlers import TopicHandlers
 from psqlmessages.client.messages import Message, Notification
-from psqlmessages.client.node_state import NodeState, text_of
+from psqlmessages.client.node_state import NodeState, fetch_text
 from psqlmessages.client.options import Options, conninfo
 from psqlmessages.retry import Backoff
 
@@ -47,14 +47,14 @@ def test_no_notification_whatsoever_raises(raw: str) -> None:
     listening = new_listening()
     listening.feed(OURS, raw)
     arrival = listening.take()
-    if arrival is not None and not arrival.is_kept:
+    if arrival is not None and not arrival.is_large:
         listening.message(arrival, arrival.text, Mock())
 
 
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
     """Whoever knows the channel can write both, but not into the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
-    script = text_of(Notification(header, "forged", "payload 1"), new_listening())
+    script = fetch_text(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")
 
 
@@ -62,7 +62,7 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
     listening = new_listening()
     listening.backend = BackendInfo(7, "then")
     listening.on_connection_lost("gone", 200.0)
-    script = listening.opening()
+    script = listening.restore_calls()
     next(script)
     assert script.throw(errors.IdentTaken("pid 7")) == calls.end_backend(BackendInfo(7, "then"))
     with pytest.raises(errors.IdentTaken):
@@ -74,14 +74,14 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
 def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
     listening = new_listening()
     pulse = listening.heartbeat
-    due = [pulse.evaluation_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
+    due = [pulse.start_evaluation_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
     assert due == [False, True, False, True]
-    assert pulse.probe_due(114.0) is None
-    probe = pulse.probe_due(115.0)
+    assert pulse.start_probe_if_due(114.0) is None
+    probe = pulse.start_probe_if_due(115.0)
     assert probe is not None
-    assert pulse.probe_due(131.0) is None, "one at a time"
+    assert pulse.start_probe_if_due(131.0) is None, "one at a time"
     assert listening.is_healthy(119.0)
-    pulse.on_received(119.5)
+    pulse.received_at = 119.5
     assert listening.is_healthy(124.0)
     assert pulse.is_overdue(124.5)
     assert not listening.is_healthy(124.5)

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psqlmessages import Node
 from psqlmessages.checks import check_databases
 from psqlmessages.cli.doctor_checks import FindingState, listening, pooler
-from psqlmessages.client.connect import PoolerKind, probe
+from psqlmessages.client.connect import PoolerKind, detect_pooler
 from psqlmessages.django import (
     pop,
     publish,
@@ -45,25 +45,25 @@ def _django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
     shop: World, by_transaction: str
 ) -> None:
-    assert probe(shop.server.url()) is PoolerKind.NONE
-    assert [probe(by_transaction) for _ in range(5)] == [PoolerKind.TRANSACTION] * 5
+    assert detect_pooler(shop.server.url()) is PoolerKind.NONE
+    assert [detect_pooler(by_transaction) for _ in range(5)] == [PoolerKind.TRANSACTION] * 5
     for check, said in ((pooler, "shares connections by transaction"), (listening, "not arrive")):
         found = finding_of(check, by_transaction)
         assert found.state is FindingState.WRONG
         assert said in found.found
-    assert "pool_mode = session" in finding_of(pooler, by_transaction).mend
+    assert "pool_mode = session" in finding_of(pooler, by_transaction).fix
 
 
 def test_a_pool_by_transaction_is_found_even_with_one_connection_for_all(shop: World) -> None:
     with pgbouncer(shop.server, "transaction", pool_size=1) as address:
-        assert probe(address) is PoolerKind.TRANSACTION
+        assert detect_pooler(address) is PoolerKind.TRANSACTION
 
 
 def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
     shop: World, sender: Program
 ) -> None:
     with pgbouncer(shop.server, "session") as address:
-        assert [probe(address) for _ in range(3)] == [PoolerKind.SESSION] * 3
+        assert [detect_pooler(address) for _ in range(3)] == [PoolerKind.SESSION] * 3
         for check in (pooler, listening):
             assert finding_of(check, address).state is FindingState.OK
         with Node("worker", address) as worker:

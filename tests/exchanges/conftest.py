@@ -107,8 +107,8 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 @pytest.fixture
 def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found but by what wakes, and by the looks for what others hold."""
-    monkeypatch.setattr(wakeups, "POLL_LEAST", 100.0)
-    monkeypatch.setattr(wakeups, "POLL_MOST", 100.0)
+    monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 100.0)
+    monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", 100.0)
 
 
 @pytest.fixture

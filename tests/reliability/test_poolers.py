@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
 from psqlmessages.cli.doctor_checks import FindingState, pooler
 from psqlmessages.client import queue_listener
-from psqlmessages.client.connect import PoolerKind, connect, probe
+from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.queue_listener import QueueListener
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
@@ -132,7 +132,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
     with ThreadPoolExecutor(CLIENTS) as pool:
         busy = [pool.submit(work) for _ in range(CLIENTS)]
         try:
-            found = [probe(by_transaction) for _ in range(size(5, 50))]
+            found = [detect_pooler(by_transaction) for _ in range(size(5, 50))]
         finally:
             stop = True
         for each in busy:
@@ -140,7 +140,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
     counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
     assert set(found) == {PoolerKind.TRANSACTION}
     with pgbouncer(server, "statement", pool_size=2) as address:
-        assert [probe(address) for _ in range(3)] == [PoolerKind.STATEMENT] * 3
+        assert [detect_pooler(address) for _ in range(3)] == [PoolerKind.STATEMENT] * 3
         finding = finding_of(pooler, address)
     assert finding.state is FindingState.WRONG
     assert finding.found == "a pooler that shares connections by statement"

@@ -109,7 +109,7 @@ async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ):
     # It looks when it is told to, however long the machine takes.
-    monkeypatch.setattr(wakeups, "POLL_LEAST", 3600.0)
+    monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 3600.0)
     scene.line._schedule.reset()
     readers = [scene.join() for _ in range(1000)]
     await scene.settled()
@@ -147,8 +147,8 @@ async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
         return False
 
     answers = Mock(side_effect=[ServerUnreachable("no room"), ConnectionShared("by transaction")])
-    monkeypatch.setattr(queue_listener, "bound", lent)
-    monkeypatch.setattr(queue_listener, "refuse_shared", answers)
+    monkeypatch.setattr(queue_listener, "limit_statements", lent)
+    monkeypatch.setattr(queue_listener, "raise_if_shared", answers)
     with pytest.raises(ServerUnreachable):
         await listener.listen("worker", "orders")
     state = await listener.listen("worker", "orders")

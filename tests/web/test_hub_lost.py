@@ -275,7 +275,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     waits: list[float],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(gateway, "_RETURNING_SECONDS", 1.0)
+    monkeypatch.setattr(gateway, "_RESTORE_SECONDS", 1.0)
     holder.ok("topic_notify", "U")
     a1, boxes = await talker(hub), await crowd(hub, MANY, "T")
     with held(holder):
@@ -293,7 +293,7 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
     # All of them wait together once, as the session returns.
-    most = gateway._RETURNING_SECONDS + MANY * MAX_WAIT_SECONDS / 4
+    most = gateway._RESTORE_SECONDS + MANY * MAX_WAIT_SECONDS / 4
     assert sum(waits) < most < MANY * MAX_WAIT_SECONDS / 2
 
 

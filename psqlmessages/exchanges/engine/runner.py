@@ -202,7 +202,7 @@ class ExchangeRunner:
         self._woken.clear()
         if not self.is_stopping:
             seconds = self._schedule.seconds(queue_state, monotonic())
-            self._schedule.polled()
+            self._schedule.lengthen()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._woken.wait()

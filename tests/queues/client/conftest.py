@@ -64,8 +64,8 @@ def new_async_reader(queues: World, server: TestedServer) -> NewAsyncReader:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waits does not look unless it is told to."""
-    monkeypatch.setattr(wakeups, "POLL_LEAST", HOURS.total_seconds())
-    monkeypatch.setattr(wakeups, "POLL_MOST", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", HOURS.total_seconds())
 
 
 class Consuming(Driven):

@@ -112,6 +112,19 @@ async def test_what_is_popped_is_removed_though_the_connection_breaks(
 
 
 @in_a_loop
+async def test_a_popped_element_whose_lease_is_lost_counts(
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.push("Q", "x")
+    async with new_async_reader() as node:
+        await node.pop("Q")
+        # The node's task has had no turn since: the call that commits is yet to be sent.
+        queues.execute("DELETE FROM psqlmessages_element")
+    assert node.counters.lost_leases == 1
+    assert "a lease of queue Q had run out" in caplog.text
+
+
+@in_a_loop
 async def test_a_close_amid_taking_leaves_nothing_reserved(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ) -> None:

@@ -1,18 +1,24 @@
 """Groups: a consumer commits what is done together, and a crash brings little of it again."""
 
+import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
+from psycopg.errors import DeadlockDetected
 
 from psqlmessages import Element, Node
-from psqlmessages.client import queue_consumer
+from psqlmessages.client import async_queue_consumer, queue_consumer
+from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.node_state import NodeCounters
+from psqlmessages.client.session import NodeSession
 from tests.client.nodes import end_backend
+from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
 from tests.queues.client.conftest import HOURS, NOW, SOON, state
 from tests.queues.client.test_queue_restart import ROOT
@@ -122,6 +128,47 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
     counters = consume(handle, batch=3, **WHOLE_BATCH)
     assert counters.lost_leases == 0
     assert bodies(queues) == (["c"] if leaves else [])
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_lease_lost_before_a_retry_counts(
+    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch: pytest.MonkeyPatch,
+    leaves: bool,
+) -> None:  # fmt: skip
+    writer.push_many("Q", ["a", "b"])
+    failed = []
+
+    def fails(call: Any) -> bool:
+        if "messages.commit" not in getattr(call, "sql", "") or failed:
+            return False
+        failed.append(call)
+        queues.execute("DELETE FROM psqlmessages_element WHERE body = 'a'")
+        return True
+
+    run, submit = NodeSession.run, AsyncNodeSession.submit
+
+    def run_or_fail(session: NodeSession, call: Any) -> Any:
+        if fails(call):
+            raise DeadlockDetected
+        return run(session, call)
+
+    def submit_or_fail(session: AsyncNodeSession, call: Any) -> Any:
+        if not fails(call):
+            return submit(session, call)
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(DeadlockDetected())
+        return future
+
+    for module in (queue_consumer, async_queue_consumer):
+        monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(NodeSession, "run", run_or_fail)
+    monkeypatch.setattr(AsyncNodeSession, "submit", submit_or_fail)
+    counters = consume(lambda element: leaves and element.body == "b", batch=2, **WHOLE_BATCH)
+    deadline = monotonic() + PROMPTLY
+    while counters.lost_leases == 0 and monotonic() < deadline:
+        either.evaluate()
+    assert counters.lost_leases == 1
+    assert bodies(queues) == (["b"] if leaves else [])
 
 
 def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer) -> None:

@@ -149,7 +149,7 @@ def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewRe
         node._session.connection.execute("UNLISTEN *")
         writer.publish("NEWS", "unheard")
         assert next(messages).body == "unheard"
-        assert node._state.wakes.count("NEWS") == 1, "it was woken: this proves nothing"
+        assert node._state.wakeups.count("NEWS") == 1, "it was woken: this proves nothing"
 
 
 @pytest.mark.usefixtures("no_second_look")

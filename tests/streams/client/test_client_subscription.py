@@ -135,7 +135,7 @@ def test_refusals_are_exceptions(
 
 
 def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("psqlmessages.client.node_state._UNHEARD_EVENTS", 3)
+    monkeypatch.setattr("psqlmessages.client.node_state._MAX_UNREAD_EVENTS", 3)
     messages = reader.subscribe("NEWS", idle=NOW)
     for number in range(5):
         writer.topic_notify("NEWS")
