@@ -30,7 +30,7 @@ from psqlmessages.rules.document import Identity, RuleEntry
 
 # Import plan: shown first, stored in the page, and applied only as shown
 
-_SALT = "psqlmessages.import"
+_SALT = "psqlmessages.import.2"
 _LIFETIME = timedelta(hours=1)
 # Maximum size of the other fields of the request.
 _OTHER_FIELDS_BYTES = 10_000
