@@ -187,28 +187,23 @@ def fewest(program: Program, function: str, *arguments: str) -> dict[str, int]:
     return min(rows, key=lambda tables: sum(tables.values()))
 
 
-def test_a_question_and_its_answer_read_little_though_thousands_came(grown: World) -> None:
+def test_calls_read_little_though_thousands_came(grown: World) -> None:
+    grown.rules("user1 HOT Topic SHARED R 5", "user1 HOT2 Topic SHARED R 5")
+    grown.execute(BY_PATTERN.format(rules=RULES_BY_PATTERN))
     hot, cold = grown.node("user1", "HOT"), grown.node("user2", "COLD")
-    grown.owner.execute("ANALYZE")
+    grown.execute("ANALYZE")
     for _ in range(RUNS):
         hot.ok("rpc", "COLD", "TOKEN", "x")
     token = parse(cold.payloads(1)[0])["Token"]
-    for _ in range(RUNS):
-        cold.ok("return", "HOT", token, "x")
-    grown.owner.execute(GROW.format(pid=hot.pid, nodes=GROWN))
-    for program, *call in (hot, "rpc", "COLD", "TOKEN", "x"), (cold, "return", "HOT", token, "x"):
+    calls = (
+        (hot, FEW_ROWS, "rpc", "COLD", "TOKEN", "x"), (cold, FEW_ROWS, "return", "HOT", token, "x"),
+        (hot, MOST_READ_AGAIN, "topic_listen", "SHARED"), (hot, MOST_READ_AGAIN, "init", "HOT2"),
+    )  # fmt: skip
+    for program, _, *call in calls:
+        for _ in range(RUNS):
+            reads(program, *call)
+    grown.execute(GROW.format(pid=hot.pid, nodes=GROWN))
+    for program, most, *call in calls:
         rows = fewest(program, *call)
-        assert max(rows.values()) <= FEW_ROWS, f"{call[0]} read {rows}"
-
-
-@pytest.mark.parametrize("call", [("topic_listen", "SHARED"), ("init", "HOT2")], ids=str)
-def test_rules_by_pattern_do_not_each_read_the_nodes(grown: World, call: tuple[str, str]) -> None:
-    grown.rules("user1 HOT Topic SHARED R 5", "user1 HOT2 Topic SHARED R 5")
-    grown.owner.execute(BY_PATTERN.format(rules=RULES_BY_PATTERN))
-    hot, _ = grown.node("user1", "HOT"), grown.node("user2", "COLD")
-    grown.owner.execute("ANALYZE")
-    for _ in range(RUNS):
-        reads(hot, *call)
-    grown.owner.execute(GROW.format(pid=hot.pid, nodes=GROWN))
-    rows = fewest(hot, *call)
-    assert rows["client"] <= MOST_READ_AGAIN, f"{call[0]} read {rows}"
+        found = max(rows.values()) if most == FEW_ROWS else rows["client"]
+        assert found <= most, f"{call[0]} read {rows}"

@@ -11,23 +11,16 @@ from project.postgres import Server
 from tests.django.waiting import wait_until
 from tests.reliability.counts import counted, size
 from tests.sql.conftest import World
-from tests.streams.flow import Flow, Outcome
+from tests.streams.flow import Flow
+
+FAULT = "publishers commit in random order and roll back"
+BAD = "lost", "doubled", "read_though_rolled_back"
 
 
 def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
     """How many messages: fewer every day; the nightly run takes the minutes of the full size."""
     numbers = [size(everyday, full), pytest.param(full, marks=pytest.mark.nightly)]
     return pytest.mark.parametrize("messages", numbers)
-
-
-def tell(what: str, outcome: Outcome) -> None:
-    """Count what came of a flow."""
-    counted(
-        "publishers commit in random order and roll back", what, committed=outcome.committed,
-        rolled_back=outcome.rolled_back, reader_killed=outcome.reader.killed,
-        reader_rolled_back=outcome.reader.rolled_back, lost=outcome.lost, doubled=outcome.doubled,
-        read_though_rolled_back=outcome.undead,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -46,13 +39,14 @@ def unrelated(world: World) -> Iterator[None]:
 @pytest.mark.usefixtures("unrelated")
 @sizes(3_000, 100_000)
 def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, messages: int) -> None:
-    outcome = Flow(world.server.url(), messages, is_prepared=True).run()
-    tell("8 publishers in random order, a tenth rolled back; the reader killed", outcome)
-    assert (outcome.lost, outcome.doubled, outcome.undead, outcome.disordered) == (0, 0, 0, 0)
-    assert outcome.committed >= messages
-    assert outcome.rolled_back > messages / 100
-    assert min(outcome.reader.killed, outcome.reader.rolled_back) > 0
-    assert messages < 100_000 or outcome.emptied > 5
+    flow = Flow(world.server.url(), messages, is_prepared=True)
+    counts = flow.run()
+    counted(FAULT, "8 publishers in random order, a tenth rolled back; the reader killed", **counts)
+    assert [counts[bad] for bad in BAD] == [0, 0, 0]
+    assert counts["committed"] >= messages
+    assert counts["rolled_back"] > messages / 100
+    assert min(counts["reader_killed"], counts["reader_rolled_back"]) > 0
+    assert messages < 100_000 or flow.emptied > 5
 
 
 def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
@@ -79,7 +73,7 @@ def test_nothing_committed_is_lost_if_the_server_is_killed(mortal: Server, messa
     kills = [messages // 12] if messages < 24_000 else [2_000, 8_000]
     flow = Flow(mortal.url(), messages)
     beside = flow.thread(lambda: kill_when_busy(mortal, flow, kills))
-    outcome = flow.run(kills=False, beside=beside)
-    tell("the same with the postmaster killed -9 twice", outcome)
-    assert (outcome.lost, outcome.doubled, outcome.undead, outcome.disordered) == (0, 0, 0, 0)
+    counts = flow.run(kills=False, beside=beside)
+    counted(FAULT, "the same with the postmaster killed -9 twice", **counts)
+    assert [counts[bad] for bad in BAD] == [0, 0, 0]
     assert sum(len(publisher.uncertain) for publisher in flow.publishers) > 0

@@ -166,15 +166,6 @@ def test_the_last_message_is_shown_after_it_is_gone(stream: Stream) -> None:
         assert rows(stream.subscriber, "stream_topics") == [shown]
 
 
-def test_the_timeout_shown_is_that_of_a_retention_or_of_a_subscription(stream: Stream) -> None:
-    stream.retain(500)
-    assert rows(stream.subscriber, "stream_topics")[0]["relative_timeout"] == 500
-    stream.got(timeout=2**31 - 1)
-    # As when the clock is put back.
-    stream.age(-5)
-    assert rows(stream.subscriber, "stream_topics")[0]["relative_timeout"] == 2**31 - 1
-
-
 def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: World) -> None:
     world.rules("user3 SECRET Topic SECRET RW 10")
     stream.got()
