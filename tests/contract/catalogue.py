@@ -1,6 +1,6 @@
 """The catalogue: all that is installed, as names and definitions to compare."""
 
-from typing import Any
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 Catalogue = dict[str, tuple[str, ...]]
 OURS = r"""
@@ -58,14 +58,15 @@ QUERIES = {
 }
 
 
-def catalogue(cursor: Any) -> Catalogue:
+def catalogue(database: BaseDatabaseWrapper) -> Catalogue:
     """Read everything of ours: "kind name" and what the catalogue says of it."""
     found = {}
-    cursor.execute("SELECT to_regnamespace('messages')::text")
-    is_there = cursor.fetchone()[0] is not None
-    for kind, query in QUERIES.items():
-        # Before the schema is there, its name cannot be cast to it.
-        cursor.execute(query if is_there else query.replace("'messages'::regnamespace", "0"))
-        for name, *definition in cursor.fetchall():
-            found[f"{kind} {name}"] = tuple(str(part) for part in definition)
+    with database.cursor() as cursor:
+        cursor.execute("SELECT to_regnamespace('messages')::text")
+        is_there = cursor.fetchone()[0] is not None
+        for kind, query in QUERIES.items():
+            # Before the schema is there, its name cannot be cast to it.
+            cursor.execute(query if is_there else query.replace("'messages'::regnamespace", "0"))
+            for name, *definition in cursor.fetchall():
+                found[f"{kind} {name}"] = tuple(str(part) for part in definition)
     return found

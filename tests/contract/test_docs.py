@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from psqlmessages.exceptions import registry
+from tests.promises import faults, promises
 from tests.sql.conftest import Program, World
 
 ROOT = Path(__file__).parents[2]
@@ -159,3 +160,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert not broken
+
+
+def test_each_promise_stands_in_the_docs_and_has_a_test() -> None:
+    assert len(promises()) > 400
+    assert faults() == []

@@ -29,7 +29,6 @@ from psqlmessages.schema import KEPT, InstallSQL
 from psqlmessages.sql import MIGRATIONS, SCRIPTS, digest
 from tests.conftest import TestedServer
 from tests.contract.catalogue import Catalogue, catalogue
-from tests.contract.leftovers import LEFTOVERS
 from tests.sql.conftest import World
 from tests.sql.public import GRANTED, TABLES, VIEWS
 
@@ -57,6 +56,44 @@ COLUMNS = """
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
 """
 pytestmark = pytest.mark.versions
+# What an older version of the scripts may have left in a database.
+OLD = "CREATE FUNCTION messages._old() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+LEFTOVERS = {
+    "a view of a function": f"{OLD}; CREATE VIEW messages.old AS SELECT messages._old()",
+    "a function of a view": """
+        CREATE VIEW messages.old AS SELECT 1 AS one;
+        CREATE FUNCTION messages._old() RETURNS SETOF messages.old LANGUAGE sql
+            BEGIN ATOMIC SELECT * FROM messages.old; END
+    """,
+    "a trigger and its function": """
+        CREATE FUNCTION messages._old() RETURNS trigger LANGUAGE plpgsql
+            AS 'BEGIN RETURN NULL; END';
+        CREATE TRIGGER old AFTER INSERT ON psqlmessages_auth EXECUTE FUNCTION messages._old()
+    """,
+    "a trigger of a function still there": """
+        CREATE TRIGGER old BEFORE INSERT ON psqlmessages_topic
+            EXECUTE FUNCTION messages._rules_change()
+    """,
+    "fewer parameters": """
+        CREATE FUNCTION messages.topic_send(text, text) RETURNS json LANGUAGE sql
+            AS $$ SELECT '{}'::json $$
+    """,
+    "another result": """
+        DROP FUNCTION messages.evaluate();
+        CREATE FUNCTION messages.evaluate() RETURNS int LANGUAGE sql AS 'SELECT 1'
+    """,
+    "another name of a parameter": """
+        DROP FUNCTION messages.init(text);
+        CREATE FUNCTION messages.init(name text) RETURNS json LANGUAGE sql
+            AS $$ SELECT '{}'::json $$
+    """,
+    "another name of a column": "ALTER TABLE messages._evaluation RENAME xact TO pid",
+    "another view": """
+        DROP VIEW messages.errors CASCADE;
+        CREATE VIEW messages.errors AS SELECT 1 AS one;
+        GRANT SELECT ON messages.errors TO PUBLIC
+    """,
+}
 SCRATCH = "scratch"
 OTHER_VERSION = "COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"
 LATEST = ("psqlmessages", max(path.stem for path in MIGRATIONS.glob("0*.py")))
@@ -91,7 +128,7 @@ def migrated(
         connections.settings[SCRATCH] = connections.settings["default"] | {"NAME": name}
         try:
             migrate(connections[SCRATCH], LATEST)
-            yield connections[SCRATCH], everything(connections[SCRATCH])
+            yield connections[SCRATCH], catalogue(connections[SCRATCH])
         finally:
             connections[SCRATCH].close()
             del connections[SCRATCH], connections.settings[SCRATCH]
@@ -106,7 +143,7 @@ def scratch(
     """That database, which the test leaves as it was."""
     with django_db_blocker.unblock():
         yield migrated[0]
-        assert everything(migrated[0]) == migrated[1]
+        assert catalogue(migrated[0]) == migrated[1]
 
 
 def value(database: Database, query: str, *arguments: Any) -> Any:
@@ -121,21 +158,16 @@ def execute(database: Database, *statements: str) -> None:
             cursor.execute(statement)
 
 
-def everything(database: Database) -> Catalogue:
-    with database.cursor() as cursor:
-        return catalogue(cursor)
-
-
 def migrate(database: Database, target: tuple[str, str | None]) -> None:
     MigrationExecutor(database).migrate([target])
 
 
 def test_what_is_installed_equals_a_fresh_installation(database: Database) -> None:
-    installed = everything(database)
+    installed = catalogue(database)
     assert len(installed) > 300
     assert schema.installed_digest(database) == digest()
     schema.install(database)
-    assert everything(database) == installed
+    assert catalogue(database) == installed
 
 
 def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, world: World) -> None:
@@ -171,28 +203,28 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_doe
     scratch: Database,
 ) -> None:
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
-    migrated = everything(scratch)
+    migrated = catalogue(scratch)
     migrate(scratch, NOTHING)  # what the tables refer to, Django's users, stays
     left = value(
         scratch,
         "SELECT array_agg(oid::regclass::text) FROM pg_class"
         " WHERE relnamespace = 'public'::regnamespace AND relname LIKE '%psqlmessages%'",
     )
-    assert (left, everything(scratch)) == (None, {})
+    assert (left, catalogue(scratch)) == (None, {})
     forward = [sqlmigrate(name) for name in names]
-    assert everything(scratch) == {}
+    assert catalogue(scratch) == {}
     execute(scratch, *forward)
-    assert everything(scratch) == migrated
+    assert catalogue(scratch) == migrated
     backward = [sqlmigrate(name, backwards=True) for name in reversed(names)]
-    assert everything(scratch) == migrated
+    assert catalogue(scratch) == migrated
     execute(scratch, *backward)
-    assert everything(scratch) == {}
+    assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
-    assert everything(scratch) == migrated
+    assert catalogue(scratch) == migrated
     # It succeeds without the schema, too.
     execute(scratch, "DROP SCHEMA messages CASCADE")
     migrate(scratch, NOTHING)
-    assert everything(scratch) == {}
+    assert catalogue(scratch) == {}
     migrate(scratch, LATEST)
 
 
@@ -242,19 +274,19 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(database: Da
         "UPDATE messages._settings SET max_body_bytes = 9000;"
         "SELECT nextval('messages._message_id')",
     )
-    before = value(database, KEPT_ROWS), everything(database)
+    before = value(database, KEPT_ROWS), catalogue(database)
     schema.install(database)
     schema.install(database)
-    assert (value(database, KEPT_ROWS), everything(database)) == before
+    assert (value(database, KEPT_ROWS), catalogue(database)) == before
 
 
 def test_what_an_older_version_left_is_replaced_or_dropped(database: Database) -> None:
-    installed, wrong = everything(database), []
+    installed, wrong = catalogue(database), []
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
-        is_there = everything(database) != installed
+        is_there = catalogue(database) != installed
         schema.install(database)
-        if not is_there or everything(database) != installed:
+        if not is_there or catalogue(database) != installed:
             wrong.append(name)
         database.rollback()
     assert not wrong

@@ -37,7 +37,6 @@ def programs(
 
 
 def allow(program: Program, *rules: tuple[str, str, str]) -> None:
-    """Let nodes use topics: ident, topic, mode."""
     program.connection.cursor().executemany(
         INSERT_RULE,
         [("psqlmessages", ident, "Topic", topic, mode, 10) for ident, topic, mode in rules],
@@ -48,7 +47,8 @@ def test_patterns_mean_all_names_that_begin_so_and_no_other(programs: Pair) -> N
     gateway, subject = programs
     allow(gateway, ("SUBJECT", "T", "RW"), ("P*", "T", "R"))
     allow(gateway, *((name, "OTHER", "R") for name in BEGIN_ELSE))
-    for name in [*BEGIN_SO, *BEGIN_ELSE]:
+    names = [*BEGIN_SO, *BEGIN_ELSE]
+    for name in names:
         gateway.ok("init", name)
     gateway.payloads()
     subject.ok("init", "SUBJECT")
@@ -56,7 +56,6 @@ def test_patterns_mean_all_names_that_begin_so_and_no_other(programs: Pair) -> N
     assert connected["Nodes"] == sorted(BEGIN_SO)
 
     sender, eye = gateway, subject
-    names = [*BEGIN_SO, *BEGIN_ELSE]
     allow(sender, ("EYE", "P*", "O"), *(("SENDER", name, "RW") for name in names))
     sender.ok("init", "SENDER")
     eye.ok("init", "EYE")

@@ -233,18 +233,3 @@ def test_a_crash_is_found_by_any_call_and_by_a_send_when_a_second_has_passed(wor
         if "crash" not in [header.get("Evt") for header in watcher.headers()]:
             missed.append(function)
     assert not missed
-
-
-SECOND = "SELECT date_part('epoch', clock_timestamp())::bigint"
-
-
-def test_a_crash_is_not_looked_for_twice_within_a_second(active: Stage) -> None:
-    sender, victim = active.subject, active.others["CALLER"]
-    # The clock's seconds count, from half to half: from the beginning of one, there is time enough.
-    sender.query("SELECT pg_sleep(1 - mod(extract(epoch FROM clock_timestamp()) + 0.499, 1))")
-    begun = sender.query(SECOND)
-    sender.ok("evaluate")
-    active.world.kill(victim)
-    sender.ok("topic_send", "SHARED", "body")
-    told = [header["Evt"] for header in sender.headers() if header["Type"] == "Sys"]
-    assert told == [] or sender.query(SECOND) > begun

@@ -15,7 +15,6 @@ RULES = (
     "user2 VICTIM Topic T RW 5",
 )  # fmt: skip
 PUSH = "push", "A", "Q", "x"
-every_way = pytest.mark.parametrize("call", [("evaluate",), PUSH], ids=["evaluate", "at a commit"])
 DUE = "UPDATE messages._{} SET tended_at = 'epoch'"
 IS_TENDED = "SELECT tended_at > 'epoch' FROM messages._{}"
 
@@ -55,7 +54,7 @@ def listeners(world: World) -> list[Program]:
     return nodes
 
 
-@every_way
+@pytest.mark.parametrize("call", [("evaluate",), PUSH])
 @pytest.mark.parametrize(
     ("act", "later"),
     [

@@ -84,7 +84,6 @@ def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str
 
 
 def is_denied(program: Program, statement: str) -> bool:
-    """Try a statement, in a transaction that is never committed."""
     try:
         program.execute(f"ROLLBACK; BEGIN; {statement}")
     except psycopg.errors.InsufficientPrivilege:

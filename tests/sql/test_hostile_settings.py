@@ -53,7 +53,6 @@ def nodes(spec_world: World) -> Pair:
 
 
 def call_all(world: World, program: Program) -> dict[str, str]:
-    """Call every public function; the number each answers."""
     functions = public_functions(world)
     numbers = {}
     for name in sorted(functions):

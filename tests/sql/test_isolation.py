@@ -20,7 +20,6 @@ LOSE_OTHER = "DELETE FROM messages.auth WHERE dest = 'OTHER'"
 
 @pytest.fixture
 def nodes(world: World) -> Pair:
-    """A, which sends to T, and B, which listens."""
     world.rules(
         "user1 A Topic T RW 5", "user2 B Topic T RW 5", "user1 A Topic OTHER RW 5",
         "user1 A Rpc B W 5", "user3 VICTIM Topic T RW 5", "user2 B Topic O.* RW 5",

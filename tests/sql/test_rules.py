@@ -8,12 +8,6 @@ from tests.sql.conftest import Program, World, parse
 Nodes = tuple[Program, Program, Program]
 LOST = ["topic_unlisten B T", "topic_none_listen T"]
 UNSENT = ["topic_unnotify A T", "topic_none_notify T"]
-MANY = """
-    INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
-    SELECT 'user2', 'B', type, 'M' || number || star, CASE type WHEN 'Rpc' THEN 'W' ELSE 'R' END, 5
-    FROM generate_series(1, 100) AS number, unnest(ARRAY['', '*']) AS star,
-         unnest(ARRAY['Topic', 'Rpc', 'Queue']) AS type
-"""
 # Ways to take a right to T. Whoever keeps another rule for it hears of all that follows.
 LOSSES = [
     "DELETE FROM messages.auth",
@@ -110,19 +104,6 @@ def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes:
         nodes[0].ok("topic_send", "T", "x")
         heard = [[header["Type"] for header in node.headers()] for node in nodes]
         assert heard == [[], ["Topic"], ["Topic"]], change
-
-
-def test_many_rules_make_their_topics_and_tell_each_loss_once(world: World, nodes: Nodes) -> None:
-    world.rules("user1 A Topic M* R 5")
-    world.execute(MANY)
-    topics = world.owner.query("SELECT array_agg(name) FROM psqlmessages_topic WHERE name ^@ 'M'")
-    assert sorted(topics) == sorted(f"M{number}" for number in range(1, 101))
-    for topic in topics:
-        nodes[1].ok("topic_listen", topic)
-    nodes[0].payloads()
-    world.execute("DELETE FROM messages.auth WHERE ident = 'B' AND dest ^@ 'M'")
-    lost = [[f"topic_unlisten B {topic}", f"topic_none_listen {topic}"] for topic in topics]
-    assert sorted(nodes[0].events()) == sorted(event for pair in lost for event in pair)
 
 
 def test_a_widened_right_and_a_changed_timeout_hold_at_once(world: World, nodes: Nodes) -> None:

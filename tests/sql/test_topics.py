@@ -15,7 +15,6 @@ def topics(world: World) -> list[str]:
 
 
 def people(program: Program, function: str, topic: str) -> tuple[list[str], list[str]]:
-    """The notifiers and the listeners of an answer that has nothing else."""
     answer = program.ok(function, topic)
     assert answer.keys() == {"Err", "Notifiers", "Listeners"}
     return answer["Notifiers"], answer["Listeners"]

@@ -117,7 +117,6 @@ TRICKS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def world(world: World) -> Iterator[World]:
-    """The rules, and tables of `hostile`."""
     world.rules(*RULES)
     superuser = world.superuser().connection
     superuser.execute(
@@ -170,7 +169,6 @@ class Calls:
         return program
 
     def _node(self) -> Program:
-        """The node that is killed, and comes back."""
         node = self._program("user2")
         node.ok("init", "DEAD")
         node.ok("topic_listen", "T")

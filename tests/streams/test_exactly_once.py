@@ -25,7 +25,6 @@ def sizes(everyday: int, full: int) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def unrelated(world: World) -> Iterator[None]:
-    """A transaction that wrote and stays open."""
     other = world.program("user1")
     other.execute("BEGIN")
     other.execute("CREATE TEMP TABLE unrelated AS SELECT 1")
@@ -51,20 +50,15 @@ def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, message
 
 def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
     """Kill the postmaster each time so many messages were read, and start it again."""
+    count = "SELECT count(*) FROM psqlmessages_effects"
     for number in effects:
-        wait_for(server, number)
+        with psycopg.connect(server.url(), autocommit=True) as owner:
+            wait_until(lambda n=number, o=owner: o.execute(count).fetchone()[0] >= n, 200)
         postmaster = server.postmaster
         assert postmaster is not None
         os.kill(postmaster.pid, signal.SIGKILL)
         server.start()
     assert flow.is_busy
-
-
-def wait_for(server: Server, effects: int) -> None:
-    """Wait until so much was read, for some minutes at most."""
-    count = "SELECT count(*) FROM psqlmessages_effects"
-    with psycopg.connect(server.url(), autocommit=True) as owner:
-        wait_until(lambda: owner.execute(count).fetchone()[0] >= effects, 200)
 
 
 @pytest.mark.timeout(900)

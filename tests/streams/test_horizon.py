@@ -130,7 +130,6 @@ def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str
 
 
 def take(program: Program, mode: str, lock_class: int, first: int, last: int) -> None:
-    """Take advisory locks of a class, as any role may."""
     program.query(
         f"SELECT count(pg_advisory_lock{mode}(%s, n::bit(32)::int))"
         " FROM generate_series(%s::bigint, %s::bigint) AS n",
@@ -163,7 +162,6 @@ def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: 
 
 
 def topic_id(stream: Stream) -> int:
-    """The id of T."""
     return int(stream.query("SELECT id FROM psqlmessages_topic WHERE name = 'T'"))
 
 

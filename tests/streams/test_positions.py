@@ -21,12 +21,10 @@ def watermarks(stream: Stream, *topics: str, **options: Any) -> dict[str, dict[s
 
 
 def horizon(stream: Stream, **options: Any) -> int:
-    """The horizon of T."""
     return int(watermarks(stream, "T", **options)["T"]["Horizon"])
 
 
 def subscribe_from(stream: Stream, *positions: int, topic: str = "T") -> dict[str, Any]:
-    """Put SUB's subscription to a position."""
     return stream.subscriber.ok("subscribe_from", "SUB", [topic], list(positions), 60)
 
 
@@ -185,23 +183,3 @@ def test_what_is_read_stays_until_the_transaction_ends(stream: Stream) -> None:
             stream.prune()
     stream.prune()
     assert read(stream.subscriber) == []
-
-
-def test_only_the_rows_of_a_range_or_batch_are_looked_at(stream: Stream) -> None:
-    # 5,000 pages, of a table that nothing analyzes: what PostgreSQL guesses of it is wrong.
-    fill = "SELECT messages.publish_many('PUB', 'T', array_fill(repeat('x', 1900), ARRAY[20000]))"
-    stream.publisher.query(fill)
-    middle = stream.query("SELECT last_value FROM messages._stream_id") - 10_000
-    for call, most_blocks in {
-        f"SELECT * FROM messages.read_stream('SUB', 'T', {middle}, {middle + 100})": 200,
-        """SELECT messages.stream_horizons('SUB', '{T}', '{"T": 0}', 1000)""": 600,
-    }.items():
-        # The first look also reads the catalogue.
-        looks = [
-            stream.subscriber.query(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {call}")
-            for _ in range(2)
-        ]
-        plan = looks[1][0]["Plan"]
-        assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < most_blocks
-        assert plan["Temp Written Blocks"] == 0
-        assert plan["Actual Rows"] == (100 if "read_stream" in call else 1)

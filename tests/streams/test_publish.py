@@ -1,13 +1,13 @@
-"""Publishing: what is stored, what is answered, who is told, and what a rollback leaves."""
+"""Publishing and sending to streams: what is stored, answered, told, and what a rollback leaves."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import psycopg
 import pytest
 
-from tests.sql.conftest import World
-from tests.sql.simultaneous import together
+from tests.sql.conftest import Program, World
 from tests.streams.conftest import Stream
 
 
@@ -189,10 +189,72 @@ def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, worl
     assert [payload for payload in stream.got() if payload != "more"] == ["0", "1", "2", "3"]
 
 
-def test_publishers_that_make_one_topic_at_once_share_it(stream: Stream, world: World) -> None:
-    programs = [world.program("user1") for _ in range(4)]
-    for turn in range(5):
-        topic = f"NEW.{turn}"
-        together(*(lambda p=p, t=topic: p.ok("publish", "PUB", t, "x") for p in programs))
-    stored = "SELECT array_agg(n) FROM (SELECT count(*) AS n FROM psqlmessages_streammessage"
-    assert stream.query(f"{stored} GROUP BY topic_id) AS topics") == [4] * 5
+Send = Callable[[Program, str], dict[str, object]]
+SENDS: dict[str, Send] = {
+    "topic_send": lambda program, text: program.call("topic_send", "T", text),
+    "topic_send with a token": lambda program, text: program.call("topic_send", "T", text, "TOKEN"),
+    "topic_send_many": lambda program, text: program.call("topic_send_many", "T", [text]),
+    "topic_send_as": lambda program, text: program.call("topic_send_as", "PUB", "T", text),
+}
+
+
+@pytest.fixture
+def sender(stream: Stream) -> Program:
+    stream.publisher.ok("init", "PUB")
+    stream.publisher.ok("topic_notify", "T")
+    return stream.publisher
+
+
+def answers(sender: Program) -> dict[object, int]:
+    errors = [send(sender, name)["Err"] for name, send in SENDS.items()]
+    return {error: errors.count(error) for error in errors}
+
+
+@pytest.mark.versions
+def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender: Program) -> None:
+    assert (answers(sender), stream.stored()) == ({"10": 4}, [])
+    stream.got(timeout=10)
+    assert answers(sender) == {"0": 4}
+    rows = stream.subscriber.read("SUB", "T", 10)
+    assert [(row.sender, row.payload, row.enc) for row in rows] == [
+        ("PUB", name, None) for name in SENDS
+    ]
+    # Its subscription has died: at first nobody knows, then nothing is stored again.
+    stream.prune()
+    stream.age(10)
+    assert answers(sender) == {"10": 4}
+    stream.tend()
+    assert (answers(sender), stream.stored()) == ({"10": 4}, [])
+    stream.retain(60)
+    assert (answers(sender), stream.stored()) == ({"0": 4}, list(SENDS))
+
+
+def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Program) -> None:
+    stream.got()
+    for send in SENDS.values():
+        send(sender, "x" * 100_000)
+    assert stream.got() == ["x" * 100_000] * 4
+    bodies = [str(n) for n in range(100)]
+    sender.ok("topic_send_many", "T", bodies, None, "json")
+    rows = stream.subscriber.read("SUB", "T")
+    assert [(row.payload, row.enc) for row in rows] == [(body, "json") for body in bodies]
+
+
+def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Program) -> None:
+    stream.got()
+    with sender.connection.transaction(force_rollback=True):
+        assert answers(sender) == {"0": 4}
+    stream.execute("DELETE FROM messages.auth WHERE ident = 'PUB' AND dest = 'T'")
+    assert set(answers(sender)) <= {"2", "50"}
+    assert (stream.got(), stream.stored()) == ([], [])
+
+
+def test_sends_and_publishes_come_in_their_order(stream: Stream, sender: Program) -> None:
+    listener = stream.world.node("user2", "SUB2", listen="T")
+    stream.got()
+    listener.payloads()
+    for name, send in SENDS.items():
+        send(sender, f"{name} sent")
+        sender.ok("publish", "PUB", "T", f"{name} published")
+    expected = [f"{name} {how}" for name in SENDS for how in ("sent", "published")]
+    assert (stream.got(), listener.bodies()) == (expected, expected)

@@ -120,7 +120,6 @@ def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: W
 
 
 def rows(program: Program, view: str) -> list[dict[str, object]]:
-    """The rows of a view."""
     return program.query(f"SELECT json_agg(v ORDER BY v::text) FROM messages.{view} AS v") or []
 
 

@@ -12,7 +12,6 @@ WAKE = {"Type": "Sys", "Evt": "published", "Topic": "T"}
 
 @pytest.fixture
 def waiting(stream: Stream) -> Program:
-    """SUB, subscribed and connected."""
     stream.got()
     return register(stream.subscriber, "SUB")
 
@@ -27,14 +26,6 @@ def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Progr
         stream.publish("x")
     stream.publish("x", topic="NEW.1")
     assert waiting.headers() == []
-
-
-def test_who_registers_by_init_or_before_it_subscribes_is_woken_too(stream: Stream) -> None:
-    node = stream.world.node("user2", "SUB")
-    stream.got()
-    node.payloads()
-    stream.publish("x")
-    assert node.headers() == [WAKE]
 
 
 def test_every_way_to_publish_wakes(stream: Stream) -> None:
@@ -105,7 +96,6 @@ def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World) -
 
 
 def wakes(stream: Stream) -> int:
-    """The number of channels that are notified of topic T."""
     return int(stream.query("SELECT cardinality(wakes) FROM psqlmessages_topic WHERE name = 'T'"))
 
 

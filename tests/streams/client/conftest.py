@@ -21,7 +21,6 @@ RULES = (
     "user1 WRITER Topic BOTH RW 60",
     "user2 READER Topic NEWS* R 60",
 )
-TABLES = ("psqlmessages_streammessage", "psqlmessages_subscription", "messages._stream_last")
 SOON = timedelta(seconds=60)
 # Nothing is found by looking again within a test.
 NO_POLLING = Options(stream_poll_interval=timedelta(hours=1))
@@ -34,7 +33,8 @@ NewReader = Callable[..., Node]
 def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
     """An empty stream system, whose writer publishes to NEWS and NEWS.1."""
     world = World(server)
-    world.owner.connection.execute("TRUNCATE " + ", ".join(TABLES))
+    tables = "psqlmessages_streammessage, psqlmessages_subscription, messages._stream_last"
+    world.execute(f"TRUNCATE {tables}")
     world.rules(*RULES)
     yield world
     world.close()
