@@ -124,7 +124,7 @@ def test_changes_await_each_other(world: World, nodes: Pair, function: str, argu
     assert channels(world) == (0, 0)
     if function == "topic_listen":
         assert "topic_unlisten A T" in node.events()
-    node.ok("topic_listen", "OTHER")
+    assert node.ok("init", "A")["Already"] == 1
     world.rules("user1 A Topic T RW 5", "user1 C Topic T R 5")
     world.execute("BEGIN")
     world.owner.query(DELETE)
