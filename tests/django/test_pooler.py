@@ -1,4 +1,4 @@
-"""PgBouncer in between: found by probing; what works through it, and what does not."""
+"""Django behind a PgBouncer in transaction mode."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,7 @@ from django.core import checks
 from django.db import connection, transaction
 from psycopg.conninfo import conninfo_to_dict
 
-from psqlmessages import Node
 from psqlmessages.checks import check_databases
-from psqlmessages.cli.doctor_checks import FindingState, listening, pooler
-from psqlmessages.client.connect import PoolerKind, detect_pooler
 from psqlmessages.django import (
     pop,
     publish,
@@ -21,56 +18,17 @@ from psqlmessages.django import (
     send,
 )
 from psqlmessages.testing import allow_queue
-from tests.django.conftest import finding_of
 from tests.django.pgbouncer import pgbouncer
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 
 
 @pytest.fixture
-def by_transaction(shop: World) -> Iterator[str]:
-    with pgbouncer(shop.server, "transaction") as address:
-        yield address
-
-
-@pytest.fixture
-def _django_by_transaction(by_transaction: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _django_by_transaction(shop: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     connection.close()
-    port = conninfo_to_dict(by_transaction)["port"]
-    with monkeypatch.context() as behind:
-        behind.setitem(connection.settings_dict, "PORT", str(port))
+    with pgbouncer(shop.server, "transaction") as address, monkeypatch.context() as behind:
+        behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])
         yield
         connection.close()
-
-
-def test_a_pool_by_transaction_is_found_each_time_with_what_it_breaks(
-    shop: World, by_transaction: str
-) -> None:
-    assert detect_pooler(shop.server.url()) is PoolerKind.NONE
-    assert [detect_pooler(by_transaction) for _ in range(5)] == [PoolerKind.TRANSACTION] * 5
-    for check, said in ((pooler, "shares connections by transaction"), (listening, "not arrive")):
-        found = finding_of(check, by_transaction)
-        assert found.state is FindingState.WRONG
-        assert said in found.found
-    assert "pool_mode = session" in finding_of(pooler, by_transaction).fix
-
-
-def test_a_pool_by_transaction_is_found_even_with_one_connection_for_all(shop: World) -> None:
-    with pgbouncer(shop.server, "transaction", pool_size=1) as address:
-        assert detect_pooler(address) is PoolerKind.TRANSACTION
-
-
-def test_a_node_works_through_a_pool_by_session_which_is_no_fault(
-    shop: World, sender: Program
-) -> None:
-    with pgbouncer(shop.server, "session") as address:
-        assert [detect_pooler(address) for _ in range(3)] == [PoolerKind.SESSION] * 3
-        for check in (pooler, listening):
-            assert finding_of(check, address).state is FindingState.OK
-        with Node("worker", address) as worker:
-            worker.topic_listen("ORDERS")
-            sender.ok("topic_send", "ORDERS", "x")
-            bodies = (message.body for message in worker.messages() if message.type == "Topic")
-            assert next(bodies) == "x"
 
 
 @pytest.mark.usefixtures("_django_by_transaction")

@@ -29,8 +29,7 @@ from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
 from tests.reliability.conftest import own, own_world
 from tests.reliability.counts import counted, size
-from tests.reliability.disk import disk, move_tables
-from tests.reliability.restarts import FAST, POSTMASTER, WAYS, restarting
+from tests.reliability.faults import FAST, POSTMASTER, WAYS, disk, move_tables, restarting
 from tests.reliability.work import EXPIRE
 from tests.servers import SERVER
 from tests.sql.conftest import World

@@ -179,23 +179,6 @@ def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
     assert pid_of(pytestconfig.stash[SERVER]) == other
 
 
-@pytest.mark.nightly  # one crash is enough for every day
-def test_a_starter_that_was_killed_lets_others_start(server: Server):
-    server.stop()
-    held = (
-        "import sys, pathlib; from project.postgres import Server\n"
-        "with Server(pathlib.Path(sys.argv[1]), pathlib.Path())._lock():\n"
-        "    print('held', flush=True); sys.stdin.read()"
-    )
-    line, pipe = [sys.executable, "-c", held, str(server.home.asked_folder)], subprocess.PIPE
-    with subprocess.Popen(line, cwd=ROOT, stdin=pipe, stdout=pipe) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        waiting = command(server, "start")
-        holder.kill()
-        assert waiting.wait(timeout=110) == 0
-        waiting.communicate()
-
-
 def test_a_taken_port_is_exchanged_for_another(server: Server):
     server.stop()
     taken = server.home.port
@@ -239,15 +222,6 @@ def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
         server.stop()
         server.home.remove()
     assert not refuge.exists()
-
-
-@needs_root
-def test_a_cluster_that_root_copied_starts(server: Server):
-    server.stop()
-    for path in (server.home.data, *server.home.data.rglob("*")):
-        os.chown(path, 0, 0, follow_symlinks=False)
-    server.start()
-    assert one(server, "SELECT 1") == 1
 
 
 @needs_root

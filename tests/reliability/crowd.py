@@ -27,7 +27,7 @@ from psqlmessages.rest.auth import token_for
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.exchanges.conftest import namespace
-from tests.reliability.restarts import LONG, until
+from tests.reliability.faults import LONG, until
 from tests.web.receivers import ok, opened
 from tests.web.site import Site
 

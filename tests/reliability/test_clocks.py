@@ -14,7 +14,7 @@ from psqlmessages import Node
 from tests.conftest import TestedServer
 from tests.reliability.clocks import FalseClock, deceived, false_clock
 from tests.reliability.counts import counted, size
-from tests.reliability.restarts import until
+from tests.reliability.faults import until
 from tests.reliability.victims import told
 from tests.reliability.work import EXACT, Work
 from tests.sql.conftest import Program, World

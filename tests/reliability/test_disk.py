@@ -16,9 +16,16 @@ from tests.exchanges.field import working
 from tests.own_server import own_server
 from tests.reliability.conftest import kept
 from tests.reliability.counts import counted, size
-from tests.reliability.disk import Disk, disk, move_log, move_log_back, move_tables
-from tests.reliability.projects import copies, exchange
-from tests.reliability.restarts import until
+from tests.reliability.faults import (
+    Disk,
+    copies,
+    disk,
+    exchange,
+    move_log,
+    move_log_back,
+    move_tables,
+    until,
+)
 from tests.reliability.work import Work, column, published, pushed
 from tests.servers import SERVER
 from tests.sql.conftest import World

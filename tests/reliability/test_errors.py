@@ -1,6 +1,5 @@
 """Statements that are ended: each call says so, does nothing, and can be made again."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,15 +11,12 @@ import pytest
 from psycopg import errors
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages import AsyncNode, Node
-from psqlmessages.client.calls import Call
+from psqlmessages import Node
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
-from tests.reliability.locks import Opponent, deadlocks, ending, held
-from tests.reliability.projects import copies, exchange
-from tests.reliability.restarts import until
+from tests.reliability.faults import copies, deadlocks, ending, exchange, held, opposed, until
 from tests.reliability.work import QUICK, Work, answers, published, pushed
 from tests.sql.conftest import World
 
@@ -38,10 +34,6 @@ EVERY_FAULT = [
     pytest.param(fault, marks=[pytest.mark.nightly] * fault.startswith("statement"))
     for fault in FAULTS
 ]
-# Lets the next call of a session evaluate, however short ago it has.
-SET_DUE = "SELECT set_config('messages.evaluated', '', false)"
-STREAMS_ARE_DUE = "UPDATE messages._stream SET tended_at = '-infinity'"
-STREAMS_ARE_TENDED = "SELECT tended_at > '-infinity' FROM messages._stream"
 STREAMS = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
 # It is back soon once the tables are free, and a call does not wait for that.
 IMPATIENT = replace(QUICK, reconnect_wait=timedelta(milliseconds=500))
@@ -56,10 +48,10 @@ def limited(dsn: str, fault: str) -> str:
 
 
 @contextmanager
-def faulty(world: World, fault: str, tables: str = "", like: str = "%") -> Iterator[None]:
-    """All tables are locked, or those given, and what waits is ended in some way."""
+def faulty(world: World, fault: str) -> Iterator[None]:
+    """All tables are locked, and what waits is ended in some way."""
     how = ENDERS.get(fault)
-    with held(world, tables), ending(world, how, like) if how else nullcontext():
+    with held(world), ending(world, how) if how else nullcontext():
         yield
 
 
@@ -111,44 +103,6 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
         fault, "calls of a Node", ended=told, made_again=len(calls_of(node, 0, lease)), lost=lost
     )
     assert (lost, taken) == (0, 2)
-
-
-@pytest.mark.parametrize("fault", EVERY_FAULT)
-def test_in_a_pipeline_the_neighbours_are_unharmed(world: World, fault: str) -> None:
-    async def test() -> list[Any]:
-        async with AsyncNode("A", limited(world.server.url("user1"), fault)) as node:
-            await node.push("Q", "first")
-            await node._session.run(Call(SET_DUE, (), lambda value: value))
-            # What publishes waits. What pushes does not, and looks after the streams at its commit,
-            # where PostgreSQL applies no statement_timeout.
-            world.owner.connection.execute(STREAMS_ARE_DUE)
-            with faulty(world, fault, STREAMS, "%publish%"):
-                results = await asyncio.gather(
-                    *(node.publish("T", f"p{number}") for number in range(2)),
-                    *(node.push("Q", f"q{number}") for number in range(20)),
-                    return_exceptions=True,
-                )
-                assert world.owner.query(STREAMS_ARE_TENDED) is False
-            await node._session.run(Call(SET_DUE, (), lambda value: value))
-            await node.publish("T", "after")
-            return results
-
-    results = asyncio.run(test())
-    ended, pushes = results[:2], results[2:]
-    assert all(isinstance(result, FAULTS[fault]) for result in ended), ended
-    committed = sum(isinstance(result, int) for result in pushes)
-    lost = committed + 1 - len(pushed(world))
-    counted(
-        fault, "calls of an AsyncNode side by side",
-        ended=len(ended), neighbours_done=committed, lost=max(lost, 0),
-    )  # fmt: skip
-    assert published(world) == ["after"]
-    assert world.owner.query(STREAMS_ARE_TENDED) is True
-    if fault == "session ended":
-        # What was under way on that connection may be done or not, and its callers are told.
-        assert lost <= 0
-    else:
-        assert (committed, lost) == (len(pushes), 0)
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
@@ -231,9 +185,8 @@ def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
         # Now and then the one that waits is the writer, and that is no deadlock.
         while deadlocks(world.server) - before < rounds:
             work.go_on(20)
-            with Opponent(world, holds=holds, wants=wants) as opponent:
+            with opposed(world, holds=holds, wants=wants):
                 pass
-            assert opponent.has_met
     counted("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
     work.check()
 
@@ -246,9 +199,8 @@ def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
             part = [f"{number}.{n}" for n in range(100)]
             exchanges.default.push_many("a", part)
             bodies += part
-            with Opponent(world, holds=COUNTS, wants=HELD) as opponent, working():
+            with opposed(world, holds=COUNTS, wants=HELD), working():
                 exchanges.until_idle(60)
-            assert opponent.has_met
         assert copies(exchanges) == [sorted(bodies)] * 2
     ended = deadlocks(world.server) - before
     counted("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, doubled=0)

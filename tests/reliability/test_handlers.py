@@ -24,9 +24,7 @@ from tests.django.waiting import answer_to
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import counted, size
-from tests.reliability.locks import Opponent, deadlocks, ending
-from tests.reliability.projects import django_at
-from tests.reliability.restarts import until
+from tests.reliability.faults import deadlocks, django_at, ending, opposed, until
 from tests.sql.conftest import Program, World
 
 __all__ = ["eu", "eu_database", "field", "wide_field"]
@@ -84,8 +82,8 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
             may_end.clear()
             sender.ok("rpc", "worker", f"held {number}", "held")
             assert may_end.wait(90)
-            with ending(shop, like="%messages.return(%") as ender:
-                until(lambda: ender.ended)
+            with ending(shop, like="%messages.return(%") as ended:
+                until(ended.total)
             shop.owner.connection.execute("ROLLBACK")
             sender.ok("rpc", "worker", f"free {number}", "free")
             # Who asked the first is told that there is no answer.
@@ -194,13 +192,12 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     rounds, before = size(1, 20), deadlocks(shop.server)
     with running_worker(registry) as runner:
         for number in range(rounds):
-            with Opponent(
+            with opposed(
                 shop,
                 holds="LOCK TABLE auth_group IN ACCESS EXCLUSIVE MODE",
                 wants="LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE",
-            ) as opponent:
+            ):
                 send(sender, str(number))
-            assert opponent.has_met
             seen.wait_for(number + 3)
     ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
     counted(

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from psqlmessages import AsyncNode, AsyncPubSub, Node, Options, PubSub
-from psqlmessages.cli.doctor_checks import FindingState, pooler
+from psqlmessages.cli.doctor_checks import FindingState, listening, pooler
 from psqlmessages.client import queue_listener
 from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.gateway import Gateway
@@ -139,11 +139,13 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
             each.result(20)
     counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
     assert set(found) == {PoolerKind.TRANSACTION}
-    with pgbouncer(server, "statement", pool_size=2) as address:
-        assert [detect_pooler(address) for _ in range(3)] == [PoolerKind.STATEMENT] * 3
-        finding = finding_of(pooler, address)
-    assert finding.state is FindingState.WRONG
-    assert finding.found == "a pooler that shares connections by statement"
+    for mode, size_ in (("transaction", 1), ("statement", 2)):
+        with pgbouncer(server, mode, size_) as address:
+            assert [detect_pooler(address) for _ in range(3)] == [PoolerKind(mode)] * 3
+            findings = [finding_of(check, address) for check in (pooler, listening)]
+        assert {finding.state for finding in findings} == {FindingState.WRONG}
+        assert findings[0].found == f"a pooler that shares connections by {mode}"
+        assert MEND.partition("set ")[2] in findings[0].mend
 
 
 def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer) -> None:
@@ -165,6 +167,9 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
 
     with pgbouncer(server, "session", pool_size=6) as address:
         dsn = behind(address, server, "user1")
+        assert [detect_pooler(dsn) for _ in range(3)] == [PoolerKind.SESSION] * 3
+        for check in (pooler, listening):
+            assert finding_of(check, address).state is FindingState.OK
         asyncio.run(receive(dsn))
         with Node("NODE1", dsn) as last:
             assert last.topic_status("T").listeners == ()
@@ -222,16 +227,14 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
 
 def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
     async def ask_all() -> Counter[int]:
-        pools = [Pool(by_transaction, f"pool {number}", 4) for number in range(3)]
-        # As many at once as there are connections.
-        taken: Counter[int] = Counter()
+        pools, taken = [Pool(by_transaction, f"pool {n}", 4) for n in range(3)], Counter[int]()
+        # As many at the same time as there are connections.
         for first in range(0, MESSAGES, 12):
-            some = range(first, min(first + 12, MESSAGES))
-            pushed = [pools[number % 3].fetch(PUSH, (number,)) for number in some]
-            assert await asyncio.gather(*pushed) == [[(0,)] for _ in some]
-            pops = [pools[number % 3].fetch(POP) for number in some]
-            taken.update(row[0] for rows in await asyncio.gather(*pops) for row in rows)
-        assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
+            some = [(pools[n % 3], n) for n in range(first, min(first + 12, MESSAGES))]
+            pushed = await asyncio.gather(*(pool.fetch(PUSH, (n,)) for pool, n in some))
+            assert pushed == [[(0,)] for _ in some]
+            popped = await asyncio.gather(*(pool.fetch(POP) for pool, _ in some))
+            taken.update(row[0] for rows in popped for row in rows)
         for pool in pools:
             pool._close_idle()
         return taken

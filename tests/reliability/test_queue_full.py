@@ -3,7 +3,8 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -17,14 +18,16 @@ from psycopg import errors
 from project.postgres import Server
 from project.postgres.binaries import major_version
 from psqlmessages import Node, Options, PubSub
+from psqlmessages.cli import doctor_checks
+from psqlmessages.cli.doctor_checks import Finding, FindingState
 from psqlmessages.django import publish, send, send_many
 from psqlmessages.exceptions import MessagesError, NotificationQueueFull
 from tests.conftest import TestedServer
+from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
 from tests.exchanges.field import working
 from tests.reliability.counts import counted, size
-from tests.reliability.projects import copies, django_at, exchange
-from tests.reliability.restarts import until
+from tests.reliability.faults import copies, django_at, exchange, until
 from tests.sql.conftest import Program, World
 from tests.web.receivers import Box, err, in_loop, ok, opened
 
@@ -63,15 +66,15 @@ def need_server(binaries: Path) -> None:
 
 
 @contextmanager
-def full_queue(server: TestedServer) -> Iterator[None]:
-    """A notification queue that is full, until whoever holds it back is gone."""
+def full_queue(server: TestedServer) -> Iterator[int]:
+    """Fill the queue while a listener sits in a transaction; yield the pid of that listener."""
     with (
         psycopg.connect(server.superuser_url, application_name="forgetful") as holder,
         psycopg.connect(server.superuser_url, autocommit=True) as filler,
     ):
         holder.execute("LISTEN anything")
         holder.commit()
-        # It listens, and sits in a transaction: from here on nothing leaves the queue.
+        # From here on nothing leaves the queue.
         holder.execute("SELECT 1")
         number = 0
         for batch in (PAGES // 4, 16, 1):
@@ -83,8 +86,9 @@ def full_queue(server: TestedServer) -> Iterator[None]:
                 continue
             raise AssertionError("the notification queue did not fill")
         assert number > PAGES // 2
-        yield
-        holder.rollback()
+        yield holder.info.backend_pid
+        with suppress(psycopg.OperationalError):
+            holder.rollback()
 
 
 @pytest.fixture
@@ -329,3 +333,86 @@ def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
     )  # fmt: skip
     assert (half_done, committed) == (0, [*SENDS])
     assert told == ([OperationalError] * tries + [NotificationQueueFull] * tries) * len(SENDS)
+
+
+WAITS = "SELECT wait_event = %s FROM pg_stat_activity WHERE pid = %s"
+IS_FILLED = "SELECT pg_notification_queue_usage() >= 0.2"
+STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
+
+
+@pytest.fixture
+def examined(own: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
+    """What a check of the doctor finds as the superuser, however short the time."""
+    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "LOCK_SECONDS", 0.0)
+    return lambda check, address=own.superuser_url: finding_of(check, address)
+
+
+def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
+    own: TestedServer, world: World, examined: Callable[..., Finding]
+) -> None:
+    with full_queue(own) as pid:
+        found, blind = examined(doctor_checks.queue), examined(doctor_checks.queue, own.url())
+        world.superuser().execute(found.mend.partition(";")[0])
+    assert found.state is FindingState.WRONG
+    assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
+    assert "is idle in transaction" in found.found
+    assert f"SELECT pg_terminate_backend({pid})" in found.mend
+    assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
+    until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
+
+
+def test_doctor_names_a_listener_that_does_not_read(
+    own: TestedServer, world: World, examined: Callable[..., Finding]
+) -> None:
+    filler = world.superuser()
+    with psycopg.connect(own.superuser_url, application_name="forgetful", autocommit=True) as it:
+        it.execute("LISTEN filling")
+        pid = it.info.backend_pid
+
+        def is_stuck() -> bool:
+            """Whether the buffers between the server and the listener are full, and the queue."""
+            if not filler.query(IS_FILLED):
+                filler.execute(FILLING, [PAGES // 8])
+            return filler.query(IS_FILLED) and filler.query(WAITS, "ClientWrite", pid)
+
+        wait_until(is_stuck)
+        found = examined(doctor_checks.queue)
+    assert f"held back by pid {pid} (postgres, forgetful)" in found.found
+    assert "has not read its notifications" in found.found
+
+
+def test_doctor_names_a_commit_that_hangs_and_has_all_who_notify_wait(
+    own: TestedServer, world: World, examined: Callable[..., Finding]
+) -> None:
+    superuser, pids = world.superuser(), list[int]()
+
+    def commit(statement: str) -> None:
+        """Notify in a transaction that waits at its commit."""
+        with psycopg.connect(own.superuser_url) as connection:
+            pids.append(connection.info.backend_pid)
+            connection.execute(statement)
+            connection.execute("NOTIFY news")
+
+    def reload(statement: str) -> None:
+        superuser.execute(statement)
+        superuser.execute("SELECT pg_reload_conf()")
+
+    reload(STANDBY.format("SET", " = 'nobody'"))
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            world.wait_for("SELECT current_setting('synchronous_standby_names') = 'nobody'")
+            # The checkpointer, which tells commits to wait, looks at new settings first.
+            superuser.execute("CHECKPOINT")
+            for statement, event in (
+                ("INSERT INTO effect VALUES ('x')", "SyncRep"), ("SELECT 1", "object"),
+            ):  # fmt: skip
+                pool.submit(commit, statement)
+                wait_until(lambda event=event: pids and superuser.query(WAITS, event, pids[-1]))
+            found = examined(doctor_checks.commit_lock)
+            superuser.execute(found.mend.partition(";")[0])
+        finally:
+            reload(STANDBY.format("RESET", ""))
+    assert found.state is FindingState.WRONG
+    assert f"for pid {pids[0]} (which waits for SyncRep)" in found.found
+    assert examined(doctor_checks.commit_lock).state is FindingState.OK

@@ -13,7 +13,7 @@ import pytest_django
 from psqlmessages import Node
 from tests.reliability.counts import counted, size
 from tests.reliability.crowd import AT, LISTENERS, Crowd, Process, crowd, write_exchange
-from tests.reliability.restarts import BACKEND, FAST, WAYS, go_away, restart, until
+from tests.reliability.faults import BACKEND, FAST, WAYS, go_away, restart, until
 from tests.reliability.work import EXACT, EXPIRE, Reader, Work, answers, pushed
 from tests.sql.conftest import World
 

@@ -26,7 +26,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
 from tests.reliability.counts import counted, size
 from tests.reliability.crowd import EXCHANGE, crowd, write_exchange
-from tests.reliability.locks import deadlocks
+from tests.reliability.faults import deadlocks
 from tests.reliability.work import EXACT, LIVE, Work
 from tests.sql.conftest import World
 from tests.sql.public import FUNCTIONS

@@ -19,7 +19,7 @@ from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import field
 from tests.reliability.counts import counted, size
-from tests.reliability.restarts import until
+from tests.reliability.faults import until
 from tests.reliability.victims import told
 from tests.reliability.work import QUICK as OF_WORK
 from tests.reliability.work import Work

@@ -17,7 +17,7 @@ import psycopg
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client.connection import Connection
 from psqlmessages.exceptions import ConnectionLost, MessagesError
-from tests.reliability.restarts import until
+from tests.reliability.faults import until
 from tests.sql.conftest import World
 
 Run = Callable[["Work", "Reader"], None]
