@@ -23,6 +23,7 @@ from psqlmessages.cli.main import add_commands
 from psqlmessages.conf import Settings
 from psqlmessages.management import access, database, definitions, exchange, run
 from tests.conftest import TestedServer
+from tests.django.processes import environment, run_python
 
 ROOT = Path(__file__).parents[2]
 DJANGO_MD = (ROOT / "docs" / "django.md").read_text()
@@ -212,3 +213,9 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse
             for name, command in action.choices.items():
                 inner = list(commands_of(command)) or [("", command)]
                 yield from ((f"{name} {own}".strip(), last) for own, last in inner)
+
+
+def test_the_tests_of_an_unusual_project_pass(server: TestedServer) -> None:
+    env = environment(server) | {"DJANGO_SETTINGS_MODULE": "tests.django.odd.settings"}
+    done = run_python("-m", "django", "test", "tests.django.odd", "--noinput", env=env)
+    assert done.returncode == 0, done.stderr

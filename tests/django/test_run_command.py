@@ -45,12 +45,6 @@ def started(shop: World, *options: str, **given: Any) -> Iterator[subprocess.Pop
         process.communicate()
 
 
-@pytest.fixture
-def worker(shop: World) -> Iterator[subprocess.Popen[str]]:
-    with started(shop) as process:
-        yield process
-
-
 def interrupt(process: subprocess.Popen[str], number: int) -> None:
     """Send a signal, and wait until the process has taken it."""
     process.send_signal(number)
@@ -58,37 +52,35 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
 
 
 def test_a_signal_ends_it_after_the_message_at_hand(
-    shop: World, sender: Program, work: Program, worker: subprocess.Popen[str]
+    shop: World, sender: Program, work: Program
 ) -> None:
-    # An RPC is answered meanwhile, and another message waits.
-    sender.ok("rpc", "worker", "ticket", "hello")
-    assert answer_to(sender)["Body"] == "you said hello"
-    sender.ok("topic_send", "ORDERS", "at hand")
-    shop.wait_for(BLOCKED, 1)
-    sender.ok("topic_send", "ORDERS", "too late")
-    interrupt(worker, signal.SIGTERM)
-    work.query("SELECT pg_advisory_unlock(%s)", WORK)
-    _, said = worker.communicate(timeout=60)
+    with started(shop) as worker:
+        # An RPC is answered meanwhile, and another message waits.
+        sender.ok("rpc", "worker", "ticket", "hello")
+        assert answer_to(sender)["Body"] == "you said hello"
+        sender.ok("topic_send", "ORDERS", "at hand")
+        shop.wait_for(BLOCKED, 1)
+        sender.ok("topic_send", "ORDERS", "too late")
+        interrupt(worker, signal.SIGTERM)
+        work.query("SELECT pg_advisory_unlock(%s)", WORK)
+        _, said = worker.communicate(timeout=60)
     assert worker.returncode == 0, said
     assert [group.name for group in Group.objects.all()] == ["at hand"]
     assert "handled 2 in" in said
     assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
 
 
-# Each starts a process: that of SIGTERM is nightly.
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly), (signal.SIGINT, 130)],
-)
-def test_a_second_signal_ends_it_at_once(
-    shop: World, sender: Program, work: Program, worker: Any, number: int, code: int
+def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
+    shop: World, sender: Program, work: Program
 ) -> None:
-    sender.ok("topic_send", "ORDERS", "at hand")
-    shop.wait_for(BLOCKED, 1)
-    interrupt(worker, number)
-    worker.send_signal(number)
-    _, said = worker.communicate(timeout=60)
-    assert worker.returncode == code, said
+    with started(shop, "--concurrency", "2") as worker:
+        sender.ok("topic_send", "ORDERS", "one")
+        sender.ok("topic_send", "ORDERS", "two")
+        shop.wait_for(BLOCKED, 2)
+        interrupt(worker, signal.SIGINT)
+        worker.send_signal(signal.SIGINT)
+        _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 130, said
     assert "Traceback" not in said
     assert Group.objects.count() == 0
 
@@ -137,14 +129,6 @@ def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     assert seconds < 10
     assert worker.returncode == 1
     assert "message_handlers.py" in said
-
-
-@pytest.mark.usefixtures("work")
-def test_two_messages_are_handled_at_once(shop: World, sender: Program) -> None:
-    with started(shop, "--concurrency", "2"):
-        sender.ok("topic_send", "ORDERS", "one")
-        sender.ok("topic_send", "ORDERS", "two")
-        shop.wait_for(BLOCKED, 2)
 
 
 def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,28 +67,6 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
         assert owner.execute(rules).fetchone() is None
 
 
-@pytest.mark.nightly  # it starts everything
-@pytest.mark.timeout(400)
-def test_it_leaves_nothing_running_where_it_is_terminated(example: Example):
-    os.kill(example.pid_of("project.serve"), signal.SIGTERM)
-    assert example.end() != 0
-    assert example.children() == []
-
-
-@pytest.mark.nightly  # it starts everything
-@pytest.mark.timeout(400)
-def test_it_says_so_where_one_of_its_programs_ends(example: Example):
-    for program, said in (
-        ("project.orders", "The shop that feeds them has ended, with code -9; the pages go on."),
-        ("psqlmessages.cli", "The live traffic has ended, with code -9; the pages go on."),
-        ("daphne", "The server has ended by itself, with code -9."),
-    ):
-        os.kill(example.pid_of(program), signal.SIGKILL)
-        example.until(said)
-    assert example.end() == 2  # so make says that a command failed
-    assert example.children() == []
-
-
 def test_the_password_is_the_same_again_until_it_is_changed(transactional_db: None, tmp_path: Path):
     file = tmp_path / "password"
     password = prepare(file)

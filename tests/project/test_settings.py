@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from django.conf import global_settings
 from django.core.management import call_command
-from django.test import RequestFactory
-from django.views.defaults import server_error
 from pytest_django import Settings
 
 from tests.conftest import TestedServer
@@ -105,16 +103,3 @@ def test_with_debug_files_are_served_from_where_they_lie_and_none_from_elsewhere
         assert "default-src 'none'" in policy
         assert "script-src 'self'" in policy
         assert "unsafe" not in policy
-
-
-def test_what_is_not_there_is_said_in_the_style_of_the_site(new_site: Callable[..., Site]):
-    site = new_site(DEBUG=False, ALLOWED_HOSTS=["127.0.0.1"])
-    with pytest.raises(urllib.error.HTTPError, match="404") as missing:
-        fetch(site, "/none/%3Cb%3E")
-    page = missing.value.read().decode()
-    missing.value.close()
-    assert "There is no such page" in page
-    assert "<b>" not in page
-    # A fault is said without the database.
-    answer = server_error(RequestFactory().get("/"))
-    assert (answer.status_code, b"could not make this page" in answer.content) == (500, True)

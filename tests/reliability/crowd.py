@@ -62,7 +62,7 @@ PROGRESS = ("handled ", "routed ", "running ", "worker has ")
 
 
 class Listeners:
-    """Nodes in threads, in asyncio and in a hub; `heard`: listener, event or body, ident, time."""
+    """Nodes in threads, in asyncio and in a hub; `heard`: who, what, whose event, and when."""
 
     def __init__(
         self, url: str, *, sync: Sequence[str] = (), asynchronous: Sequence[str] = (),
@@ -99,31 +99,36 @@ class Listeners:
 
     async def _listen(self) -> None:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-            for node in self.nodes:
-                stack.enter_context(node)
+            try:
+                await self._open_all(stack, tasks)
+                self._is_open.set()
+                await asyncio.to_thread(self._is_over.wait)
+            finally:
+                for each in (*self.nodes, *self._async_nodes):
+                    each.stop()
+
+    async def _open_all(self, stack: AsyncExitStack, tasks: asyncio.TaskGroup) -> None:
+        for node in self.nodes:
+            stack.enter_context(node)
+            if self._topic:
+                node.topic_listen(self._topic)
+            stack.callback(self._reading(node).join, LONG)
+        for other in self._async_nodes:
+            await stack.enter_async_context(other)
+            if self._topic:
+                await other.topic_listen(self._topic)
+            tasks.create_task(self._read_async(other))
+        if self._web:
+            hub = await stack.enter_async_context(opened(self._url))
+            for ident in self._web:
+                receiver = self._receiver(ident)
+                await ok(hub.init(ident, receiver))
                 if self._topic:
-                    node.topic_listen(self._topic)
-                stack.callback(self._reading(node).join, LONG)
-            for other in self._async_nodes:
-                await stack.enter_async_context(other)
-                if self._topic:
-                    await other.topic_listen(self._topic)
-                tasks.create_task(self._read_async(other))
-            if self._web:
-                hub = await stack.enter_async_context(opened(self._url))
-                for ident in self._web:
-                    receiver = self._receiver(ident)
-                    await ok(hub.init(ident, receiver))
-                    if self._topic:
-                        await ok(hub.run(ident, receiver, "topic_listen", self._topic))
-            self._is_open.set()
-            await asyncio.to_thread(self._is_over.wait)
-            for each in (*self.nodes, *self._async_nodes):
-                each.stop()
+                    await ok(hub.run(ident, receiver, "topic_listen", self._topic))
 
     def _hear(self, listener: str, message: Message) -> None:
-        what = str(message.event or message.body)
-        self.heard.append((listener, what, message.ident, monotonic()))
+        of = message.ident if message.event else None
+        self.heard.append((listener, str(message.event or message.body), of, monotonic()))
 
     def _reading(self, node: Node) -> threading.Thread:
         def read() -> None:

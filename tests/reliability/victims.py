@@ -2,21 +2,19 @@
 
 python -m tests.reliability.victims DSN   each line of its input is a kind and an ident; a child of
 its own is that node, and prints the ident and its process id once it listens to T. At a message
-"report" it prints how many came since the last, and the 99th percentile of their ages in seconds
+"report" a node prints how many messages came before it
 """
 
 import asyncio
-import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
+from types import SimpleNamespace
 from typing import Self
 
-from psqlmessages import AsyncNode, Message, Node
-from psqlmessages.relay.frames import HubMessage
+from psqlmessages import AsyncNode, Node
 from psqlmessages.relay.hub import Hub
 from tests.django.processes import talking
 from tests.web.receivers import ok
@@ -25,55 +23,29 @@ HUB_NODES = 3
 REPORT = "report"
 
 
-class Meter:
-    """Counts what comes, and how old it is: a body is when it was sent."""
-
-    def __init__(self, ident: str) -> None:
-        self._ident = ident
-        self._ages: list[float] = []
-
-    def take(self, message: Message) -> None:
-        if message.topic == "T" and message.type == "Topic":
-            self._take(message.body)
-
-    def deliver(self, frame: HubMessage) -> None:
-        """Take a frame, as a receiver of a hub."""
-        if frame.header["Type"] == "Topic" and frame.body is not None:
-            self._take(json.loads(frame.body) if frame.header.get("Enc") else frame.body)
-
-    def _take(self, body: object) -> None:
-        if body != REPORT:
-            # Words that others are sent have no age.
-            with suppress(ValueError):
-                self._ages.append(monotonic() - float(str(body)))
-            return
-        ages, self._ages = sorted(self._ages), []
-        say(self._ident, len(ages), ages[len(ages) * 99 // 100] if ages else 0.0)
-
-
 def be_node(ident: str, dsn: str) -> None:
-    meter = Meter(ident)
+    came = 0
     with Node(ident, dsn) as node:
         node.topic_listen("T")
         say(ident, os.getpid())
         for message in node:
-            meter.take(message)
+            if message.body == REPORT:
+                say(ident, came)
+            came += message.type == "Topic"
 
 
 async def be_async_node(ident: str, dsn: str) -> None:
-    meter = Meter(ident)
     async with AsyncNode(ident, dsn) as node:
         await node.topic_listen("T")
         say(ident, os.getpid())
-        async for message in node:
-            meter.take(message)
+        await node.run()
 
 
 async def be_hub(ident: str, dsn: str) -> None:
     """Be a hub of several nodes, until the end."""
     hub = Hub(dsn)
     for name in (f"{ident}.{number}" for number in range(HUB_NODES)):
-        receiver = Meter(name)
+        receiver = SimpleNamespace(deliver=lambda frame: None)
         await ok(hub.init(name, receiver))
         await ok(hub.run(name, receiver, "topic_listen", "T"))
     say(ident, os.getpid())
@@ -101,21 +73,18 @@ class Nursery:
     """The process that makes victims, from the test's side."""
 
     def __init__(self, dsn: str) -> None:
-        self._process = talking("-m", "tests.reliability.victims", dsn)
-        self._living: set[int] = set()
+        module = ("-m", "tests.reliability.victims")
+        self._process = talking(*module, dsn, start_new_session=True)
 
     def make(self, *wanted: tuple[str, str]) -> dict[str, int]:
         """Make victims, kind and ident of each, and wait until all listen: the process of each."""
         for kind, ident in wanted:
             self._process.stdin.write(f"{kind} {ident}\n")
-        made = {ident: int(pid) for ident, pid in (self._said() for _ in wanted)}
-        self._living |= {*made.values()}
-        return made
+        return {ident: int(pid) for ident, pid in (self._said() for _ in wanted)}
 
-    def report(self) -> tuple[str, int, float]:
-        """Wait for the next report: ident, how many came, and the 99th percentile of their ages."""
-        ident, count, p99 = self._said()
-        return ident, int(count), float(p99)
+    def report(self) -> int:
+        """Wait until a node has reported how many messages it received."""
+        return int(self._said()[1])
 
     def _said(self) -> list[str]:
         return self._process.stdout.readline().split()
@@ -125,15 +94,13 @@ class Nursery:
         began = monotonic()
         for pid in living.values():
             os.kill(pid, signal.SIGKILL)
-        self._living -= {*living.values()}
         return began
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill_all({str(pid): pid for pid in self._living})
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
 

@@ -1,4 +1,4 @@
-"""What works in this project; `tests/django/test_odd_project.py` runs it."""
+"""What works in this project; `tests/django/test_pages.py` runs it."""
 
 from datetime import timedelta
 

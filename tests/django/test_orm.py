@@ -1,7 +1,8 @@
-"""Streams and queues with the ORM: added with its transaction, and taken with one effect each."""
+"""Topics, streams and queues with the ORM: sent with its transaction, taken with one effect."""
 
 import inspect
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -11,28 +12,193 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection, connections, transaction
 from django.test import TestCase, override_settings
 from django.utils.translation import gettext_lazy
+from psycopg.conninfo import conninfo_to_dict
+from pytest_django import Settings
 
 import psqlmessages
 from project.postgres import Server
-from psqlmessages import StreamMessage
+from psqlmessages import StreamMessage, exceptions
+from psqlmessages.checks import check_databases
 from psqlmessages.django import (
     ReservedElement,
     areserve,
+    asend,
+    call,
     pop,
     publish,
     publish_many,
     push,
     push_many,
+    read_stream,
     reserve,
     reserve_many,
+    send,
+    send_many,
 )
-from psqlmessages.exceptions import LeaseExpired, ModeNotAuthorized, NotPositive, TopicNotExistent
+from psqlmessages.exceptions import (
+    LeaseExpired,
+    ModeNotAuthorized,
+    NoListeners,
+    NotInstalled,
+    NotPositive,
+    TopicNotExistent,
+)
+from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.testing import allow_queue, sent_messages
+from tests.django.conftest import Changed
+from tests.django.pgbouncer import pgbouncer
 from tests.django.waiting import wait_until
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
+
+SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
+
+
+@pytest.fixture
+def listener(shop: World) -> Program:
+    return shop.node("user2", "LISTENER", listen="ORDERS")
+
+
+@transaction.atomic
+def add_and_fail(add: Callable[[str, str], object], to: str) -> None:
+    Group.objects.create(name="taken back")
+    add(to, "taken back")
+    raise ZeroDivisionError
+
+
+def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Program) -> None:
+    with transaction.atomic():
+        Group.objects.create(name="order 1")
+        assert send("ORDERS", {"id": 1}) is True
+        assert listener.bodies() == []
+    (header,) = [header for header in listener.headers() if header["Type"] == "Topic"]
+    assert (header["From"], header["Enc"], header["Body"]) == ("shop", "json", '{"id":1}')
+    with pytest.raises(ZeroDivisionError):
+        add_and_fail(send, "ORDERS")
+    assert listener.bodies() == []
+    # A rolled back inner block takes its message alone.
+    with transaction.atomic():
+        send("ORDERS", "outer")
+        with pytest.raises(ZeroDivisionError):
+            add_and_fail(send, "ORDERS")
+    assert listener.bodies() == ["outer"]
+    assert [group.name for group in Group.objects.all()] == ["order 1"]
+    assert async_to_sync(asend)("ORDERS", [1, 2]) is True
+    assert listener.bodies() == ["[1,2]"]
+
+
+def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_required(
+    shop: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The project's own says the same thing once in ten seconds.
+    monkeypatch.setattr(
+        "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
+    )
+    with caplog.at_level(logging.WARNING, "psqlmessages"), transaction.atomic():
+        assert send("ORDERS", "unheard") is False
+        Group.objects.create(name="order 3")
+    assert "topic ORDERS of database default has no listeners" in caplog.text
+    assert Group.objects.filter(name="order 3").exists()
+    assert send_many("ORDERS", ["a", {"b": 1}]) == 0
+    assert send_many("ORDERS", []) == 0
+    for function in (send, send_many):
+        with pytest.raises(NoListeners):
+            function("ORDERS", ["a"], require_listener=True)
+
+
+def test_a_refusal_is_raised_and_the_transaction_goes_on(
+    shop: World, listener: Program, changed: Changed
+) -> None:
+    large, change = "x" * 9000, "UPDATE messages._settings SET max_body_bytes ="
+    before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
+    changed(f"{change} 8192", f"{change} {before}")
+    with transaction.atomic():
+        send("ORDERS", "before")
+        for error, function, topic, body, given in (
+            (exceptions.TopicNotExistent, send, "NOWHERE", "x", {}),
+            (exceptions.DestinationNotAuthorized, send, "ORDERS", "x", {"ident": "LISTENER"}),
+            (exceptions.BodyTooLarge, send, "ORDERS", large, {}),
+            # Of many one that is refused takes all of them back, and no more.
+            (exceptions.BodyTooLarge, send_many, "ORDERS", ["first", large], {}),
+            # A token needs a node that receives the answers.
+            (exceptions.NotConnected, send, "ORDERS", "a question", {"token": "ticket"}),
+        ):
+            with pytest.raises(error):
+                function(topic, body, **given)
+        with pytest.raises(ValueError, match="NUL"):
+            send("ORDERS", "a\0b")
+        with pytest.raises(TypeError, match="Group"):
+            send("ORDERS", Group())
+        Group.objects.create(name="after")
+        send("ORDERS", "after")
+    assert Group.objects.count() == 1
+    assert listener.bodies() == ["before", "after"]
+
+
+def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program) -> None:
+    send("ORDERS", "x" * 100_000)
+    (payload,) = [payload for payload in listener.payloads() if "Dkey" in payload]
+    assert listener.data(payload)[1] == "x" * 100_000
+    assert send_many("ORDERS", [f"order {number}" for number in range(500)]) == 500
+    assert listener.bodies() == [f"order {number}" for number in range(500)]
+
+
+def test_what_is_missing_is_said(shop: World, settings: Settings) -> None:
+    transaction.set_autocommit(False)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER FUNCTION {SEND_AS} RENAME TO gone")
+    with pytest.raises(NotInstalled, match="migrations"):
+        send("ORDERS", "x")
+    transaction.rollback()
+    transaction.set_autocommit(True)
+    settings.PSQLMESSAGES = {}
+    for function in (send, call):
+        with pytest.raises(ImproperlyConfigured, match="PSQLMESSAGES = "):
+            function("ORDERS", "x")
+
+
+def test_the_asynchronous_functions_take_the_same_arguments() -> None:
+    for name in ("send", "call", "publish", "push"):
+        functions = (getattr(psqlmessages.django, each) for each in (name, f"a{name}"))
+        assert len({*map(inspect.signature, functions)}) == 1
+
+
+@pytest.fixture
+def _django_by_transaction(shop: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    connection.close()
+    with pgbouncer(shop.server, "transaction") as address, monkeypatch.context() as behind:
+        behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])
+        yield
+        connection.close()
+
+
+@pytest.mark.usefixtures("_django_by_transaction")
+def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World) -> None:
+    (found,) = check_databases(databases=["default"])
+    assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)
+    listener = shop.node("user2", "LISTENER", listen="ORDERS")
+    allow_queue("orders")
+    for number in range(10):
+        assert send("ORDERS", f"order {number}")
+        with transaction.atomic():
+            bodies = [message.body for message in read_stream("worker.1", "ORDERS")]
+        assert number == 0 or bodies == [number, f"order {number}"]
+        publish("ORDERS", number + 1)
+        push("orders", number)
+        with transaction.atomic():
+            assert [element.body for element in pop("orders")] == [number]
+        push("orders", number)
+        (element,) = reserve_many("orders", 1)
+        element.rollback()
+        with reserve("orders") as element:
+            assert element.tries == 1
+    heard = [body for body in listener.bodies() if body.startswith("order")]
+    assert heard == [f"order {number}" for number in range(10)]
+
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
@@ -76,12 +242,6 @@ def stored(shop: World) -> World:
     return shop
 
 
-@transaction.atomic
-def add_and_fail(add: Callable[[str, str], object], to: str) -> None:
-    add(to, "taken back")
-    raise ZeroDivisionError
-
-
 def saved() -> list[str]:
     return list(Group.objects.order_by("name").values_list("name", flat=True))
 
@@ -100,7 +260,6 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(sto
     with transaction.atomic():
         (message,) = read()
     assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
-    assert inspect.signature(psqlmessages.django.apublish) == inspect.signature(publish)
     assert async_to_sync(psqlmessages.django.apublish)("ORDERS", "1").subscribers == 1
 
 
@@ -118,7 +277,6 @@ def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored
     assert (element.id, element.headers) == (id_, {"country": "it"})
     assert element.body == {"id": 1, "price": "1.1", "on": "2026-01-02", "name": "x"}
     assert (element.tries, element.lease) == (2, "")
-    assert inspect.signature(psqlmessages.django.apush) == inspect.signature(push)
     assert async_to_sync(psqlmessages.django.apush)("orders", "1", headers={"a": 1}) > id_
     assert [element.headers for element in reserve_many("orders", 1)] == [{"a": 1}]
 
