@@ -36,11 +36,6 @@ def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> N
     assert check_databases(databases=None) == check_deployment(databases=None) == []
 
 
-def test_all_is_well_with_a_migrated_database(shop: World) -> None:
-    assert check_settings() == check_databases(databases=["default"]) == []
-    assert check_deployment(databases=["default"]) == []
-
-
 WRONG = (
     ({"NODES": "shop", "Max": 1}, "E001", "unknown keys: Max, NODES"),
     (["NODE"], "E001", "of type list, not a dictionary"),

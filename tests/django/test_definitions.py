@@ -1,6 +1,5 @@
 """Rules from the command line, in code and in documents, which are read strictly."""
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -9,8 +8,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, User
 from django.core.management import call_command
-from hypothesis import given
-from hypothesis import strategies as st
 
 from project.postgres import Server
 from psqlmessages.django import rules, send
@@ -96,17 +93,6 @@ def faults(text: bytes | str) -> list[str]:
 
 def faults_of(*rules: object, **parts: object) -> list[str]:
     return faults(json.dumps({"version": 1, "rules": rules, **parts}))
-
-
-@given(st.binary(max_size=200) | st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(
-        st.sampled_from(["version", "rules", "web_identities", *RULE, *IDENTITY]), inner
-    ),
-).map(json.dumps))  # fmt: skip
-def test_whatever_is_given_is_read_or_refused_with_a_sentence(given: bytes | str) -> None:
-    with contextlib.suppress(document.MalformedDefinitions):
-        assert isinstance(document.read(given), document.Definitions)
 
 
 NO_JSON = "The document is not JSON"

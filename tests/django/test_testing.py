@@ -10,7 +10,6 @@ from psqlmessages import Message, testing
 from psqlmessages.django import acall, call, send, send_many
 from psqlmessages.exceptions import CallFailed, TopicNotExistent
 from psqlmessages.handler_registry import HandlerRegistry
-from psqlmessages.models import Auth
 from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages
 from tests.sql.conftest import World
 
@@ -67,12 +66,6 @@ class InATestCase(TestCase):
             with pytest.raises(TopicNotExistent):
                 send("FORBIDDEN", 1)
         assert sent.bodies("TESTED") == [{"id": 1}]
-
-    def test_rules_may_be_added_twice(self) -> None:
-        first = testing.allow_topic("TESTED")
-        assert testing.allow_topic("TESTED", mode="W") == first
-        rule = testing.allow_call("prices")
-        assert (rule.ident, rule.type, rule.mode) == ("tested.*", Auth.Type.RPC, "W")
 
     def test_messages_are_handed_to_handlers(self) -> None:
         assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]

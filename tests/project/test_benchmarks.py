@@ -3,7 +3,6 @@
 from benchmarks import kept, tables
 from benchmarks.programs import PROGRAMS
 from benchmarks.results import Findings, Row
-from project.audit import verdict
 
 
 def measured(findings: Findings) -> str:
@@ -23,18 +22,3 @@ def test_what_is_missed_is_marked_and_notes_are_numbered():
     text = measured(Findings([noted]))
     assert "| send (1) | theirs | 2 ms | 1 ms | 2.00 | 2.00 to 2.00 | ≤ 1 **missed** |" in text
     assert "1. no TCP" in text
-
-
-def test_a_vulnerability_fails_the_audit_and_not_knowing_is_said():
-    fine = {"name": "django", "version": "5.2.19", "vulns": []}
-    found = [{"id": "CVE-2024-3651", "fix_versions": ["3.7"]}]
-    weak = {"name": "idna", "version": "3.6", "vulns": found}
-    unknown = {"name": "psqlmessages", "skip_reason": "not found on PyPI"}
-    for dependencies, code, said in (
-        ([fine], 0, "1 packages were looked up, 0 have known vulnerabilities."),
-        ([fine, weak], 1, "idna 3.6: CVE-2024-3651, mended in 3.7"),
-        ([fine, unknown], 0, "Could not be looked up: psqlmessages."),
-        ([unknown], 0, "Nothing is known: none of 1 packages could be looked up."),
-    ):
-        judged, text = verdict({"dependencies": dependencies})
-        assert (judged, said in text) == (code, True), text

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -20,32 +20,18 @@ from project.postgres import home as home_module
 from tests.servers import SERVER
 
 ROOT = Path(__file__).resolve().parents[2]
-PR_SET_CHILD_SUBREAPER = 36
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
 
 
 @pytest.fixture(scope="module")
-def new_server(pytestconfig: pytest.Config) -> Iterator[Callable[..., Server]]:
-    """Make servers in folders of their own, which all users may enter; all end with the module."""
+def shared(pytestconfig: pytest.Config) -> Iterator[Server]:
+    """A server in a folder of its own, which all users may enter."""
     top = Path(tempfile.mkdtemp(prefix="starter-"))
     top.chmod(0o711)
-    made = []
-
-    def new(name: str) -> Server:
-        made.append(Server(top / name, pytestconfig.stash[SERVER].binaries))
-        return made[-1]
-
-    yield new
-    for server in made:
-        server.stop("immediate")
-        server.home.remove()
+    server = Server(top / "shared", pytestconfig.stash[SERVER].binaries)
+    yield server
+    server.stop("immediate")
+    server.home.remove()
     shutil.rmtree(top)
-
-
-@pytest.fixture(scope="module")
-def shared(new_server: Callable[..., Server]) -> Server:
-    return new_server("shared")
 
 
 @pytest.fixture
@@ -128,16 +114,6 @@ def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch: pytes
     assert server.home.log.stat().st_size < len(before)
 
 
-@pytest.mark.nightly  # it makes a cluster of its own
-def test_processes_that_start_it_at_once_get_one_server(new_server: Callable[..., Server]):
-    server = new_server("at-once")
-    starters = [command(server, "start") for _ in range(4)]
-    answers = {starter.communicate(timeout=110)[0] for starter in starters}
-    assert [starter.returncode for starter in starters] == [0, 0, 0, 0], answers
-    assert len(answers) == 1
-    assert f"pid {pid_of(server)}," in answers.pop()
-
-
 def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(server: Server):
     port = server.home.port
     with closing(psycopg.connect(server.superuser_url(), autocommit=True)) as connection:
@@ -195,36 +171,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
         wrong.start()
 
 
-@pytest.mark.nightly  # it makes a cluster of its own
-@needs_root
-def test_where_the_account_cannot_enter_the_cluster_lies_elsewhere(
-    tmp_path: Path, pytestconfig: pytest.Config
-):
-    tmp_path.chmod(0o700)
-    binaries = pytestconfig.stash[SERVER].binaries
-    package = binaries.parents[1]
-    for name in (package.name, f"{package.name}.libs"):
-        if package.with_name(name).exists():
-            leave = shutil.ignore_patterns("include", "*.a")
-            shutil.copytree(package.with_name(name), tmp_path / name, ignore=leave)
-    closed_binaries = tmp_path / package.name / binaries.parent.name / "bin"
-    server = Server(tmp_path / ".postgres" / "18", closed_binaries)
-    try:
-        server.start()
-        assert one(server, "SELECT 1") == 1
-        assert tmp_path.stat().st_mode & 0o777 == 0o700
-        refuge = server.home.folder.parent
-        assert refuge.parent == Path("/var/tmp")  # noqa: S108
-        assert (refuge.stat().st_uid, refuge.stat().st_mode & 0o777) == (0, 0o710)
-        note = server.home.asked_folder / "WHERE.txt"
-        assert str(server.home.folder) in note.read_text()
-    finally:
-        server.stop()
-        server.home.remove()
-    assert not refuge.exists()
-
-
-@needs_root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
 def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pytest.Config):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)

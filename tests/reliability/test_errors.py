@@ -139,11 +139,8 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
         with Node("A", world.server.url("user1"), options=IMPATIENT) as node:
             node.push("Q", "before")
             superuser.connection.execute(READ_ONLY)
-            with (
-                pytest.raises(errors.ReadOnlySqlTransaction, match="read-only transaction"),
-                Node("A2", world.server.url("user1")),
-            ):
-                pass
+            with pytest.raises(errors.ReadOnlySqlTransaction, match="read-only transaction"):
+                Node("A2", world.server.url("user1")).open()
             superuser.query(
                 "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
                 " WHERE usename = 'user1'"

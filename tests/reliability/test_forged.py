@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -127,20 +128,11 @@ def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
     world: World, node: Node
 ) -> None:
     callee = world.node("user2", "NODE2")
-    failures: list[BaseException] = []
-
-    def ask() -> None:
-        try:
-            node.call("NODE2", "?", timeout=SOON)
-        except CalleeGone as error:
-            failures.append(error)
-
-    asking = Thread(target=ask)
-    asking.start()
-    callee.payloads(1)
-    forge(world.program("hostile"), node, type="Sys", evt="crash", ident="NODE2")
-    asking.join(20)
-    assert [type(error) for error in failures] == [CalleeGone]
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(node.call, "NODE2", "?", timeout=SOON)
+        callee.payloads(1)
+        forge(world.program("hostile"), node, type="Sys", evt="crash", ident="NODE2")
+        assert isinstance(asking.exception(20), CalleeGone)
 
 
 def test_a_forged_end_is_forgotten_by_the_node_but_not_by_the_server_which_is_documented(

@@ -107,25 +107,6 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
     assert slowest < BOUND_SECONDS
 
 
-def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
-    rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[-3:]
-    with Nursery(own.url("user1")) as nursery, ears_of(own, "node") as ears:
-        living = nursery.make(*victims)
-        for _ in range(rounds):
-            killed = nursery.kill_all(living)
-            # Before anybody can have found them dead.
-            living = nursery.make(*victims)
-            slowest = max(slowest, monotonic() - killed)
-        ears.wait_for_crashes(rounds * len(idents_of(victims)))
-        told = ears.crashes()
-    counted(
-        FAULT, "the same names again, by processes that start at once",
-        returned=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
-    )  # fmt: skip
-    assert told == {("HEAR.NODE", ident): rounds for ident in idents_of(victims)}
-    assert slowest < BOUND_SECONDS
-
-
 def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
     own: TestedServer, ruled: World
 ) -> None:

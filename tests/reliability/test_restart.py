@@ -102,12 +102,8 @@ def test_of_what_is_published_and_pushed_amid_restarts_nothing_is_lost_or_double
     assert len(worker.said) < 40, worker.said
 
 
-# One way is enough every day.
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way != BACKEND)) for way in WAYS[1:]]
-)
-def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World, way: str) -> None:
-    number = size(500, 2_000)
+def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World) -> None:
+    number, way = size(500, 2_000), BACKEND
     own_world.rules("psqlmessages NODE Queue Q RW 5")
     with Node("NODE", own_world.server.url()) as node:
         node.push_many("Q", [str(each) for each in range(number)])

@@ -1,7 +1,7 @@
 """Let everything run at once for a while, and tell what grew, what was lost and what was doubled.
 
-python -m tests.reliability.soak [--minutes 30 | --seconds 20] [--leak]
-Exit code 1: something grew, was lost or doubled, or ended. --leak shows that this is found.
+python -m tests.reliability.soak [--minutes 30 | --seconds 20]
+Exit code 1: something grew, was lost or doubled, or ended.
 """
 
 import argparse
@@ -25,7 +25,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--leak", action="store_true")
     given = parser.parse_args()
     # What was started is stopped then, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -43,7 +42,7 @@ def main() -> int:
 
         site = Path(folder) / "site"
         site.mkdir()
-        return soak(tested, site, given.seconds or given.minutes * 60, has_leaker=given.leak)
+        return soak(tested, site, given.seconds or given.minutes * 60)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,5 @@
 """Everything at once: a crowd, streams, queues, those who come and go or are killed, and gauges."""
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -118,21 +115,21 @@ class Scene:
         counts = self.people.listeners.counts("crash")
         return {ident: counts[ident] for ident in LISTENERS}
 
-    def read(self, connection: psycopg.Connection, more: dict[str, int]) -> Gauges:
+    def read(self, connection: psycopg.Connection) -> Gauges:
         pids = {name: process.pid for name, process in self.people.processes.items()}
         found = of_database(connection)
-        for name, pid in {**pids, **self.steady, **more, "site": self.people.site.pid}.items():
+        for name, pid in {**pids, **self.steady, "site": self.people.site.pid}.items():
             found |= of_process(name, pid)
         return found
 
 
-def watch(scene: Scene, seconds: float, more: dict[str, int]) -> list[tuple[float, Gauges]]:
+def watch(scene: Scene, seconds: float) -> list[tuple[float, Gauges]]:
     """Read the gauges until the time is over, and tell some of them every thirtieth of it."""
     samples: list[tuple[float, Gauges]] = []
     pause, began, told = threading.Event(), monotonic(), 0
     with psycopg.connect(scene.tested.superuser_url, autocommit=True) as connection:
         while (passed := monotonic() - began) < seconds and not scene.failures:
-            found = scene.read(connection, more)
+            found = scene.read(connection)
             samples.append((passed, found))
             if passed >= told * seconds / 30:
                 told += 1
@@ -155,17 +152,10 @@ def tell(passed: float, found: Gauges, scene: Scene) -> None:
     )
 
 
-def soak(tested: TestedServer, folder: Path, seconds: float, *, has_leaker: bool) -> int:
+def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
     world = World(tested)
     world.rules(*RULES)
-    more: dict[str, int] = {}
     with ExitStack() as stack:
-        if has_leaker:
-            leaker = subprocess.Popen([sys.executable, "-m", "tests.reliability.soak.leaker"],
-                                      env={**os.environ, "LEAK": tested.url()})  # fmt: skip
-            stack.callback(leaker.wait)
-            stack.callback(leaker.kill)
-            more["leaker"] = leaker.pid
         people = stack.enter_context(crowd(tested, folder))
         nursery = stack.enter_context(Nursery(tested.url("user3")))
         with Work(world, *NAMES) as work:
@@ -173,7 +163,7 @@ def soak(tested: TestedServer, folder: Path, seconds: float, *, has_leaker: bool
             world.owner.connection.execute(FORGET_KEYS)
             scene = Scene(tested, people, work, nursery)
             scene.begin()
-            samples = watch(scene, seconds, more)
+            samples = watch(scene, seconds)
             scene.end()
         wrong = faults(scene)
     found = changes(samples, seconds / 6)
