@@ -145,7 +145,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
             findings = [finding_of(check, address) for check in (pooler, listening)]
         assert {finding.state for finding in findings} == {FindingState.WRONG}
         assert findings[0].found == f"a pooler that shares connections by {mode}"
-        assert MEND.partition("set ")[2] in findings[0].mend
+        assert MEND.partition("set ")[2] in findings[0].fix
 
 
 def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer) -> None:

@@ -337,8 +337,8 @@ STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
 @pytest.fixture
 def examined(own: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
     """What a check of the doctor finds as the superuser, however short the time."""
-    monkeypatch.setattr(doctor_checks, "HELD_SECONDS", 0.0)
-    monkeypatch.setattr(doctor_checks, "LOCK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
+    monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)
     return lambda check, address=own.superuser_url: finding_of(check, address)
 
 
@@ -347,12 +347,12 @@ def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
 ) -> None:
     with full_queue(own) as pid:
         found, blind = examined(doctor_checks.queue), examined(doctor_checks.queue, own.url())
-        world.superuser().execute(found.mend.partition(";")[0])
+        world.superuser().execute(found.fix.partition(";")[0])
     assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
-    assert f"SELECT pg_terminate_backend({pid})" in found.mend
-    assert blind.mend.startswith("GRANT pg_read_all_stats TO psqlmessages")
+    assert f"SELECT pg_terminate_backend({pid})" in found.fix
+    assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
     # LISTENER may lag behind, too.
     world.close()
     until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
@@ -406,7 +406,7 @@ def test_doctor_names_a_commit_that_hangs_and_has_all_who_notify_wait(
                 pool.submit(commit, statement)
                 wait_until(lambda event=event: pids and superuser.query(WAITS, event, pids[-1]))
             found = examined(doctor_checks.commit_lock)
-            superuser.execute(found.mend.partition(";")[0])
+            superuser.execute(found.fix.partition(";")[0])
         finally:
             reload(STANDBY.format("RESET", ""))
     assert found.state is FindingState.WRONG
