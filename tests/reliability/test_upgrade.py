@@ -345,8 +345,12 @@ NEWER = """
         SELECT CASE WHEN {first}::text = 'NEWER' THEN '{{"Err": 999, "Errstr": "newer"}}'::json
                ELSE (older.{name}({values})::jsonb || '{{"Newer": {{"a": [1]}}}}')::json END
     $newer$;
-    GRANT EXECUTE ON FUNCTION messages.{name} TO PUBLIC
+    GRANT EXECUTE ON FUNCTION {newer} TO PUBLIC
 """
+
+
+def newer_of(signature: str) -> str:
+    return signature.removesuffix(")") + ("text)" if signature.endswith("()") else ",text)")
 
 
 @pytest.fixture
@@ -362,12 +366,13 @@ def newer(own: TestedServer, own_world: World) -> Iterator[World]:
         connection.execute(NEWER.format(
             signature=signature, name=name, arguments=f"{arguments}, " if arguments else "",
             first=values[0] if values else "''", values=", ".join(values),
+            newer=newer_of(signature),
         ))  # fmt: skip
     yield own_world
-    for signature, name, _, _ in functions:
+    for signature, *_ in functions:
         older = signature.replace("messages.", "older.", 1)
         connection.execute(
-            f"DROP FUNCTION messages.{name}; ALTER FUNCTION {older} SET SCHEMA messages"
+            f"DROP FUNCTION {newer_of(signature)}; ALTER FUNCTION {older} SET SCHEMA messages"
         )
     connection.execute("DROP SCHEMA older; RESET ROLE")
 
