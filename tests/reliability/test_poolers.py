@@ -235,6 +235,7 @@ def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
             assert pushed == [[(0,)] for _ in some]
             popped = await asyncio.gather(*(pool.fetch(POP) for pool, _ in some))
             taken.update(row[0] for rows in popped for row in rows)
+        assert await pools[0].fetch("SHOW statement_timeout") == [("0",)]
         for pool in pools:
             pool._close_idle()
         return taken
