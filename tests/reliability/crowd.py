@@ -20,9 +20,10 @@ import dj_database_url
 import psycopg
 from django.contrib.auth.models import User
 
-from psqlmessages import AsyncNode, Message, Node, PubSub
+from psqlmessages import AsyncNode, Node, PubSub
 from psqlmessages.exchanges.store import definitions, repository
 from psqlmessages.models import WebIdentity
+from psqlmessages.relay.frames import HubMessage
 from psqlmessages.rest.auth import token_for
 from tests.conftest import TestedServer
 from tests.django.processes import start
@@ -126,14 +127,13 @@ class Listeners:
                 if self._topic:
                     await ok(hub.run(ident, receiver, "topic_listen", self._topic))
 
-    def _hear(self, listener: str, message: Message) -> None:
-        of = message.ident if message.event else None
-        self.heard.append((listener, str(message.event or message.body), of, monotonic()))
+    def _hear(self, who: str, event: str | None, body: object, ident: str | None) -> None:
+        self.heard.append((who, str(event or body), ident if event else None, monotonic()))
 
     def _reading(self, node: Node) -> threading.Thread:
         def read() -> None:
             for message in node.messages():
-                self._hear(node.ident, message)
+                self._hear(node.ident, message.event, message.body, message.ident)
 
         thread = threading.Thread(target=read)
         thread.start()
@@ -141,19 +141,13 @@ class Listeners:
 
     async def _read_async(self, node: AsyncNode) -> None:
         async for message in node.messages():
-            self._hear(node.ident, message)
+            self._hear(node.ident, message.event, message.body, message.ident)
 
-    def _receiver(self, listener: str) -> SimpleNamespace:
-        return SimpleNamespace(
-            deliver=lambda frame: self._hear(
-                listener,
-                SimpleNamespace(
-                    event=frame.header.get("Evt"),
-                    body=frame.body,
-                    ident=frame.header.get("Ident"),
-                ),
-            )
-        )
+    def _receiver(self, who: str) -> SimpleNamespace:
+        def deliver(frame: HubMessage) -> None:
+            self._hear(who, frame.header.get("Evt"), frame.body, frame.header.get("Ident"))
+
+        return SimpleNamespace(deliver=deliver)
 
 
 class Process:

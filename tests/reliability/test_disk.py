@@ -76,10 +76,10 @@ class Writing:
     done: list[str] = field(default_factory=list)
     faults: list[psycopg.Error] = field(default_factory=list)
 
-    def until_full(self, act: Callable[[list[str]], object], count: int) -> None:
+    def until_full(self, act: Callable[[list[str]], object]) -> None:
         """Repeat a call with bodies of its own until PostgreSQL refuses it."""
         for _ in range(100_000):
-            bodies = [f"{len(self.done) + number} {'x' * 500}" for number in range(count)]
+            bodies = [f"{len(self.done) + number} {'x' * 500}" for number in range(MANY)]
             try:
                 act(bodies)
             except psycopg.errors.DiskFull as error:
@@ -89,7 +89,7 @@ class Writing:
         raise AssertionError("the disk is never full")
 
     def fill_queue(self) -> None:
-        self.until_full(lambda bodies: self.node.push_many("Q", bodies), MANY)
+        self.until_full(lambda bodies: self.node.push_many("Q", bodies))
 
     def publish_much(self) -> None:
         for number in range(50):
@@ -114,39 +114,33 @@ def large(world: World) -> list[str]:
     return column(world, "SELECT body FROM psqlmessages_body")
 
 
-WAYS: dict[str, tuple[Callable[[Node, list[str]], object], int, Callable[[World], list[str]]]] = {
-    "publish": (lambda node, bodies: node.publish("T", bodies[0]), 1, published),
-    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), MANY, published),
-    "push": (lambda node, bodies: node.push("Q", bodies[0]), 1, pushed),
-    "push_many": (lambda node, bodies: node.push_many("Q", bodies), MANY, pushed),
-    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), MANY, large),
+WAYS: dict[str, tuple[Callable[[Node, list[str]], object], Callable[[World], list[str]]]] = {
+    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), published),
+    "push_many": (lambda node, bodies: node.push_many("Q", bodies), pushed),
+    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), large),
 }
-# Many at once fill a page in the middle of a call, and so do long bodies.
-NIGHTLY = ("publish", "push")
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS]
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str) -> None:
-    act, count, stored = WAYS[way]
+    act, stored = WAYS[way]
     reader = writing.world.program("user2")
     reader.read("B", "T")
     if stored is large:
         reader.ok("init", "B")
         reader.ok("topic_listen", "T")
         writing.node.topic_notify("T")
-    ends = [f"{-number} {'x' * 500}" for number in range(1, count + 1)]
+    ends = [f"{-number} {'x' * 500}" for number in range(1, MANY + 1)]
     act(writing.node, ends)
     before = stored(writing.world)
     writing.disk.fill(spare=SPARE)
     for _ in range(size(1, 3)):
-        writing.until_full(lambda bodies: act(writing.node, bodies), count)
+        writing.until_full(lambda bodies: act(writing.node, bodies))
     writing.disk.clear()
     act(writing.node, ends)
     found = stored(writing.world)
     if stored is large:
-        lost, half = len(before) + len(writing.done) // count + 1 - len(found), 0
+        lost, half = len(before) + len(writing.done) // MANY + 1 - len(found), 0
     else:
         wanted = [*before, *writing.done, *ends]
         lost, half = len(set(wanted) - set(found)), len(found) - len(wanted)

@@ -35,7 +35,6 @@ RULES = (
     "psqlmessages shop Queue WORK RW 60", "psqlmessages worker* Topic ORDERS* RW 60",
     "user2 ASKER Rpc worker* W 60", "user2 ASKER Topic ORDERS* W 60",
 )  # fmt: skip
-REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
 NOBODY_IDLES = """
@@ -120,10 +119,7 @@ def counting(meet: Meeting) -> None:
     group.save()
 
 
-@pytest.mark.parametrize(
-    "isolation", [pytest.param(REPEATABLE, marks=pytest.mark.nightly), SERIALIZABLE]
-)
-def test_handlers_above_read_committed_are_called_again(sender: Program, isolation: str) -> None:
+def test_handlers_above_read_committed_are_called_again(sender: Program) -> None:
     registry, seen, meet = HandlerRegistry(), Seen(), Meeting()
     failures: list[type | None] = []
     messages = size(40, 500)
@@ -133,7 +129,7 @@ def test_handlers_above_read_committed_are_called_again(sender: Program, isolati
     def handle(message: Message) -> None:
         try:
             with connection.cursor() as cursor:
-                cursor.execute(isolation)
+                cursor.execute(SERIALIZABLE)
             counting(meet)
         except DatabaseError as error:
             failures.append(type(error.__cause__))
@@ -145,7 +141,7 @@ def test_handlers_above_read_committed_are_called_again(sender: Program, isolati
         seen.wait_for(messages)
     effects = int(Group.objects.get().name.rpartition(" ")[2])
     counted(
-        "serialization failure", f"handlers, {isolation.rpartition('LEVEL ')[2].lower()}",
+        "serialization failure", "handlers, serializable",
         messages=messages, failures=runner.counters.failures, effects=effects,
         given_up=runner.counters.given_up,
     )  # fmt: skip

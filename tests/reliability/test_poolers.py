@@ -51,47 +51,42 @@ def behind(address: str, server: TestedServer, role: str) -> str:
     return make_conninfo(server.url(role), port=conninfo_to_dict(address)["port"])
 
 
-@pytest.fixture(params=["transaction", "statement"])
-def shared(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str]:
-    """The address of a pool of two connections, which clients share."""
-    with pgbouncer(server, request.param, pool_size=2) as address:
-        yield behind(address, server, "user1")
-
-
 @pytest.fixture
-def by_transaction(server: TestedServer) -> Iterator[str]:
-    with pgbouncer(server, "transaction", pool_size=2) as address:
+def by_transaction(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str]:
+    """The address of a pool of two connections, which clients share."""
+    with pgbouncer(server, getattr(request, "param", "transaction"), pool_size=2) as address:
         yield behind(address, server, "user1")
 
 
 LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 
 
+@pytest.mark.parametrize("by_transaction", ["transaction", "statement"], indirect=True)
 def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
-    shared: str, world: World
+    by_transaction: str, world: World
 ) -> None:
     held = set(world.watcher.query(LOCKING))
 
     async def open_all() -> None:
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
-            await AsyncNode("NODE1", shared).open()
+            await AsyncNode("NODE1", by_transaction).open()
         assert MEND in str(refused.value)
         with pytest.raises(ConnectionShared, match=REFUSED):
-            await Gateway("gateway", shared).open()
-        async with opened(shared) as hub:
+            await Gateway("gateway", by_transaction).open()
+        async with opened(by_transaction) as hub:
             assert (await hub.init("NODE1", lambda _: None))["Err"] == "59"
-        async with AsyncPubSub(shared) as bus:
+        async with AsyncPubSub(by_transaction) as bus:
             with pytest.raises(ConnectionShared, match=REFUSED):
                 await bus.subscribe("channel")
 
     for _ in range(3):
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
-            Node("NODE1", shared).open()
+            Node("NODE1", by_transaction).open()
         assert MEND in str(refused.value)
-    with PubSub(shared) as bus, pytest.raises(ConnectionShared, match=REFUSED):
+    with PubSub(by_transaction) as bus, pytest.raises(ConnectionShared, match=REFUSED):
         bus.subscribe("channel")
     asyncio.run(open_all())
-    command = finished("receive", "NODE1", "T", dsn=shared)
+    command = finished("receive", "NODE1", "T", dsn=by_transaction)
     counted(FAULT, "nodes, hubs and buses opened through it, all refused", refused=8)
     assert command.returncode != 0
     assert MEND in command.stderr

@@ -1,6 +1,7 @@
 """PostgreSQL restarts under everything that talks to it: all come back, and nothing is lost."""
 
 import logging
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import pytest_django
 
 from psqlmessages import Node
+from tests.django.processes import run_python
 from tests.reliability.counts import counted, size
 from tests.reliability.crowd import AT, LISTENERS, Crowd, Process, crowd, write_exchange
 from tests.reliability.faults import BACKEND, FAST, WAYS, go_away, restart, until
@@ -124,3 +126,18 @@ def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World) -> 
     )  # fmt: skip
     assert again | late == {str(each) for each in range(number)}
     assert done == number // 4 - len(again & late)
+
+
+@pytest.mark.nightly  # a server, a site and ten processes start
+def test_everything_at_once_loses_and_doubles_nothing() -> None:
+    seconds = size(8, 60)
+    done = run_python("-m", "tests.reliability.soak", "--seconds", str(seconds), timeout=240)
+    wrong = done.stdout.partition("\nWRONG\n")[2].splitlines()
+    # Memory still grows in so short a time.
+    faults = [line for line in wrong if not line.startswith("grew: ")]
+    line = done.stdout.partition("\ncounted: ")[2].partition("\n")[0]
+    found = {what: int(number) for number, what in re.findall(r"(\d+) ([^,]+)", line)}
+    counted("everything at once", f"the soak, {seconds} s", **found, faults=len(faults))
+    assert faults == [], done.stdout
+    assert done.returncode in (0, 1), done.stderr
+    assert min(found["messages"], found["killed"], found["rounds of all"]) > 0

@@ -83,18 +83,14 @@ def back(node: Node) -> float:
     return next(found_at(each) for each in node.messages() if each.event == "reconnected")
 
 
-async def async_back(node: AsyncNode) -> float:
-    return await anext(found_at(each) async for each in node if each.event == "reconnected")
-
-
 async def found(dsn: str, proxy: Proxy, options: Options, lost: Lost) -> tuple[float, float]:
     """Stall the network under two nodes that only wait; seconds until found, and until back."""
     with Node("READER.1", dsn, options=options) as node:
         async with AsyncNode("READER.2", dsn, options=options) as asynchronous:
             proxy.stall(lost)
             stalled = monotonic()
-            in_thread = asyncio.to_thread(back, node)
-            all_found = await asyncio.gather(in_thread, async_back(asynchronous))
+            returns = (found_at(each) async for each in asynchronous if each.event == "reconnected")
+            all_found = await asyncio.gather(asyncio.to_thread(back, node), anext(returns))
             return max(all_found) - stalled, monotonic() - stalled
 
 
