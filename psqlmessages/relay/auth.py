@@ -33,11 +33,11 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     It is valid until its lifetime ends or the user's password changes. Anyone who has the token can
     act as the user, for this purpose only.
     """
-    expires = datetime.now(UTC) + lifetime
+    expires_at = datetime.now(UTC) + lifetime
     return signing.dumps(
         {
             "user": user._meta.pk.value_to_string(user),
-            "expires": expires.timestamp(),
+            "expires": expires_at.timestamp(),
             "password": next(_fingerprints(user, purpose)),
         },
         salt=purpose,
@@ -45,19 +45,20 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     )
 
 
-def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
+def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:
     """Read a token; None if it is altered or expired, or the user is inactive or deleted."""
     try:
-        said = signing.loads(token, salt=purpose)
-        expires_at = datetime.fromtimestamp(said["expires"], tz=UTC)
-        user = get_user_model()._default_manager.get(pk=said["user"])
+        content = signing.loads(token, salt=purpose)
+        expires_at = datetime.fromtimestamp(content["expires"], tz=UTC)
+        user = get_user_model()._default_manager.get(pk=content["user"])
     except (signing.BadSignature, get_user_model().DoesNotExist, ValidationError, ValueError):
         return None
     is_valid = (
         expires_at > datetime.now(UTC)
         and user.is_active
         and any(
-            constant_time_compare(said["password"], own) for own in _fingerprints(user, purpose)
+            constant_time_compare(content["password"], valid)
+            for valid in _fingerprints(user, purpose)
         )
     )
     return Claim(user, expires_at) if is_valid else None
@@ -65,7 +66,7 @@ def read(token: str, *, purpose: str = PURPOSE) -> Claim | None:
 
 def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
     """Yield fingerprints of the user's password: by the current secret key, then by older ones."""
-    # The holder can read the token, so it has a hash of the session hash, not the hash itself.
+    # Anyone who has a token can read its content, so it must not contain the session hash itself.
     for auth_hash in chain([user.get_session_auth_hash()], user.get_session_auth_fallback_hash()):
         yield hashlib.sha256(f"{purpose} {auth_hash}".encode()).hexdigest()
 
@@ -76,22 +77,24 @@ def _fingerprints(user: Any, purpose: str) -> Iterator[str]:
 def may_act_as(user: Any, ident: str) -> bool:
     """Return whether a user, or a group of the user, may act as a node. One or two queries.
 
-    The rules decide what the node may do then.
+    The node itself may then do only what the rules allow.
     """
     if not ident or len(ident) > NAME_CHARACTERS or ident.endswith("*"):
         # A name that ends in * is a pattern, never the name of a node.
         return False
-    return any(rows.filter(ident__in=patterns(ident)).exists() for _, rows in _of([user.pk]))
+    return any(
+        rows.filter(ident__in=patterns(ident)).exists() for _, rows in _identity_rows([user.pk])
+    )
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
-    """Read the names and patterns of many users, by their primary keys. One or two queries."""
-    found: dict[Any, set[str]] = {user: set() for user in users}
-    for field, rows in _of(users):
+    """Map each user (a primary key) to the names and patterns allowed. One or two queries."""
+    idents: dict[Any, set[str]] = {user: set() for user in users}
+    for field, rows in _identity_rows(users):
         for user, ident in rows.values_list(field, "ident"):
-            if user in found:
-                found[user].add(ident)
-    return found
+            if user in idents:
+                idents[user].add(ident)
+    return idents
 
 
 def matches_any(ident: str, allowed: Iterable[str]) -> bool:
@@ -99,8 +102,8 @@ def matches_any(ident: str, allowed: Iterable[str]) -> bool:
     return not set(patterns(ident)).isdisjoint(allowed)
 
 
-def _of(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of users, then those of their groups, each with the lookup of the user."""
+def _identity_rows(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the lookup of the user and the rows: those of users, then those of their groups."""
     yield "user", WebIdentity.objects.filter(user__in=users)
     try:
         has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"

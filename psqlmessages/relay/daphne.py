@@ -1,4 +1,4 @@
-"""Transport: one WebSocket of the server; with Daphne, bounded in both directions.
+"""Transport: one WebSocket of the server; with Daphne, limited in both directions.
 
 For the reasons see docs/adr/0005-daphne-limits-from-outside.md.
 """
@@ -16,23 +16,17 @@ from typing import Any, ClassVar, Final
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.retry import TokenBucket
 
-# Direct writes to a plain TCP connection of Twisted, without waiting for its reactor.
-#
-# For the reasons see docs/adr/0013-one-write-per-socket-and-turn.md.
+# Direct writes to a plain TCP connection of Twisted: docs/adr/0013-one-write-per-socket-and-turn.md
 
 
-def connection_of(transport: Any) -> Any:
-    """Return the connection below a WebSocket; None if it cannot be written to directly.
-
-    That is so with TLS, and with a Twisted that lacks these buffers of unsent data.
-    """
+def can_write_directly(transport: Any) -> bool:
+    """Return whether it is a TCP connection without TLS, of a Twisted with the known buffers."""
     tcp: Any = sys.modules.get("twisted.internet.tcp")
     is_plain = tcp is not None and isinstance(transport, tcp.Connection) and not transport.TLS
-    has_buffers = hasattr(transport, "dataBuffer") and hasattr(transport, "_tempDataLen")
-    return transport if is_plain and has_buffers else None
+    return is_plain and hasattr(transport, "dataBuffer") and hasattr(transport, "_tempDataLen")
 
 
-def write(connection: Any, data: bytes) -> None:
+def write_directly(connection: Any, data: bytes) -> None:
     """Write immediately if Twisted's buffers are empty; Twisted sends the rest.
 
     Twisted itself registers for a write event of the operating system before each write, which
@@ -48,103 +42,107 @@ def write(connection: Any, data: bytes) -> None:
     connection.write(data)
 
 
-# Reading: a peer's bytes are processed in pieces, within a share of the event loop's time.
-#
-# For the reasons see docs/adr/0020-each-peer-has-a-cpu-share.md.
+# Reading: a peer's bytes are processed in pieces, within a share of the event loop's time:
+# docs/adr/0020-each-peer-has-a-cpu-share.md
 
 # A piece full of empty frames takes about 5 ms; then others have their turn.
 PIECE_BYTES: Final = 4 * 1024
 TURN_SECONDS: Final = 0.002
-# Each peer's own share of the loop's time: about that of fifty usual frames a second.
-LEAST: Final = 0.005
+# Each peer's own share of the loop's time: about the need of fifty usual frames a second.
+OWN_SHARE: Final = 0.005
 # The common share of all peers that need more than their own.
-SHARE: Final = 0.1
+COMMON_SHARE: Final = 0.1
 BURST_SECONDS: Final = 0.05
-TOO_LONG: Final = 1009
+MESSAGE_TOO_BIG: Final = 1009
 
 
 class CpuShare:
-    """A peer's token bucket of CPU seconds; an overdrawn peer rests until its debt is paid.
+    """A peer's token bucket of CPU seconds; a peer that overdraws it is throttled for a while.
 
-    Resting peers earn from one common share: with a tenth each, ten peers took the whole loop.
+    Throttled peers divide one common share: with a tenth each, ten peers took the whole loop.
     """
 
-    _resting: ClassVar[int] = 0
+    _throttled_peers: ClassVar[int] = 0
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
-        self._bucket = TokenBucket(LEAST, BURST_SECONDS, clock=clock)
-        self.is_resting = False
+        self._bucket = TokenBucket(OWN_SHARE, BURST_SECONDS, clock=clock)
+        self.is_throttled = False
 
-    def delay_after(self, seconds: float) -> float:
-        """Charge CPU time; return the seconds to rest: more if many other peers rest."""
-        self._bucket.tokens = left = self._bucket.refill() - seconds
-        return 0.0 if left >= 0 else -left / SHARE * (1 + CpuShare._resting)
+    def charge(self, seconds: float) -> float:
+        """Charge CPU time; return for how long to throttle: longer if many peers are throttled."""
+        self._bucket.tokens = balance = self._bucket.refill() - seconds
+        return 0.0 if balance >= 0 else -balance / COMMON_SHARE * (1 + CpuShare._throttled_peers)
 
-    def rest(self, *, is_resting: bool) -> None:
-        """Start or end a rest, which pays the debt and earns nothing beyond that."""
-        CpuShare._resting += is_resting - self.is_resting
-        if self.is_resting and not is_resting:
-            tokens = max(0.0, self._bucket.tokens)
-            self._bucket.refill()
-            self._bucket.tokens = tokens
-        self.is_resting = is_resting
+    def throttle(self) -> None:
+        """Start a pause."""
+        CpuShare._throttled_peers += 1
+        self.is_throttled = True
+
+    def resume(self) -> None:
+        """End a pause, which pays the debt and earns nothing beyond that."""
+        CpuShare._throttled_peers -= 1
+        self.is_throttled = False
+        tokens = max(0.0, self._bucket.tokens)
+        self._bucket.refill()
+        self._bucket.tokens = tokens
 
 
 class ReadThrottle:
     """Passes data from a Daphne connection to its WebSocket protocol, at a limited rate.
 
-    ``on_resting`` is called when a rest begins or ends.
+    ``max_bytes`` limits a message. ``on_throttled`` is called when throttling begins or ends.
     """
 
-    def __init__(self, protocol: Any, limit: int, on_resting: Callable[[], None]) -> None:
+    def __init__(self, protocol: Any, max_bytes: int, on_throttled: Callable[[], None]) -> None:
         self._protocol = protocol
-        self._limit = limit
-        self._on_resting = on_resting
+        self._max_bytes = max_bytes
+        self._on_throttled = on_throttled
         self._process: Callable[[bytes], None] = protocol.dataReceived
-        self._waiting = b""
+        self._buffer = b""
         self.cpu_share = CpuShare()
         protocol.dataReceived = self._on_data
 
     def _on_data(self, data: bytes) -> None:
-        self._waiting += data
-        if not self.cpu_share.is_resting:
-            self._process_waiting()
+        self._buffer += data
+        if not self.cpu_share.is_throttled:
+            self._process_buffer()
 
-    def _process_waiting(self) -> None:
-        taken = 0.0
-        while self._waiting and taken < TURN_SECONDS:
-            piece, self._waiting = self._waiting[:PIECE_BYTES], self._waiting[PIECE_BYTES:]
+    def _process_buffer(self) -> None:
+        cpu_seconds = 0.0
+        while self._buffer and cpu_seconds < TURN_SECONDS:
+            piece, self._buffer = self._buffer[:PIECE_BYTES], self._buffer[PIECE_BYTES:]
             # CPU time of this thread: on a busy machine, wall time includes other processes.
             began = thread_time()
             self._process(piece)
-            taken += thread_time() - began
-            self._bound_parts()
-        seconds = self.cpu_share.delay_after(taken)
-        if seconds or self._waiting:
-            self.cpu_share.rest(is_resting=True)
-            self._on_resting()
-            asyncio.get_running_loop().call_later(seconds, self._on_rest_ended)
+            cpu_seconds += thread_time() - began
+            self._limit_parts()
+        pause_seconds = self.cpu_share.charge(cpu_seconds)
+        if pause_seconds or self._buffer:
+            self.cpu_share.throttle()
+            self._on_throttled()
+            asyncio.get_running_loop().call_later(pause_seconds, self._resume)
 
-    def _on_rest_ended(self) -> None:
-        self.cpu_share.rest(is_resting=False)
-        self._process_waiting()
-        if not self.cpu_share.is_resting:
-            self._on_resting()
+    def _resume(self) -> None:
+        self.cpu_share.resume()
+        self._process_buffer()
+        if not self.cpu_share.is_throttled:
+            self._on_throttled()
 
-    def _bound_parts(self) -> None:
+    def _limit_parts(self) -> None:
         """Close if a message has more parts than it may have bytes: then most parts are empty."""
         protocol = self._protocol
         parts = getattr(protocol, "message_data", None)
-        if parts and len(parts) > self._limit and protocol.state == protocol.STATE_OPEN:
-            reason = f"received a WebSocket message in more than {self._limit} parts"
-            protocol.sendCloseFrame(code=TOO_LONG, reasonUtf8=reason.encode())
+        if parts and len(parts) > self._max_bytes and protocol.state == protocol.STATE_OPEN:
+            reason = f"received a WebSocket message in more than {self._max_bytes} parts"
+            protocol.sendCloseFrame(code=MESSAGE_TOO_BIG, reasonUtf8=reason.encode())
 
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SCOPE_KEY: Final = "psqlmessages.transport"
-# A reader closed for being too slow has to read the buffered data before the close reason.
+# Time for the closing handshake: a slow reader must first read the buffered data.
 CLOSE_SECONDS: Final = 30
+# Maximum of a close reason (RFC 6455, 5.5).
 REASON_BYTES: Final = 123
 
 
@@ -163,23 +161,23 @@ class Transport:
         self.is_accepted = True
         await self._send({"type": "websocket.accept"})
 
-    async def send(self, packet: EncodedFrame) -> None:
+    async def send(self, frame: EncodedFrame) -> None:
         """Send one frame; no effect if the WebSocket is closed."""
-        await self._unless_closed({"type": "websocket.send", "text": packet.text})
+        await self._send_unless_closed({"type": "websocket.send", "text": frame.text})
 
     @property
     def is_writable(self) -> bool:
-        """Whether :meth:`write_frames` can be used now; else await :meth:`send` for each frame."""
+        """Whether to call :meth:`write_frames`; otherwise await :meth:`send` for each frame."""
         return False
 
-    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
-        """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
+    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
+        """Send frames without waiting; ``data`` has all their bytes. No effect if closed."""
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket from this side; no effect if it is closed."""
-        await self._unless_closed({"type": "websocket.close", "code": code, "reason": reason})
+        await self._send_unless_closed({"type": "websocket.close", "code": code, "reason": reason})
 
-    async def writable(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Wait until the server can take more."""
 
     def pause_reading(self, *, is_paused: bool) -> None:
@@ -193,7 +191,7 @@ class Transport:
     def abort(self) -> None:
         """Close the connection immediately and drop buffered data."""
 
-    async def _unless_closed(self, message: dict[str, Any]) -> None:
+    async def _send_unless_closed(self, message: dict[str, Any]) -> None:
         # ASGI: send raises a subclass of OSError after the peer has disconnected.
         with suppress(OSError):
             await self._send(message)
@@ -202,19 +200,20 @@ class Transport:
 class DaphneTransport(Transport):
     """A WebSocket of Daphne, whose ``send`` never waits, however slow the reader is."""
 
-    def __init__(self, send: Send, protocol: Any, limit: int) -> None:
+    def __init__(self, send: Send, protocol: Any, max_bytes: int) -> None:
         super().__init__(send)
         self._protocol = protocol
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._is_paused = False
-        self._limit = protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = limit
+        self._max_bytes = max_bytes
+        protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = max_bytes
         self._has_extensions = False
-        self._connection: Any = None
+        self._can_write_directly = False
         # By default a frame that is too long drops the connection, without close code 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
-        self._reading = ReadThrottle(protocol, limit, self._pause_or_resume_reading)
+        self._reading = ReadThrottle(protocol, max_bytes, self._pause_or_resume_reading)
         interfaces: Any = sys.modules["twisted.internet.interfaces"]
         # With --proxy-headers, the proxy determines the scheme.
         is_tls = interfaces.ISSLTransport.providedBy(protocol.transport) or (
@@ -235,19 +234,19 @@ class DaphneTransport(Transport):
             self._protocol.unregisterProducer()
             self._protocol.registerProducer(self, True)
             self._has_extensions = bool(self._protocol.websocket_extensions_in_use)
-            self._connection = connection_of(self._protocol.transport)
+            self._can_write_directly = can_write_directly(self._protocol.transport)
 
-    async def send(self, packet: EncodedFrame) -> None:
+    async def send(self, frame: EncodedFrame) -> None:
         """Send one frame; no effect if the WebSocket is closed."""
-        self.write_frames(packet.framed, (packet,))
+        self.write_frames(frame.data, (frame,))
 
     @property
     def is_writable(self) -> bool:
         """Whether Twisted's buffer has room: the reader is not too slow."""
         return self._can_write.is_set()
 
-    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
-        """Send frames without waiting; ``framed`` has all their bytes. No effect if closed."""
+    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
+        """Send frames without waiting; ``data`` has all their bytes. No effect if closed."""
         protocol = self._protocol
         if protocol.state != protocol.STATE_OPEN:
             return
@@ -255,25 +254,25 @@ class DaphneTransport(Transport):
             # autobahn applies the limit for incoming messages to outgoing ones too.
             protocol.maxMessagePayloadSize = 0
             try:
-                for packet in packets:
-                    protocol.sendMessage(packet.text.encode(), False)
+                for frame in frames:
+                    protocol.sendMessage(frame.text.encode(), False)
             finally:
-                protocol.maxMessagePayloadSize = self._limit
-        elif self._connection is not None:
-            write(self._connection, framed)
+                protocol.maxMessagePayloadSize = self._max_bytes
+        elif self._can_write_directly:
+            write_directly(protocol.transport, data)
         else:
-            protocol.transport.write(framed)
+            protocol.transport.write(data)
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket, with the reason, which Daphne itself omits."""
         if self._is_open:
-            # A close frame has little room: cut the reason, at a character boundary.
-            shown = reason.encode()[:REASON_BYTES].decode(errors="ignore")
-            self._protocol.sendCloseFrame(code=code, reasonUtf8=shown.encode())
+            # Cut the reason at a character boundary.
+            text = reason.encode()[:REASON_BYTES].decode(errors="ignore")
+            self._protocol.sendCloseFrame(code=code, reasonUtf8=text.encode())
         # The peer's close frame must be read, even if the peer floods us.
         self.pause_reading(is_paused=False)
 
-    async def writable(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Wait until Twisted's buffer has room."""
         await self._can_write.wait()
 
@@ -311,7 +310,7 @@ class DaphneTransport(Transport):
 
     def _pause_or_resume_reading(self) -> None:
         # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
-        may_read = self.is_accepted and not self._reading.cpu_share.is_resting
+        may_read = self.is_accepted and not self._reading.cpu_share.is_throttled
         if self._is_open:
             may_read = may_read and self._can_write.is_set() and not self._is_paused
         if not self.is_ending:
@@ -319,10 +318,10 @@ class DaphneTransport(Transport):
             (transport.resumeProducing if may_read else transport.pauseProducing)()
 
 
-def transport_of(send: Send, limit: int) -> Transport:
-    """Return the transport for an ASGI ``send``; ``limit``: bytes of an incoming frame.
+def make_transport(send: Send, max_bytes: int) -> Transport:
+    """Make the transport for the ``send`` that the server passes to the outermost application.
 
-    ``send`` must be the one that the server passes to the outermost application.
+    ``max_bytes`` limits an incoming message.
     """
     daphne: Any = sys.modules.get("daphne.server")
     if (
@@ -331,5 +330,5 @@ def transport_of(send: Send, limit: int) -> Transport:
         and isinstance(getattr(send.func, "__self__", None), daphne.Server)
         and hasattr(send.args[0], "sendCloseFrame")
     ):
-        return DaphneTransport(send, send.args[0], limit)
+        return DaphneTransport(send, send.args[0], max_bytes)
     return Transport(send)

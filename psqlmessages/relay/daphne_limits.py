@@ -39,16 +39,16 @@ def _limit_requests() -> None:
 
 
 def _limit_headers(factory: Any) -> None:
-    usual = factory.protocol
+    make_protocol = factory.protocol
 
-    def protocol() -> Any:
-        made = usual()
+    def make_limited_protocol() -> Any:
+        protocol = make_protocol()
         # The protocol chooses between HTTP/1.1 and HTTP/2 at the first bytes; it starts with 1.1.
-        if type(getattr(made, "_channel", None)) is HTTPChannel:
-            made._channel = LimitedChannel()
-        return made
+        if type(getattr(protocol, "_channel", None)) is HTTPChannel:
+            protocol._channel = LimitedChannel()
+        return protocol
 
-    factory.protocol = protocol
+    factory.protocol = make_limited_protocol
 
 
 class LimitedChannel(HTTPChannel):
@@ -62,33 +62,33 @@ class LimitedChannel(HTTPChannel):
 
     def connectionMade(self) -> None:  # noqa: N802
         """Start the time limit of the first request."""
-        self._wait_for_header()
+        self._start_deadline()
         super().connectionMade()
 
     def lineReceived(self, line: bytes) -> None:  # noqa: N802
         """Handle a header line; the first line of another request starts its time limit."""
         if self._deadline is None:
-            self._wait_for_header()
+            self._start_deadline()
         super().lineReceived(line)
 
     def allHeadersReceived(self) -> None:  # noqa: N802
         """Cancel the time limit."""
-        self._forget_deadline()
+        self._cancel_deadline()
         super().allHeadersReceived()
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
         """Cancel the time limit."""
-        self._forget_deadline()
+        self._cancel_deadline()
         super().connectionLost(reason)
 
-    def _wait_for_header(self) -> None:
-        self._deadline = _reactor.callLater(self.header_seconds, self._give_up)
+    def _start_deadline(self) -> None:
+        self._deadline = _reactor.callLater(self.header_seconds, self._on_timeout)
 
-    def _forget_deadline(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self) -> None:
+    def _on_timeout(self) -> None:
         self._deadline = None
         self.transport.abortConnection()

@@ -1,4 +1,4 @@
-"""Dispatcher: delivers notifications to the receivers of this process; counters of the hub."""
+"""Dispatcher: delivers notifications to the receivers of this process. Counters of the hub."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
 from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
-from psqlmessages.relay import hub_answers
 from psqlmessages.relay.frames import HubMessage, Receiver
-from psqlmessages.relay.hub_answers import call_as_answer, log, logger
+from psqlmessages.relay.hub_answers import UNANSWERED, call_as_answer, log, logger, unreachable
 
 # Registry: the receiver of each node, and the nodes of each topic. No I/O.
 
 LISTEN, OBSERVE = "topic_listen", "topic_observe"
-_CACHED_TOPICS: Final = 1000
+_MAX_CACHED_TOPICS: Final = 1000
 
 
 @dataclass(slots=True, eq=False)
 class NodeEntry:
-    """A node, its receiver, and the topic functions that it has called, with their topics.
+    """A node, its receiver, and the topics it has joined: pairs of an SQL function and a topic.
 
-    ``since`` counts the earlier notifications, which are for an earlier node of this name.
+    ``earlier_notifications``: how many notifications the gateway had received before the node was
+    claimed. If they are addressed to this name, they are for an earlier node.
     """
 
     ident: str
     receiver: Receiver
-    since: int
+    earlier_notifications: int
     wants_events: bool
     wants_bodies: bool = True
     is_registered: bool = False
@@ -47,109 +47,118 @@ class NodeRegistry:
     """The nodes of a hub and their topics, updated by answers and events of PostgreSQL."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, NodeEntry] = {}
+        self._entries: dict[str, NodeEntry] = {}
         self._event_nodes: set[str] = set()
         # By id(receiver): receivers may not be hashable.
         self._idents: dict[int, dict[str, None]] = {}
         self._members: dict[tuple[str, str], dict[str, NodeEntry]] = {}
         self._patterns: list[str] = []
+        # A cache of receivers_for().
         self._receivers: dict[str, tuple[Receiver, ...]] = {}
 
     # Nodes and receivers
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._entries)
 
     @property
     def receivers(self) -> list[Receiver]:
         """All receivers that have a node, each once."""
-        return _distinct(self._owners.values())
+        return _distinct_receivers(self._entries.values())
 
-    def owner(self, ident: str) -> NodeEntry | None:
+    def entry(self, ident: str) -> NodeEntry | None:
         """Return the entry of a node."""
-        return self._owners.get(ident)
+        return self._entries.get(ident)
 
-    def has(self, ident: str, receiver: Receiver) -> bool:
+    def belongs_to(self, ident: str, receiver: Receiver) -> bool:
         """Return whether a node belongs to this receiver."""
-        owner = self._owners.get(ident)
-        return owner is not None and owner.receiver is receiver
+        entry = self._entries.get(ident)
+        return entry is not None and entry.receiver is receiver
 
     def idents_of(self, receiver: Receiver) -> tuple[str, ...]:
         """List a receiver's nodes."""
         return tuple(self._idents.get(id(receiver), ()))
 
-    def registered(self) -> Iterator[str]:
+    def registered_idents(self) -> Iterator[str]:
         """Yield the nodes that are registered in PostgreSQL."""
-        return (owner.ident for owner in self._owners.values() if owner.is_registered)
+        return (entry.ident for entry in self._entries.values() if entry.is_registered)
 
     @property
     def wants_events(self) -> bool:
         """Whether any node wants events about others."""
         return bool(self._event_nodes)
 
-    def claim(self, ident: str, receiver: Receiver, since: int, *, wants_events: bool) -> NodeEntry:
+    def claim(
+        self, ident: str, receiver: Receiver, earlier_notifications: int, *, wants_events: bool
+    ) -> NodeEntry:
         """Give a node to a receiver, unless another one has it; return the entry."""
-        if (owner := self._owners.get(ident)) is None:
-            owner = self._owners[ident] = NodeEntry(ident, receiver, since, wants_events)
+        entry = self._entries.get(ident)
+        if entry is None:
+            entry = NodeEntry(ident, receiver, earlier_notifications, wants_events)
+            self._entries[ident] = entry
             self._idents.setdefault(id(receiver), {})[ident] = None
-        if owner.receiver is receiver:
-            owner.wants_events = wants_events
-            (self._event_nodes.add if wants_events else self._event_nodes.discard)(ident)
-        return owner
+        if entry.receiver is receiver:
+            entry.wants_events = wants_events
+            if wants_events:
+                self._event_nodes.add(ident)
+            else:
+                self._event_nodes.discard(ident)
+        return entry
 
     def release(self, ident: str) -> None:
         """Remove a node and its topics."""
-        if (owner := self._owners.pop(ident, None)) is None:
+        if (entry := self._entries.pop(ident, None)) is None:
             return
         self._event_nodes.discard(ident)
-        own = self._idents[id(owner.receiver)]
-        del own[ident]
-        if not own:
-            del self._idents[id(owner.receiver)]
-        for function, topic in tuple(owner.joined):
-            self._leave(owner, function, topic)
+        receiver_idents = self._idents[id(entry.receiver)]
+        del receiver_idents[ident]
+        if not receiver_idents:
+            del self._idents[id(entry.receiver)]
+        for function, topic in tuple(entry.joined):
+            self._leave(entry, function, topic)
 
     # Topics
 
     def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
         """Record a successful topic function, called by the node or by an administrator."""
-        if (owner := self._owners.get(ident)) is None:
+        if (entry := self._entries.get(ident)) is None:
             return
         if function in CALL_BUILDERS:
-            owner.joined.add((function, topic))
-            self._members.setdefault((function, topic), {})[ident] = owner
-            self._changed(function, topic)
+            entry.joined.add((function, topic))
+            self._members.setdefault((function, topic), {})[ident] = entry
+            self._refresh_cache(function, topic)
         elif function in UNDOES:
-            self._leave(owner, UNDOES[function], topic)
+            self._leave(entry, UNDOES[function], topic)
 
     def nodes_for(self, topic: str) -> list[NodeEntry]:
         """List the nodes that get a topic's messages."""
-        members = [self._members.get((LISTEN, topic), {})]
-        members += (
-            self._members[OBSERVE, pattern] for pattern in self._patterns if matches(pattern, topic)
-        )
-        return [owner for owners in members for owner in owners.values()]
+        nodes = list(self._members.get((LISTEN, topic), {}).values())
+        for pattern in self._patterns:
+            if matches(pattern, topic):
+                nodes += self._members[OBSERVE, pattern].values()
+        return nodes
 
     def receivers_for(self, topic: str) -> tuple[Receiver, ...]:
         """Return the receivers of a topic's messages, each once."""
-        found = self._receivers.get(topic)
-        if found is None:
-            if len(self._receivers) >= _CACHED_TOPICS:
+        receivers = self._receivers.get(topic)
+        if receivers is None:
+            if len(self._receivers) >= _MAX_CACHED_TOPICS:
                 self._receivers.clear()
-            found = self._receivers[topic] = tuple(_distinct(self.nodes_for(topic)))
-        return found
+            receivers = tuple(_distinct_receivers(self.nodes_for(topic)))
+            self._receivers[topic] = receivers
+        return receivers
 
-    def _leave(self, owner: NodeEntry, function: str, topic: str) -> None:
-        if (function, topic) not in owner.joined:
+    def _leave(self, entry: NodeEntry, function: str, topic: str) -> None:
+        if (function, topic) not in entry.joined:
             return
-        owner.joined.remove((function, topic))
+        entry.joined.remove((function, topic))
         members = self._members[function, topic]
-        del members[owner.ident]
+        del members[entry.ident]
         if not members:
             del self._members[function, topic]
-        self._changed(function, topic)
+        self._refresh_cache(function, topic)
 
-    def _changed(self, function: str, topic: str) -> None:
+    def _refresh_cache(self, function: str, topic: str) -> None:
         if function == LISTEN:
             self._receivers.pop(topic, None)
         elif function == OBSERVE:
@@ -157,19 +166,19 @@ class NodeRegistry:
             self._receivers.clear()
 
 
-def _distinct(owners: Iterable[NodeEntry]) -> list[Receiver]:
-    return list({id(owner.receiver): owner.receiver for owner in owners}.values())
+def _distinct_receivers(entries: Iterable[NodeEntry]) -> list[Receiver]:
+    return list({id(entry.receiver): entry.receiver for entry in entries}.values())
 
 
-# How many nodes to try as the caller for an audience: one may have just been disconnected.
-_ASKERS: Final = 3
-_NOT_HERE: Final = ("50", "53")
+# How many nodes to try as the caller of "audience": one may have just been disconnected.
+_MAX_ASKING_NODES: Final = 3
+_NOT_REGISTERED: Final = ("50", "53")
 # Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
 _FETCH_SECONDS: Final = 10
 # How many nodes to try, one after the other, to fetch a body: rights may have just ended.
-_FETCHERS: Final = 5
-_EXPIRED: Final = "12"
+_MAX_FETCHING_NODES: Final = 5
+_BODY_EXPIRED: Final = "12"
 
 
 @dataclass(slots=True)
@@ -196,25 +205,25 @@ class Dispatcher:
     def __init__(
         self,
         gateway: Gateway,
-        routes: NodeRegistry,
+        registry: NodeRegistry,
         counters: HubCounters,
         on_disconnected: Callable[[str], None],
     ) -> None:
         self._gateway = gateway
-        self._routes = routes
+        self._registry = registry
         self._counters = counters
         self._on_disconnected = on_disconnected
-        # The nodes that get the events of this batch without ``Nodes``, by topic or node.
-        self._audiences: dict[tuple[str, str], frozenset[str]] = {}
-        self._seen = 0
+        # For events of this batch that do not name their nodes: who gets them, by _subject().
+        self._recipients: dict[tuple[str, str], frozenset[str]] = {}
+        self._notification_count = 0
 
     async def run(self) -> None:
         """Deliver until the gateway is closed."""
         yielded_at = monotonic()
         async for batch in self._gateway.batches():
-            await self._look_up_audiences(batch)
+            await self._look_up_recipients(batch)
             for notification in batch:
-                self._seen += 1
+                self._notification_count += 1
                 self._counters.received += 1
                 try:
                     await self._dispatch(notification)
@@ -226,26 +235,27 @@ class Dispatcher:
                     yielded_at = monotonic()
 
     async def _dispatch(self, notification: Notification) -> None:
-        at, header = time.time(), notification.header
+        received_at = time.time()
+        header = notification.header
         if header["Type"] == SYS:
-            await self._deliver_event(notification, at)
+            await self._deliver_event(notification, received_at)
         elif header["Type"] == TOPIC:
-            nodes = self._routes.nodes_for(header["To"]) if notification.is_large else []
-            if self._routes.receivers_for(header["To"]):
+            if self._registry.receivers_for(header["To"]):
+                nodes = self._registry.nodes_for(header["To"]) if notification.is_large else []
                 fetchers = (node.ident for node in nodes if node.wants_bodies)
-                frame = await self._framed(notification, fetchers, at)
+                message = await self._make_message(notification, fetchers, received_at)
                 # Look up the receivers again: a right may have ended during the fetch.
-                self._deliver(frame, self._routes.receivers_for(header["To"]))
-        elif (owner := self._owner(header["To"])) is not None:
-            frame = await self._framed(notification, (owner.ident,), at)
-            if self._owner(header["To"]) is owner:
-                self._deliver(frame, (owner.receiver,))
+                self._deliver(message, self._registry.receivers_for(header["To"]))
+        elif (entry := self._current_entry(header["To"])) is not None:
+            message = await self._make_message(notification, (entry.ident,), received_at)
+            if self._current_entry(header["To"]) is entry:
+                self._deliver(message, (entry.receiver,))
 
-    def _deliver(self, frame: HubMessage, receivers: Iterable[Receiver]) -> None:
+    def _deliver(self, message: HubMessage, receivers: Iterable[Receiver]) -> None:
         delivered = 0
         for receiver in receivers:
             try:
-                receiver.deliver(frame)
+                receiver.deliver(message)
             except Exception:  # noqa: BLE001 - logged and counted; others still get it
                 self._counters.failures += 1
                 logger.exception("%s: a receiver failed", self._gateway.name)
@@ -253,36 +263,38 @@ class Dispatcher:
                 delivered += 1
         self._counters.delivered += delivered
 
-    def _owner(self, ident: str) -> NodeEntry | None:
+    def _current_entry(self, ident: str) -> NodeEntry | None:
         """Return a node's entry, unless the notification is for an earlier node of this name."""
-        owner = self._routes.owner(ident)
-        return owner if owner is not None and owner.since < self._seen else None
+        entry = self._registry.entry(ident)
+        if entry is None or entry.earlier_notifications >= self._notification_count:
+            return None
+        return entry
 
     # Bodies
 
-    async def _framed(
-        self, notification: Notification, idents: Iterable[str], at: float
+    async def _make_message(
+        self, notification: Notification, idents: Iterable[str], received_at: float
     ) -> HubMessage:
         if not notification.is_large:
-            return HubMessage(notification.header, notification.text, at)
-        fetchers = tuple(islice(idents, _FETCHERS))
+            return HubMessage(notification.header, notification.text, received_at)
+        fetchers = tuple(islice(idents, _MAX_FETCHING_NODES))
         if not fetchers:
-            return HubMessage(notification.header, None, at)
+            return HubMessage(notification.header, None, received_at)
         answer = await self._fetch(notification.payload, fetchers)
         if answer["Err"] == "0":
             self._counters.fetched += 1
-            return HubMessage(notification.header, answer["Body"], at)
+            return HubMessage(notification.header, answer["Body"], received_at)
         self._counters.lost_bodies += 1
         log.warning("%s: a body was not fetched: %s", self._gateway.name, answer["Errstr"])
-        return HubMessage({**notification.header, **answer}, None, at)
+        return HubMessage({**notification.header, **answer}, None, received_at)
 
     async def _fetch(self, payload: str, idents: tuple[str, ...]) -> Answer:
-        answer = hub_answers.away()
+        answer = unreachable()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FETCH_SECONDS):
                 for ident in idents:
                     answer = await self._fetch_as(ident, payload)
-                    if answer["Err"] in ("0", _EXPIRED):
+                    if answer["Err"] in ("0", _BODY_EXPIRED):
                         break
         return answer
 
@@ -294,84 +306,80 @@ class Dispatcher:
 
     # Events
 
-    async def _look_up_audiences(self, batch: Iterable[Notification]) -> None:
-        """Look up once per topic or node who gets the events that do not name their nodes."""
-        self._audiences = {}
-        if not self._routes.wants_events:
+    async def _look_up_recipients(self, batch: Iterable[Notification]) -> None:
+        """Look up the recipients of events that do not name them, once per topic or node."""
+        self._recipients = {}
+        if not self._registry.wants_events:
             return
-        headers = [notification.header for notification in batch]
-        subjects = dict.fromkeys(
-            _subject(header)
-            for header in headers
-            if header["Type"] == SYS and "Nodes" not in header and _subject(header)[1]
-        )
-        nodes = await asyncio.gather(*(self._audience(*subject) for subject in subjects))
-        self._audiences = dict(zip(subjects, nodes, strict=True))
+        subjects = {
+            _subject(notification.header): None
+            for notification in batch
+            if notification.header["Type"] == SYS and "Nodes" not in notification.header
+        }
+        named = [(field, name) for field, name in subjects if name]
+        nodes = await asyncio.gather(*(self._fetch_recipients(*subject) for subject in named))
+        self._recipients = dict(zip(named, nodes, strict=True))
 
-    async def _audience(self, field: str, name: str) -> frozenset[str]:
+    async def _fetch_recipients(self, field: str, name: str) -> frozenset[str]:
         event = wire.serialize({"Type": SYS, "Evt": "audience", field: name})
-        for ident in tuple(islice(self._routes.registered(), _ASKERS)):
+        for ident in tuple(islice(self._registry.registered_idents(), _MAX_ASKING_NODES)):
             answer = await call_as_answer(self._gateway, ident, "audience", event)
-            if answer["Err"] not in _NOT_HERE:
+            if answer["Err"] not in _NOT_REGISTERED:
                 return frozenset(answer.get("Nodes", ()))
         return frozenset()
 
-    async def _deliver_event(self, notification: Notification, at: float) -> None:
+    async def _deliver_event(self, notification: Notification, received_at: float) -> None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
-            self._deliver_local(notification, at)
+            self._deliver_connection_event(notification, received_at)
             return
-        owner = self._owner(header.get("Ident", ""))
+        entry = self._current_entry(header.get("Ident", ""))
         idents = header.get("Nodes")
         if not isinstance(idents, list):
-            idents = self._audiences.get(_subject(header), frozenset()) - {header.get("Ident")}
-        concerned = [self._owner(ident) for ident in sorted(set(idents))]
-        if owner is not None and await self._was_done_to(owner, header):
-            self._end_membership(owner.ident, header)
-            concerned.append(owner)
-        # A receiver with several nodes gets the event once.
-        receivers = {
-            id(node.receiver): node.receiver
-            for node in concerned
-            if node is not None and (node.wants_events or node is owner)
-        }
-        self._deliver(HubMessage(header, None, at), receivers.values())
+            idents = self._recipients.get(_subject(header), frozenset()) - {header.get("Ident")}
+        others = [self._current_entry(ident) for ident in sorted(set(idents))]
+        nodes = [node for node in others if node is not None]
+        if entry is not None and await self._was_ended_by_admin(entry, header):
+            self._end_membership(entry.ident, header)
+            nodes.append(entry)
+        receivers = _distinct_receivers(
+            node for node in nodes if node.wants_events or node is entry
+        )
+        self._deliver(HubMessage(header, None, received_at), receivers)
 
-    def _deliver_local(self, notification: Notification, at: float) -> None:
+    def _deliver_connection_event(self, notification: Notification, received_at: float) -> None:
         header = notification.header
         if notification.away is not None:
             self._counters.reconnects += 1
             header = {**header, "Away": round(notification.away.total_seconds(), 3)}
         else:
             self._counters.lost_connections += 1
-        self._deliver(HubMessage(header, None, at), self._routes.receivers)
+        self._deliver(HubMessage(header, None, received_at), self._registry.receivers)
 
-    async def _was_done_to(self, owner: NodeEntry, header: dict[str, Any]) -> bool:
-        """Return whether an event reports that an administrator ended what one of our nodes did."""
+    async def _was_ended_by_admin(self, entry: NodeEntry, header: dict[str, Any]) -> bool:
+        """Return whether an administrator disconnected the node or ended its part in a topic."""
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (
-            event in UNDOES and (UNDOES[event], topic) in owner.joined
-        ):
+        if event != "disconnect" and not (event in UNDOES and (UNDOES[event], topic) in entry.joined):
             return False
         if "Nodes" in header:
             # Nodes includes the node itself only if another one made the change.
-            return bool(owner.ident in header["Nodes"])
+            return bool(entry.ident in header["Nodes"])
         if event == "topic_unobserve":
             # Only the node itself gets this event.
             return True
-        return await self._is_over(owner.ident, event, topic)
+        return await self._has_ended(entry.ident, event, topic)
 
-    async def _is_over(self, ident: str, event: str, topic: str) -> bool:
-        """Ask the server whether an event without ``Nodes`` ended what the node does.
+    async def _has_ended(self, ident: str, event: str, topic: str) -> bool:
+        """Ask PostgreSQL whether the node is still registered, or still in the topic.
 
-        Such an event may also report an earlier call of the node itself. If the connection is lost
-        during the query, the reconnect shows what has ended.
+        An event without ``Nodes`` may also report an earlier call of the node itself. If the
+        connection is lost during the query, the reconnect reveals the state.
         """
         if event == "disconnect":
             answer = await call_as_answer(self._gateway, ident, "use")
-            return answer["Err"] not in ("0", *hub_answers.UNANSWERED)
+            return answer["Err"] not in ("0", *UNANSWERED)
         answer = await call_as_answer(self._gateway, ident, "topic_status", topic)
-        if answer["Err"] in hub_answers.UNANSWERED:
+        if answer["Err"] in UNANSWERED:
             return False
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))
@@ -381,11 +389,11 @@ class Dispatcher:
         if event == "disconnect":
             self._on_disconnected(ident)
             return
-        self._routes.on_call_succeeded(ident, event, topic)
+        self._registry.on_call_succeeded(ident, event, topic)
         self._gateway.forget(ident, UNDOES[event], topic)
 
 
 def _subject(header: dict[str, Any]) -> tuple[str, str]:
-    # For events with a topic, leave out the node: one answer serves all events about the topic.
+    """Return the topic of an event, else its node: the key of its recipients."""
     field = "Topic" if "Topic" in header else "Ident"
     return field, header.get(field, "")

@@ -7,22 +7,20 @@ import struct
 from functools import cached_property
 from typing import Any, Final, Protocol
 
-# EncodedFrame: a text for WebSockets, framed once for all receivers.
-
 # A complete text message, unmasked, as servers send it (RFC 6455, 5.2).
 _TEXT: Final = 0x81
 
 
 class EncodedFrame:
-    """A text, its size in bytes, and its frame for a WebSocket without extensions."""
+    """A text frame; ``data``: its bytes on a WebSocket without extensions."""
 
-    __slots__ = ("framed", "size", "text")
+    __slots__ = ("data", "size", "text")
 
     def __init__(self, text: str) -> None:
         payload = text.encode()
         self.text = text
         self.size = len(payload)
-        self.framed = _head(self.size) + payload
+        self.data = _head(self.size) + payload
 
 
 def _head(size: int) -> bytes:
@@ -34,31 +32,32 @@ def _head(size: int) -> bytes:
     return struct.pack("!BBQ", _TEXT, 127, size)
 
 
-_INSIDE = ("Dkey", "Nodes")
+# Fields used only between PostgreSQL and the hub.
+_INTERNAL_FIELDS: Final = ("Dkey", "Nodes")
 
 
 class HubMessage:
-    """One message or event.
+    """One message or event for receivers.
 
-    ``header`` has the fields of the notification, except those used only between PostgreSQL and the
-    hub. ``body`` is the text as sent (``header["Enc"]`` says how to decode it), None for events.
-    ``at`` is the ``time.time()`` at which the hub received it.
+    ``header`` has the public fields of the notification. ``body`` is the text as sent
+    (``header["Enc"]`` says how to decode it), None for events and for bodies that were not fetched.
+    ``received_at`` is the ``time.time()`` at which the hub received it.
     """
 
-    def __init__(self, header: dict[str, Any], body: str | None, at: float) -> None:
-        self.header = {name: header[name] for name in header if name not in _INSIDE}
+    def __init__(self, header: dict[str, Any], body: str | None, received_at: float) -> None:
+        self.header = {name: header[name] for name in header if name not in _INTERNAL_FIELDS}
         self.body = body
-        self.at = at
+        self.received_at = received_at
 
     @cached_property
     def json(self) -> str:
         """The text of the WebSocket frame: the header's fields, and ``Body`` if there is one."""
-        whole = self.header if self.body is None else {**self.header, "Body": self.body}
-        return json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
+        fields = self.header if self.body is None else {**self.header, "Body": self.body}
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
     @cached_property
-    def packet(self) -> EncodedFrame:
-        """The JSON text, encoded and framed for WebSockets."""
+    def frame(self) -> EncodedFrame:
+        """The JSON text as a WebSocket frame."""
         return EncodedFrame(self.json)
 
     def __repr__(self) -> str:
@@ -68,5 +67,5 @@ class HubMessage:
 class Receiver(Protocol):
     """The owner of a node: a WebSocket or the monitor."""
 
-    def deliver(self, frame: HubMessage) -> None:
-        """Take a frame. Must return immediately and raise nothing."""
+    def deliver(self, message: HubMessage) -> None:
+        """Take a message or event. Must return immediately and raise nothing."""

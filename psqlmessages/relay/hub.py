@@ -23,28 +23,28 @@ from psqlmessages.relay.dispatch import Dispatcher, HubCounters, NodeRegistry
 from psqlmessages.relay.frames import Receiver
 from psqlmessages.relay.hub_answers import (
     ABORTED,
-    AWAY,
     CALL_ERRORS,
-    away,
+    UNREACHABLE_ERRORS,
+    aborted,
     call_as_answer,
-    failed,
+    error_answer,
     log,
     logger,
-    refusal,
+    unreachable,
 )
 
-IDLE: Final = timedelta(seconds=60)
+IDLE_TIMEOUT: Final = timedelta(seconds=60)
 OPTIONS: Final = Options(
     probe_interval=timedelta(seconds=2),
     answer_timeout=timedelta(seconds=30),
     reconnect_wait=timedelta(seconds=3),
 )
-# After a failed connection attempt, others are refused for this long: each may take seconds.
-_REFUSING_SECONDS: Final = 1.0
-# Attempts to end a node immediately, in case of a deadlock or a lock timeout.
-_ATTEMPTS: Final = 3
-# The notification queue may stay full or a topic locked. Until ending the node succeeds, the node
-# looks alive to others, so it is retried at this interval.
+# After a failed attempt to connect, wait this long before the next: each may take seconds.
+_CONNECT_PAUSE_SECONDS: Final = 1.0
+# Attempts in a row to deregister a node, in case of a deadlock or a lock timeout.
+_DEREGISTER_ATTEMPTS: Final = 3
+# Interval of later attempts: the notification queue may stay full, or a topic locked. Until an
+# attempt succeeds, others see the node as connected.
 _RETRY_SECONDS: Final = 1.0
 # Failures after which a round of retries stops: long-held locks must not keep the session busy.
 _RETRY_FAILURES: Final = 10
@@ -53,28 +53,33 @@ _RETRY_FAILURES: Final = 10
 class Hub:
     """The nodes of this process's receivers, on one session.
 
-    It connects at the first ``init`` and disconnects ``idle`` after the last node has left. Answers
-    have the form of SQL's answers; without a connection to PostgreSQL the answer is error 59. A hub
-    belongs to one event loop: :func:`get_hub` returns the one of the running loop.
+    It connects at the first ``init`` and disconnects ``idle_timeout`` after the last node has left.
+    Answers have the form of SQL's answers; without a connection to PostgreSQL the answer is error
+    59. A hub belongs to one event loop: :func:`get_hub` returns the one of the running loop.
     """
 
     def __init__(
-        self, dsn: str, *, name: str = "hub", options: Options = OPTIONS, idle: timedelta = IDLE
+        self,
+        dsn: str,
+        *,
+        name: str = "hub",
+        options: Options = OPTIONS,
+        idle_timeout: timedelta = IDLE_TIMEOUT,
     ) -> None:
         self.process = os.getpid()
         self._dsn = dsn
         self._name = name
         self._options = options
-        self._idle = idle
-        self._routes = NodeRegistry()
+        self._idle_timeout = idle_timeout
+        self._registry = NodeRegistry()
         self._counters = HubCounters()
         self._gateway: Gateway | None = None
-        self._opening = asyncio.Lock()
-        self._refused_until = 0.0
+        self._connection_lock = asyncio.Lock()
+        self._next_connect_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._ending: dict[str, asyncio.Task[Answer]] = {}
-        # Nodes that could not be ended, each with the function that ends it.
-        self._not_ended: dict[str, str] = {}
+        self._deregistrations: dict[str, asyncio.Task[Answer]] = {}
+        # The nodes to deregister again, each with the function that does it: deinit or crash.
+        self._failed_deregistrations: dict[str, str] = {}
         self._idle_timer: asyncio.TimerHandle | None = None
         self._retry_timer: asyncio.TimerHandle | None = None
 
@@ -87,14 +92,14 @@ class Hub:
 
     @property
     def echo_seconds(self) -> float | None:
-        """Seconds from NOTIFY to here of the hub's last notification to itself."""
+        """How long the hub's last notification to itself took, in seconds."""
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property
     def counters(self) -> HubCounters:
         """The statistics since the hub was created."""
-        routes = self._routes
-        return replace(self._counters, receivers=len(routes.receivers), nodes=len(routes))
+        registry = self._registry
+        return replace(self._counters, receivers=len(registry.receivers), nodes=len(registry))
 
     # Calls of receivers
 
@@ -104,34 +109,34 @@ class Hub:
         """Register a node for a receiver; error 8 if another receiver of this hub has it.
 
         Without ``events`` the node only gets events about what others did to it. Without ``bodies``
-        the hub does not fetch a large body for this node alone: its frame has the body None, unless
-        another node of the hub receives it too.
+        the hub fetches a large body only if another of its nodes receives it too; otherwise the
+        message has the body None.
         """
-        while (ending := self._ending.get(ident)) is not None:
-            # An earlier node of this name is still being ended, which must not end the new one.
-            await asyncio.wait({ending})
-        if (function := self._not_ended.pop(ident, None)) is not None:
-            ended = await asyncio.shield(self._end(ident, function))
-            if ended["Err"] in ABORTED:
-                return ended
+        # The deregistration of an earlier node of this name must not end the new one.
+        while ident in self._deregistrations:
+            await asyncio.wait({self._deregistrations[ident]})
+        if (function := self._failed_deregistrations.pop(ident, None)) is not None:
+            answer = await asyncio.shield(self._start_deregistration(ident, function))
+            if answer["Err"] in ABORTED:
+                return answer
         try:
             gateway = await self._connect()
-        except AWAY as error:
+        except UNREACHABLE_ERRORS as error:
             log.warning("%s: cannot connect: %s", self._name, error)
-            return away()
+            return unreachable()
         except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
-            return failed()
-        owner = self._routes.claim(ident, receiver, gateway.received_count, wants_events=events)
-        if owner.receiver is not receiver:
+            return aborted()
+        entry = self._registry.claim(ident, receiver, gateway.received_count, wants_events=events)
+        if entry.receiver is not receiver:
             # As SQL answers for another session.
-            return refusal(8, f"Client {ident} already exists with pid {gateway.pid}")
-        owner.wants_bodies = bodies
+            return error_answer(8, f"Client {ident} already exists with pid {gateway.pid}")
+        entry.wants_bodies = bodies
         # If the call is cancelled, the receiver keeps its claim, and leave() ends the node.
         answer = await call_as_answer(gateway, ident, "init")
-        is_ours = self._routes.owner(ident) is owner
-        if answer["Err"] != "0" and is_ours and not owner.is_registered:
-            self._routes.release(ident)
+        is_ours = self._registry.entry(ident) is entry
+        if answer["Err"] != "0" and is_ours and not entry.is_registered:
+            self._registry.release(ident)
             self._disconnect_when_idle()
         return answer
 
@@ -139,25 +144,26 @@ class Hub:
         self, ident: str, receiver: Receiver, function: str, *arguments: str | None
     ) -> Answer:
         """Call an SQL function as a node; error 53 if the node does not belong to this receiver."""
-        if self._gateway is None or not self._routes.has(ident, receiver):
-            return refusal(53, f"{ident} is not a node of this session")
+        if self._gateway is None or not self._registry.belongs_to(ident, receiver):
+            return error_answer(53, f"{ident} is not a node of this session")
         return await call_as_answer(self._gateway, ident, function, *arguments)
 
     async def deinit(self, ident: str, receiver: Receiver) -> Answer:
         """Deregister a node of a receiver; Already: 1 if it did not belong to this receiver."""
-        if self._gateway is None or not self._routes.has(ident, receiver):
+        if self._gateway is None or not self._registry.belongs_to(ident, receiver):
             return {"Err": "0", "Already": 1}
-        return await asyncio.shield(self._end(ident, "deinit"))
+        return await asyncio.shield(self._start_deregistration(ident, "deinit"))
 
     async def leave(self, receiver: Receiver, *, crashed: bool = False) -> None:
-        """End all nodes of a receiver, which gets no more frames.
+        """Deregister all nodes of a receiver, which gets no more messages.
 
-        Other nodes get a ``disconnect`` event for each, or a ``crash``. Cancelling the caller does
-        not stop it.
+        Other nodes get a ``disconnect`` event for each, or a ``crash``. The work continues if the
+        caller is cancelled.
         """
         function = "crash" if crashed else "deinit"
-        ending = [self._end(ident, function) for ident in self._routes.idents_of(receiver)]
-        await asyncio.shield(asyncio.gather(*ending))
+        idents = self._registry.idents_of(receiver)
+        deregistrations = [self._start_deregistration(ident, function) for ident in idents]
+        await asyncio.shield(asyncio.gather(*deregistrations))
 
     async def close(self) -> None:
         """End all nodes and disconnect. The next ``init`` connects again."""
@@ -173,10 +179,10 @@ class Hub:
 
     async def _connect(self) -> Gateway:
         """Return the connected gateway; connect if there is none."""
-        async with self._opening:
+        async with self._connection_lock:
             if self._gateway is not None:
                 return self._gateway
-            if monotonic() < self._refused_until:
+            if monotonic() < self._next_connect_at:
                 raise ServerUnreachable("the last attempt failed a moment ago")
             gateway = Gateway(self._name, self._dsn, options=self._options)
             gateway.on_registration_changed(self._on_call_succeeded)
@@ -184,15 +190,15 @@ class Hub:
                 await gateway.open()
             except BaseException as error:
                 if isinstance(error, Exception):
-                    self._refused_until = monotonic() + _REFUSING_SECONDS
+                    self._next_connect_at = monotonic() + _CONNECT_PAUSE_SECONDS
                 await gateway.close()
                 raise
             self._gateway = gateway
-            self._spawn(self._read(gateway))
+            self._spawn(self._deliver_notifications(gateway))
             return gateway
 
-    async def _read(self, gateway: Gateway) -> None:
-        dispatcher = Dispatcher(gateway, self._routes, self._counters, self._on_disconnected)
+    async def _deliver_notifications(self, gateway: Gateway) -> None:
+        dispatcher = Dispatcher(gateway, self._registry, self._counters, self._on_disconnected)
         try:
             while not gateway.is_closed:
                 try:
@@ -201,32 +207,32 @@ class Hub:
                     self._counters.failures += 1
                     logger.exception("%s: notifications were not delivered", self._name)
         finally:
-            # Also when the event loop ends, which cancels every task.
+            # Also reached when the event loop ends, which cancels every task.
             await gateway.close()
 
     def _disconnect_when_idle(self) -> None:
-        """If there are no nodes, disconnect after ``idle``, unless one has arrived by then."""
-        if self._routes or self._gateway is None:
+        """If there are no nodes, start the timer that disconnects."""
+        if self._registry or self._gateway is None:
             return
         if self._idle_timer is not None:
-            # Of an earlier time without nodes.
+            # Started when there were no nodes before.
             self._idle_timer.cancel()
         self._idle_timer = asyncio.get_running_loop().call_later(
-            self._idle.total_seconds(), lambda: self._spawn(self._disconnect(if_idle=True))
+            self._idle_timeout.total_seconds(), lambda: self._spawn(self._disconnect(if_idle=True))
         )
 
     async def _disconnect(self, *, if_idle: bool = False) -> None:
-        async with self._opening:
-            if if_idle and self._routes:
+        async with self._connection_lock:
+            if if_idle and self._registry:
                 return
             gateway, self._gateway = self._gateway, None
-            self._routes = NodeRegistry()
-            self._not_ended.clear()
+            self._registry = NodeRegistry()
+            self._failed_deregistrations.clear()
             if gateway is not None:
                 await gateway.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work, name=self._name)
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine, name=self._name)
         # The event loop itself only has weak references to its tasks.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -234,20 +240,23 @@ class Hub:
 
     # Nodes
 
-    def _end(self, ident: str, function: str, *, can_wait: bool = True) -> asyncio.Task[Answer]:
+    def _start_deregistration(
+        self, ident: str, function: str, *, can_wait: bool = True
+    ) -> asyncio.Task[Answer]:
         """Take a node from its receiver immediately, and start to deregister it."""
-        self._routes.release(ident)
+        self._registry.release(ident)
         if self._gateway is not None:
             # Otherwise a reconnect would register it again.
             self._gateway.forget(ident)
-        ending = self._ending[ident] = self._spawn(self._deregister(ident, function, can_wait))
+        task = self._spawn(self._deregister(ident, function, can_wait))
+        self._deregistrations[ident] = task
         self._disconnect_when_idle()
-        return ending
+        return task
 
     async def _deregister(self, ident: str, function: str, can_wait: bool) -> Answer:
-        answer = away()
+        answer = unreachable()
         try:
-            for attempt in range(_ATTEMPTS):
+            for attempt in range(_DEREGISTER_ATTEMPTS):
                 if (gateway := self._gateway) is None:
                     break
                 answer = await call_as_answer(
@@ -256,51 +265,50 @@ class Hub:
                 if answer["Err"] not in ABORTED:
                     break
             else:
-                self._not_ended[ident] = function
+                self._failed_deregistrations[ident] = function
                 self._retry_later()
         finally:
-            del self._ending[ident]
+            del self._deregistrations[ident]
         return answer
 
     def _retry_later(self) -> None:
-        """Retry aborted deregistrations in a second; the end of the session ends the nodes too."""
+        """Start the timer of the next attempts; the end of the session ends the nodes too."""
         if self._retry_timer is None:
             self._retry_timer = asyncio.get_running_loop().call_later(
-                _RETRY_SECONDS, lambda: self._spawn(self._retry_ends())
+                _RETRY_SECONDS, lambda: self._spawn(self._retry_deregistrations())
             )
 
-    async def _retry_ends(self) -> None:
-        """Retry deregistrations, the oldest first, until ten fail."""
+    async def _retry_deregistrations(self) -> None:
+        """Deregister nodes again, the oldest failure first, until ten fail."""
         failures = 0
-        for ident, function in tuple(self._not_ended.items()):
+        for ident, function in tuple(self._failed_deregistrations.items()):
             if failures == _RETRY_FAILURES:
                 break
-            # It is missing if an init of the same name has ended the node in the meantime.
-            if self._not_ended.pop(ident, None) is not None:
-                answer = await self._end(ident, function, can_wait=False)
+            # During an earlier turn of this loop, init() may have deregistered the node.
+            if self._failed_deregistrations.pop(ident, None) is not None:
+                answer = await self._start_deregistration(ident, function, can_wait=False)
                 failures += answer["Err"] in ABORTED
         self._retry_timer = None
-        if self._not_ended:
+        if self._failed_deregistrations:
             self._retry_later()
 
     def _on_call_succeeded(self, ident: str, function: str, subject: str) -> None:
         """Update the registry after a successful call, before later notifications are delivered."""
-        owner = self._routes.owner(ident)
+        entry = self._registry.entry(ident)
         if function != "init":
-            self._routes.on_call_succeeded(ident, function, subject)
-        elif owner is not None:
-            owner.is_registered = True
+            self._registry.on_call_succeeded(ident, function, subject)
+        elif entry is not None:
+            entry.is_registered = True
         elif self._gateway is not None:
-            # Its receiver left in the meantime: the call that ends the node is on its way.
+            # Its receiver has left: the call that deregisters the node is already on its way.
             self._gateway.forget(ident)
 
     def _on_disconnected(self, ident: str) -> None:
-        """Remove a node that an administrator has disconnected."""
+        """Release a node that an administrator has disconnected."""
         # The deinit has no effect, unless the node was registered again at the same moment.
-        self._end(ident, "deinit")
+        self._start_deregistration(ident, "deinit")
 
 
-# An open hub has tasks, which refer to its event loop.
 _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
@@ -308,20 +316,21 @@ def get_hub() -> Hub:
     """Return the hub of the running event loop in this process."""
     loop = asyncio.get_running_loop()
     if (hub := _hubs.get(loop)) is None:
-        for ended in [other for other in _hubs if other.is_closed()]:
-            del _hubs[ended]
+        # An open hub has tasks, which refer to its event loop: delete those of closed loops.
+        for closed_loop in [other for other in _hubs if other.is_closed()]:
+            del _hubs[closed_loop]
         node = get_settings().NODE
         hub = _hubs[loop] = Hub(direct_dsn(), name=f"{node}.hub" if node else "hub")
     return hub
 
 
-def _is_cut_off() -> bool:
+def _has_lost_connection() -> bool:
     """Return whether this process has nodes but no connection for them."""
     hub = _hubs.get(asyncio.get_running_loop())
     return hub is not None and hub.counters.nodes > 0 and not hub.is_connected
 
 
-health.register("websockets", _is_cut_off)
+health.register("websockets", _has_lost_connection)
 
 
 def close_hubs() -> None:

@@ -1,4 +1,4 @@
-"""Calls of the hub, with each failure as an answer."""
+"""Calls of the hub: a call that fails returns an answer with an error number."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from psqlmessages.exceptions import (
 )
 from psqlmessages.retry import RateLimitedLogger
 
-# Error numbers. ABORTED: PostgreSQL aborted the call, which had no effect. UNANSWERED: also 59,
-# if there was no connection.
+# Error numbers of calls that PostgreSQL aborted: they had no effect.
 ABORTED: Final = ("56", "58")
+# As above, or there was no connection.
 UNANSWERED: Final = (*ABORTED, "59")
 
 
-def refusal(number: int, text: str) -> Answer:
-    """Make the answer to a refused call."""
+def error_answer(number: int, text: str) -> Answer:
+    """Make the answer to a call that failed."""
     return {"Err": str(number), "Errstr": text}
 
 
-def failed() -> Answer:
+def aborted() -> Answer:
     """Answer that PostgreSQL aborted the call; only the log has the reason."""
-    return refusal(56, "the request failed")
+    return error_answer(56, "the request failed")
 
 
-def away() -> Answer:
+def unreachable() -> Answer:
     """Answer that there is no connection to PostgreSQL."""
-    return refusal(59, "the relay has no connection to PostgreSQL")
+    return error_answer(59, "the relay has no connection to PostgreSQL")
 
 
 logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger)
 
-AWAY = (ServerUnreachable, NodeClosed, NotInstalled)
+UNREACHABLE_ERRORS = (ServerUnreachable, NodeClosed, NotInstalled)
 CALL_ERRORS = (MessagesError, psycopg.Error)
 
 
@@ -52,13 +52,13 @@ async def call_as_answer(
     """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59."""
     try:
         return await gateway.run(ident, function, *arguments, can_wait=can_wait)
-    except AWAY:
-        return away()
+    except UNREACHABLE_ERRORS:
+        return unreachable()
     except CALL_ERRORS as error:
         log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
         if isinstance(error, NotificationQueueFull):
-            return refusal(58, "more than PostgreSQL's notification queue holds")
-        return failed()
+            return error_answer(58, "more than PostgreSQL's notification queue holds")
+        return aborted()
     except ValueError as error:
         # PostgreSQL cannot store a value.
-        return refusal(57, f"malformed frame: {error}")
+        return error_answer(57, f"malformed frame: {error}")

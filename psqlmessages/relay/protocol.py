@@ -14,7 +14,7 @@ Ref = str | int | float | None
 Argument = str | bool | None
 
 REF_CHARACTERS: Final = 100
-_SHOWN_CHARACTERS: Final = 100
+_ERROR_CHARACTERS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Field:
     default: Argument = None
 
 
-_NAME = Field()
-_OPTIONAL = Field(is_required=False)
+_TEXT = Field()
+_OPTIONAL_TEXT = Field(is_required=False)
 
 # The fields of each operation, in the order of the arguments of the SQL function of that name.
 OPERATIONS: Final[dict[str, dict[str, Field]]] = {
-    "init": {"ident": _NAME, "events": Field(bool, is_required=False, default=True)},
+    "init": {"ident": _TEXT, "events": Field(bool, is_required=False, default=True)},
     "deinit": {},
     **{
-        op: {"topic": _NAME}
+        op: {"topic": _TEXT}
         for op in (
             "topic_listen",
             "topic_unlisten",
@@ -44,10 +44,10 @@ OPERATIONS: Final[dict[str, dict[str, Field]]] = {
             "topic_auth",
         )
     },
-    "topic_send": {"topic": _NAME, "body": _NAME, "token": _OPTIONAL, "enc": _OPTIONAL},
-    "rpc": {"node": _NAME, "token": _NAME, "body": _NAME, "enc": _OPTIONAL},
-    "return": {"node": _NAME, "token": _NAME, "body": _NAME, "enc": _OPTIONAL},
-    "return_error": {"node": _NAME, "token": _NAME, "reason": _NAME},
+    "topic_send": {"topic": _TEXT, "body": _TEXT, "token": _OPTIONAL_TEXT, "enc": _OPTIONAL_TEXT},
+    "rpc": {"node": _TEXT, "token": _TEXT, "body": _TEXT, "enc": _OPTIONAL_TEXT},
+    "return": {"node": _TEXT, "token": _TEXT, "body": _TEXT, "enc": _OPTIONAL_TEXT},
+    "return_error": {"node": _TEXT, "token": _TEXT, "reason": _TEXT},
 }
 
 
@@ -61,7 +61,7 @@ class Request:
 
 
 class UnreadableFrame(MalformedFrame):
-    """A frame that is not a valid request; ``ref`` is its ref, None if that was unreadable."""
+    """A frame that is not a valid request; ``ref`` is None if unreadable."""
 
     def __init__(self, reason: str, ref: Ref = None) -> None:
         super().__init__(f"malformed frame: {reason}")
@@ -75,29 +75,31 @@ def parse_frame(text: str) -> Request:
     except MalformedText as error:
         raise UnreadableFrame(str(error)) from None
     if not isinstance(fields, dict):
-        raise UnreadableFrame(f"{_shown(fields)} is not a JSON object")
-    ref = _ref(fields)
+        raise UnreadableFrame(f"{_format_value(fields)} is not a JSON object")
+    ref = _take_ref(fields)
     op = fields.pop("op", None)
-    known = OPERATIONS.get(op) if isinstance(op, str) else None
-    if known is None:
-        raise UnreadableFrame(f"unknown op {_shown(op)}", ref)
-    if unknown := [name for name in fields if name not in known]:
-        raise UnreadableFrame(f"{op} has no field {_shown(unknown[0])}", ref)
+    allowed = OPERATIONS.get(op) if isinstance(op, str) else None
+    if allowed is None:
+        raise UnreadableFrame(f"unknown op {_format_value(op)}", ref)
+    if unknown := [name for name in fields if name not in allowed]:
+        raise UnreadableFrame(f"{op} has no field {_format_value(unknown[0])}", ref)
     try:
-        return Request(op, ref, {name: _value(name, known[name], fields) for name in known})
+        arguments = {name: _parse_argument(name, allowed[name], fields) for name in allowed}
     except UnreadableFrame as error:
         error.ref = ref
         raise
+    return Request(op, ref, arguments)
 
 
-def answer(ref: Ref, content: dict[str, Any]) -> str:
+def format_answer(ref: Ref, content: dict[str, Any]) -> str:
     """Write the answer to a request as a frame, ``ref`` first."""
     # The hub's channel stays on the server: anyone who knows it can send notifications to it.
-    shown = {key: value for key, value in content.items() if key != "Channel"}
-    return json.dumps({"ref": ref, **shown} if ref is not None else shown, separators=(",", ":"))
+    public = {key: value for key, value in content.items() if key != "Channel"}
+    return json.dumps({"ref": ref, **public} if ref is not None else public, separators=(",", ":"))
 
 
-def _ref(fields: dict[str, Any]) -> Ref:
+def _take_ref(fields: dict[str, Any]) -> Ref:
+    """Remove the ref from the fields and check it."""
     if "ref" not in fields:
         return None
     ref: str | int | float = fields.pop("ref")
@@ -108,13 +110,13 @@ def _ref(fields: dict[str, Any]) -> Ref:
         # Python parses 1e999 as infinity, which JSON cannot represent.
         is_short = math.isfinite(ref) and abs(ref) < 10**REF_CHARACTERS
     else:
-        raise UnreadableFrame(f"ref is {_shown(ref)}, neither text nor a number")
+        raise UnreadableFrame(f"ref is {_format_value(ref)}, neither text nor a number")
     if not is_short:
         raise UnreadableFrame(f"ref is longer than {REF_CHARACTERS} characters")
     return ref
 
 
-def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
+def _parse_argument(name: str, field: Field, fields: dict[str, Any]) -> Argument:
     value: Any = fields.get(name)
     if value is None and not field.is_required:
         return field.default
@@ -122,7 +124,7 @@ def _value(name: str, field: Field, fields: dict[str, Any]) -> Argument:
         raise UnreadableFrame(f"the field {name} is missing")
     if type(value) is not field.type:
         expected = "text" if field.type is str else "true or false"
-        raise UnreadableFrame(f"{name} is {_shown(value)}, not {expected}")
+        raise UnreadableFrame(f"{name} is {_format_value(value)}, not {expected}")
     if isinstance(value, str):
         _check_text(name, value)
     return value
@@ -133,10 +135,10 @@ def _check_text(name: str, text: str) -> None:
         raise UnreadableFrame(f"{name} has {part}")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value of the frame for an error: as JSON, in ASCII, truncated if it is long."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
     if isinstance(value, str):
-        value = value[:_SHOWN_CHARACTERS]
-    return json.dumps(value)[:_SHOWN_CHARACTERS]
+        value = value[:_ERROR_CHARACTERS]
+    return json.dumps(value)[:_ERROR_CHARACTERS]

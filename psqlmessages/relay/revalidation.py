@@ -1,4 +1,4 @@
-"""Revalidation: whether the users of open WebSockets still have access."""
+"""Revalidation: closes WebSockets whose users have lost access."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from psqlmessages.client.connection import is_readable
 from psqlmessages.relay.auth import idents_of, matches_any
 from psqlmessages.retry import RateLimitedLogger
 
-INTERVAL_SECONDS: Final = 0.5
-# How long a WebSocket stays unrestricted while its user cannot be checked.
-TRUSTED_SECONDS: Final = 5
+CHECK_INTERVAL_SECONDS: Final = 0.5
+# How long a WebSocket stays usable while its user cannot be checked.
+MAX_UNCHECKED_SECONDS: Final = 5
 # /healthz reports a query of users that takes longer.
-SLOW_SECONDS: Final = 2.0
+SLOW_QUERY_SECONDS: Final = 2.0
 
 T = TypeVar("T")
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.relay"))
@@ -56,17 +56,21 @@ class MonitoredSocket:
         """Return whether the user, freshly loaded, may still use it; called in a thread."""
         return True
 
-    def revoked(self, reason: str) -> None:
+    def on_access_revoked(self, reason: str) -> None:
         """Close it: the user has lost access."""
 
-    def ident_revoked(self, ident: str) -> None:
+    def on_ident_revoked(self, ident: str) -> None:
         """End a node that the user may no longer act as."""
 
-    def unchecked(self) -> None:
-        """Close, or send nothing: the user could not be checked for TRUSTED_SECONDS."""
+    def on_unchecked(self) -> None:
+        """Close, or send nothing: the user could not be checked for MAX_UNCHECKED_SECONDS."""
 
-    def reap(self) -> None:
-        """Drop a connection that has ended while its peer does not read the buffered data."""
+    def abort_if_stuck(self) -> None:
+        """Abort a connection that has ended while its peer does not read the buffered data."""
+
+
+# A WebSocket, how it was admitted, and its node.
+Subject = tuple[MonitoredSocket, Credentials, str | None]
 
 
 class CredentialMonitor:
@@ -77,7 +81,7 @@ class CredentialMonitor:
 
     def __init__(self) -> None:
         self.failures = 0
-        # The time at which each WebSocket was last known to be allowed.
+        # The start of the last successful check of each WebSocket.
         self._sockets: dict[MonitoredSocket, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
@@ -92,7 +96,7 @@ class CredentialMonitor:
         """Stop checking a WebSocket."""
         self._sockets.pop(socket, None)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop all checks immediately."""
         for task in (self._task, self._check):
             if task is not None:
@@ -101,51 +105,49 @@ class CredentialMonitor:
     async def _run(self) -> None:
         try:
             while self._sockets:
-                await asyncio.sleep(INTERVAL_SECONDS)
+                await asyncio.sleep(CHECK_INTERVAL_SECONDS)
                 await self._wait_for_check()
-                trusted_since = monotonic() - TRUSTED_SECONDS
-                for socket, allowed_at in list(self._sockets.items()):
-                    if allowed_at < trusted_since:
-                        socket.unchecked()
+                earliest_check = monotonic() - MAX_UNCHECKED_SECONDS
+                for socket, checked_at in list(self._sockets.items()):
+                    if checked_at < earliest_check:
+                        socket.on_unchecked()
         finally:
             self._task = None
         await in_thread(connections.close_all)
 
     async def _wait_for_check(self) -> None:
-        """Wait for a check, for TRUSTED_SECONDS; a slower one goes on until the next call."""
+        """Wait for a check, for MAX_UNCHECKED_SECONDS; a slower one goes on until the next call."""
         if self._check is None:
             self._check = asyncio.create_task(self.check_now(), name="psqlmessages check")
-        await asyncio.wait({self._check}, timeout=TRUSTED_SECONDS)
+        await asyncio.wait({self._check}, timeout=MAX_UNCHECKED_SECONDS)
         if self._check.done():
-            ended, self._check = self._check, None
-            if error := ended.exception():
+            check, self._check = self._check, None
+            if error := check.exception():
                 self.failures += 1
                 log.warning("could not re-check the permissions of open WebSockets: %r", error)
 
     async def check_now(self) -> None:
         """Check once, and end access that is no longer allowed."""
         began_at = monotonic()
-        subjects = []
+        subjects: list[Subject] = []
         for socket in list(self._sockets):
-            socket.reap()
+            socket.abort_if_stuck()
             subjects.append((socket, socket.credentials, socket.ident))
-        problems = await in_thread(revocations, subjects)
-        for (socket, _, ident), problem in zip(subjects, problems, strict=True):
-            if isinstance(problem, Exception):
+        reasons = await in_thread(find_revocations, subjects)
+        for (socket, _, ident), reason in zip(subjects, reasons, strict=True):
+            if isinstance(reason, Exception):
                 self.failures += 1
-                log.warning("could not re-check the permissions of a WebSocket: %r", problem)
+                log.warning("could not re-check the permissions of a WebSocket: %r", reason)
                 continue
             if socket in self._sockets:
                 self._sockets[socket] = began_at
-            if problem:
-                socket.revoked(problem)
-            elif problem is None and ident:
-                socket.ident_revoked(ident)
+            if reason:
+                socket.on_access_revoked(reason)
+            elif reason is None and ident:
+                socket.on_ident_revoked(ident)
 
 
-def revocations(
-    subjects: list[tuple[MonitoredSocket, Credentials, str | None]],
-) -> list[str | Exception | None]:
+def find_revocations(subjects: list[Subject]) -> list[str | Exception | None]:
     """Return for each WebSocket the reason to close it; "" if none, None if only its node must end.
 
     An exception means that this one could not be checked: the project's own permission backend may
@@ -159,21 +161,23 @@ def revocations(
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
     sessions = _open_sessions(all_credentials)
 
-    def problem(
+    def revocation(
         socket: MonitoredSocket, credentials: Credentials, ident: str | None
     ) -> str | Exception | None:
         if credentials.session is not None and credentials.session not in sessions:
             return "the user has logged out"
         if credentials.expires_at is not None and credentials.expires_at <= now:
             return "the token has expired"
-        if reason := _user_error(users.get(credentials.user), socket, credentials):
+        if reason := _user_revocation(users.get(credentials.user), socket, credentials):
             return reason
         return None if ident and not matches_any(ident, allowed[credentials.user]) else ""
 
-    return [problem(*subject) for subject in subjects]
+    return [revocation(*subject) for subject in subjects]
 
 
-def _user_error(user: Any, socket: MonitoredSocket, credentials: Credentials) -> str | Exception:
+def _user_revocation(
+    user: Any, socket: MonitoredSocket, credentials: Credentials
+) -> str | Exception:
     if user is None or not user.is_active:
         return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:
@@ -202,22 +206,22 @@ _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = Wea
 
 def get_credential_monitor() -> CredentialMonitor:
     """Return the credential monitor of the running event loop."""
-    # Not registered at import, so that it runs before close_hubs: atexit runs the last function
-    # first. close_hubs runs the event loop after Python has stopped the thread of the checks.
-    _end_monitors_at_exit()
+    # Registered after close_hubs, so it runs before. close_hubs runs the event loop, but by then
+    # Python has stopped the thread of the checks.
+    _stop_monitors_at_exit()
     return _monitors.setdefault(asyncio.get_running_loop(), CredentialMonitor())
 
 
 @cache
-def _end_monitors_at_exit() -> None:
-    atexit.register(_end_monitors)
+def _stop_monitors_at_exit() -> None:
+    atexit.register(_stop_monitors)
 
 
-def _end_monitors() -> None:
+def _stop_monitors() -> None:
     for loop, monitor in list(_monitors.items()):
         # Do not run the event loop here: its pending work would report the nodes as crashed.
         if not (loop.is_closed() or loop.is_running()):
-            monitor.end()
+            monitor.stop()
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -225,31 +229,32 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     Channels would use a thread that all WebSockets of the process share with views.
     """
-    future = _thread().submit(_run_on_connect_as, function, *arguments)
-    _unfinished[future] = monotonic()
-    future.add_done_callback(lambda ended: _unfinished.pop(ended, None))
+    future = _executor().submit(_run_on_open_connection, function, *arguments)
+    _pending_calls[future] = monotonic()
+    future.add_done_callback(lambda done: _pending_calls.pop(done, None))
     return await asyncio.wrap_future(future)
 
 
 # The time at which each call was submitted, the oldest first.
-_unfinished: dict[Future[Any], float] = {}
+_pending_calls: dict[Future[Any], float] = {}
 
 
-def _is_hanging() -> bool:
+def _has_slow_query() -> bool:
     """Return whether users cannot be loaded because a query takes too long."""
-    return any(monotonic() - began > SLOW_SECONDS for began in list(_unfinished.values())[:1])
+    oldest = next(iter(list(_pending_calls.values())), None)
+    return oldest is not None and monotonic() - oldest > SLOW_QUERY_SECONDS
 
 
-health.register("users", _is_hanging)
+health.register("users", _has_slow_query)
 
 
-def _run_on_connect_as(function: Callable[..., T], *arguments: Any) -> T:
+def _run_on_open_connection(function: Callable[..., T], *arguments: Any) -> T:
     for connection in connections.all(initialized_only=True):
-        own = connection.connection
-        if own is None or connection.vendor != "postgresql":
+        raw = connection.connection
+        if raw is None or connection.vendor != "postgresql":
             continue
-        # Readable without a query: the server has closed it, as at a restart. A query would fail.
-        if own.closed or is_readable(own.fileno()):
+        # If it is readable without a query, the server has closed it, for example by a restart.
+        if raw.closed or is_readable(raw.fileno()):
             connection.close()
     try:
         return function(*arguments)
@@ -260,5 +265,5 @@ def _run_on_connect_as(function: Callable[..., T], *arguments: Any) -> T:
 
 
 @cache
-def _thread() -> ThreadPoolExecutor:
+def _executor() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="psqlmessages-relay")

@@ -1,4 +1,4 @@
-"""Send queue of a WebSocket, bounded in frames and bytes; socket.py closes slow readers."""
+"""Send queue of a WebSocket, limited in frames and bytes; socket.py closes slow readers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from weakref import WeakKeyDictionary
 from psqlmessages.relay.daphne import Transport
 from psqlmessages.relay.frames import EncodedFrame
 
-# Flushing: the frames that reach the send queues of one event loop together are written together.
-
 # Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
 
 
 class FlushScheduler:
-    """The send queues of one event loop that have frames to send.
+    """Flushes all send queues of one event loop together.
 
-    It wakes no task per queue, and several frames to one reader are one write.
+    So several frames to one reader need one write, and no queue needs a task to be woken.
     """
 
     def __init__(self) -> None:
@@ -33,9 +31,9 @@ class FlushScheduler:
         self._waiting.append(send_queue)
 
     def _flush(self) -> None:
-        begun = monotonic()
+        began = monotonic()
         while self._waiting:
-            if monotonic() - begun > _SLICE_SECONDS:
+            if monotonic() - began > _SLICE_SECONDS:
                 asyncio.get_running_loop().call_soon(self._flush)
                 return
             self._waiting.popleft().flush()
@@ -43,39 +41,38 @@ class FlushScheduler:
 
 _schedulers: WeakKeyDictionary[asyncio.AbstractEventLoop, FlushScheduler] = WeakKeyDictionary()
 
-# Size of one write; these bytes wait in the server and do not count towards the queue's limits.
+# Size of one write. Written bytes wait in the server and do not count towards the queue's limits.
 _WRITE_BYTES: Final = 64 * 1024
 
 
 class SendQueue:
     """Frames to one reader, in order.
 
-    All send queues flush together. If the reader is slow, or the server's ``send`` must be awaited,
-    the task :meth:`run` sends. ``frames`` and ``size`` (bytes) limit the queue; one frame alone may
-    be larger.
+    The flush scheduler sends them. If the reader is slow, or the server's ``send`` must be awaited,
+    the task :meth:`run` does. One frame alone may be larger than ``max_bytes``.
     """
 
-    def __init__(self, transport: Transport, *, frames: int, size: int) -> None:
+    def __init__(self, transport: Transport, *, max_frames: int, max_bytes: int) -> None:
         self._transport = transport
-        self._most_frames = frames
-        self._most_bytes = size
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
         self._waiting: deque[EncodedFrame] = deque()
         self._bytes = 0
         self._scheduler = _schedulers.setdefault(asyncio.get_running_loop(), FlushScheduler())
-        # Whether the flush scheduler or the task is going to send the waiting frames.
+        # Whether the flush scheduler or the task will send the waiting frames.
         self._is_scheduled = False
         self._is_slow = asyncio.Event()
         self._error: Exception | None = None
 
-    def put(self, packet: EncodedFrame) -> bool:
+    def put(self, frame: EncodedFrame) -> bool:
         """Append a frame; False if there is no room because the reader is too slow."""
-        size = packet.size
+        size = frame.size
         if self._waiting and not self._has_room(size):
-            # A fast reader may get more frames together than the queue holds, so flush first.
+            # More frames may arrive together than fit: flush, so that a fast reader has room.
             self.flush()
             if self._waiting and not self._has_room(size):
                 return False
-        self._waiting.append(packet)
+        self._waiting.append(frame)
         self._bytes += size
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -88,11 +85,11 @@ class SendQueue:
         self._bytes = 0
 
     def flush(self) -> None:
-        """Send what the transport takes without waiting; the task sends the rest."""
+        """Send frames while the transport takes them without waiting; the task sends the rest."""
         try:
             is_done = self._write()
-        except Exception as problem:  # noqa: BLE001 - the task raises it, which ends the WebSocket
-            self._error, is_done = problem, False
+        except Exception as error:  # noqa: BLE001 - the task raises it, which ends the WebSocket
+            self._error, is_done = error, False
         if is_done:
             self._is_scheduled = False
         else:
@@ -106,30 +103,30 @@ class SendQueue:
             if self._error is not None:
                 raise self._error
             while self._waiting:
-                await self._transport.writable()
+                await self._transport.wait_until_writable()
                 if not self._write():
-                    await self._transport.send(self._next())
+                    await self._transport.send(self._take_first())
             self._is_scheduled = False
 
     def _has_room(self, size: int) -> bool:
-        return len(self._waiting) < self._most_frames and self._bytes + size <= self._most_bytes
+        return len(self._waiting) < self._max_frames and self._bytes + size <= self._max_bytes
 
     def _write(self) -> bool:
         while self._waiting:
             if not self._transport.is_writable:
                 return False
-            first = self._next()
+            first = self._take_first()
             if not self._waiting:
-                self._transport.write_frames(first.framed, (first,))
+                self._transport.write_frames(first.data, (first,))
                 return True
-            packets, size = [first], first.size
+            frames, size = [first], first.size
             while self._waiting and size < _WRITE_BYTES:
-                packets.append(self._next())
-                size += packets[-1].size
-            self._transport.write_frames(b"".join([packet.framed for packet in packets]), packets)
+                frames.append(self._take_first())
+                size += frames[-1].size
+            self._transport.write_frames(b"".join([frame.data for frame in frames]), frames)
         return True
 
-    def _next(self) -> EncodedFrame:
-        packet = self._waiting.popleft()
-        self._bytes -= packet.size
-        return packet
+    def _take_first(self) -> EncodedFrame:
+        frame = self._waiting.popleft()
+        self._bytes -= frame.size
+        return frame

@@ -1,4 +1,4 @@
-"""Common base of WebSockets: admission, sockets per user, limits both ways, revalidation."""
+"""Common base of WebSockets: admission, sockets per user, limits in both directions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from psqlmessages.retry import TokenBucket
 
 # This many seconds' worth of frames may arrive together: a page that opens sends many requests.
 BURST_SECONDS: Final = 4
-# Reading stops at this queue length. Frames that were already read are limited by the burst.
-MOST_WAITING: Final = 64
-# The same limit in bytes, as a number of frames of maximum length.
-MOST_LONG_FRAMES: Final = 4
+# Reading pauses at this queue length. Frames that were already read are limited by the burst.
+MAX_WAITING_FRAMES: Final = 64
+# Reading also pauses above the size of this many frames of maximum length.
+MAX_LONG_FRAMES: Final = 4
 
 
 class ReceiveQueue:
@@ -31,7 +31,7 @@ class ReceiveQueue:
     def __init__(self, transport: Transport, *, per_second: int, frame_bytes: int) -> None:
         self._transport = transport
         self._bucket = TokenBucket(per_second, per_second * BURST_SECONDS)
-        self._most_bytes = frame_bytes * MOST_LONG_FRAMES
+        self._max_bytes = frame_bytes * MAX_LONG_FRAMES
         self._waiting: deque[str] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
@@ -69,7 +69,7 @@ class ReceiveQueue:
         self._arrived.set()
 
     def _pause_or_resume_reading(self) -> None:
-        is_full = len(self._waiting) >= MOST_WAITING or self._bytes > self._most_bytes
+        is_full = len(self._waiting) >= MAX_WAITING_FRAMES or self._bytes > self._max_bytes
         if is_full != self._is_paused:
             self._is_paused = is_full
             self._transport.pause_reading(is_paused=is_full)
@@ -86,20 +86,20 @@ TRY_AGAIN_LATER: Final = 1013
 TOO_SLOW: Final = 4408
 TOO_MANY: Final = 4429
 
-# Codes of a normal close by the peer; None: no code. Any other end is a crash.
-GOODBYES: Final = frozenset({1000, 1001, 1005, None})
+# If the peer closes without such a code, or the connection breaks, that is a crash. None: no code.
+NORMAL_CLOSE_CODES: Final = frozenset({1000, 1001, 1005, None})
 # Time for the running operation after the WebSocket has ended. Daphne allows 10 seconds.
-_END_SECONDS: Final = 4
+_LAST_REQUEST_SECONDS: Final = 4
 
 # Keys that relay/asgi.py adds to the scope: the expiry of a token, the reason of a refusal.
 EXPIRY_KEY: Final = "psqlmessages.expires_at"
 REFUSED_KEY: Final = "psqlmessages.refused"
 
-_background: Final[set[asyncio.Task[Any]]] = set()
+_background_tasks: Final[set[asyncio.Task[Any]]] = set()
 
 
 class Socket(MonitoredSocket):
-    """One WebSocket. Subclasses implement :meth:`received` and :meth:`left`."""
+    """One WebSocket. Subclasses implement :meth:`on_frame` and :meth:`on_closed`."""
 
     _open: ClassVar[Counter[Any]] = Counter()
 
@@ -114,11 +114,12 @@ class Socket(MonitoredSocket):
         self.scope = scope
         self.user = scope.get("user")
         self._transport: Transport = scope.get(SCOPE_KEY) or Transport(send)
-        self._is_over = False
+        self._is_closed = False
         self._closing: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         await self._transport.accept()
-        if refusal := self._refusal():
-            self._is_over = True
+        refusal = self._check_admission()
+        if refusal is not None:
+            self._is_closed = True
             await self._transport.close(*refusal)
             await self._receive(receive)
             return
@@ -135,57 +136,57 @@ class Socket(MonitoredSocket):
 
     # For subclasses
 
-    def refusal(self) -> tuple[int, str] | None:
+    def check_access(self) -> tuple[int, str] | None:
         """Return the close code and reason if this user is refused, else None."""
         return None
 
-    def entered(self) -> None:
-        """Start: frames can be sent from now on."""
+    def on_accepted(self) -> None:
+        """Start the work of a subclass: frames can be sent from now on."""
 
-    async def received(self, text: str) -> None:
+    async def on_frame(self, text: str) -> None:
         """Execute one frame; the next one waits."""
-        raise TypeError(f"{type(self).__name__} must implement received()")
+        raise TypeError(f"{type(self).__name__} must implement on_frame()")
 
-    async def left(self, *, crashed: bool) -> None:
+    async def on_closed(self, *, crashed: bool) -> None:
         """Clean up; ``crashed``: the peer did not close normally."""
 
     def put(self, text: str) -> None:
-        """Queue a frame to be sent; a reader that is too slow is closed with 4408."""
-        self.put_packet(EncodedFrame(text))
+        """Queue a frame to be sent; close with 4408 if the reader is too slow."""
+        self.put_frame(EncodedFrame(text))
 
-    def put_packet(self, packet: EncodedFrame) -> None:
+    def put_frame(self, frame: EncodedFrame) -> None:
         """Queue a frame that is shared with other receivers."""
-        if not self._is_over and not self._send_queue.put(packet):
+        if not self._is_closed and not self._send_queue.put(frame):
             self.close(TOO_SLOW, "frames are read too slowly")
 
     def close(self, code: int, reason: str) -> None:
         """Close from this side and drop waiting frames."""
-        self._is_over = True
+        self._is_closed = True
         if not self._closing.done():
             self._closing.set_result((code, reason))
 
-    def spawn(self, what: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine in the background, even after this socket has ended."""
-        task = asyncio.create_task(what)
-        _background.add(task)
-        task.add_done_callback(_ended)
+        task = asyncio.create_task(coroutine)
+        _background_tasks.add(task)
+        task.add_done_callback(_on_task_done)
         return task
 
     # Called by the credential monitor
 
-    def revoked(self, reason: str) -> None:
+    def on_access_revoked(self, reason: str) -> None:
         """Close the WebSocket: the user has lost access."""
         self.close(NOT_ALLOWED, reason)
 
-    def reap(self) -> None:
-        """Drop a connection that has ended while its peer does not read the buffered data."""
+    def abort_if_stuck(self) -> None:
+        """Abort the connection at the second call after it ended with data still to be read."""
         if self._transport.is_ending and self._was_ending:
             self._transport.abort()
         self._was_ending = self._transport.is_ending
 
     # Connection
 
-    def _refusal(self) -> tuple[int, str] | None:
+    def _check_admission(self) -> tuple[int, str] | None:
         if reason := self.scope.get(REFUSED_KEY):
             return NOT_ALLOWED, reason
         # An anonymous user is never active.
@@ -196,15 +197,17 @@ class Socket(MonitoredSocket):
         self.credentials = Credentials(
             self.user.pk, self.user.get_session_auth_hash(), session, expires_at
         )
-        most = get_settings().RELAY_SOCKETS
-        if self._open[self.user.pk] >= most:
-            return TOO_MANY, f"more than {most} WebSockets of one user"
-        return self.refusal()
+        limit = get_settings().RELAY_SOCKETS
+        if self._open[self.user.pk] >= limit:
+            return TOO_MANY, f"more than {limit} WebSockets of one user"
+        return self.check_access()
 
     async def _serve(self, receive: Receive) -> None:
         limits = get_settings()
         self._send_queue = SendQueue(
-            self._transport, frames=limits.RELAY_QUEUE_FRAMES, size=limits.RELAY_QUEUE_BYTES
+            self._transport,
+            max_frames=limits.RELAY_QUEUE_FRAMES,
+            max_bytes=limits.RELAY_QUEUE_BYTES,
         )
         self._receive_queue = ReceiveQueue(
             self._transport,
@@ -212,57 +215,57 @@ class Socket(MonitoredSocket):
             frame_bytes=limits.RELAY_FRAME_BYTES,
         )
         receiving, working, sending = tasks = [
-            asyncio.create_task(each)
-            for each in (self._receive(receive), self._work(), self._send_queue.run())
+            asyncio.create_task(coroutine)
+            for coroutine in (self._receive(receive), self._work(), self._send_queue.run())
         ]
         try:
-            self.entered()
+            self.on_accepted()
             await asyncio.wait({*tasks, self._closing}, return_when=asyncio.FIRST_COMPLETED)
-            self._is_over = True
+            self._is_closed = True
             self._receive_queue.end()
             self._send_queue.clear()
             sending.cancel()
             for task in (working, sending):
-                if task.done() and not task.cancelled() and (problem := task.exception()):
-                    logger.error("closing a WebSocket after an unexpected error", exc_info=problem)
+                if task.done() and not task.cancelled() and (error := task.exception()):
+                    logger.error("closing a WebSocket after an unexpected error", exc_info=error)
                     self.close(INTERNAL_ERROR, "internal server error")
-            is_goodbye = receiving.done() and receiving.result() in GOODBYES
+            is_normal = receiving.done() and receiving.result() in NORMAL_CLOSE_CODES
             if self._closing.done():
                 await self._transport.close(*self._closing.result())
-            leaving = self.spawn(self._leave(working, crashed=not is_goodbye))
-            await asyncio.wait({leaving}, timeout=2 * _END_SECONDS)
+            leaving = self.spawn(self._leave(working, crashed=not is_normal))
+            await asyncio.wait({leaving}, timeout=2 * _LAST_REQUEST_SECONDS)
             await receiving
         finally:
-            self._is_over = True
+            self._is_closed = True
             for task in tasks:
                 task.cancel()
 
     async def _leave(self, working: asyncio.Task[None], *, crashed: bool) -> None:
-        # The last request is executed or refused before the socket leaves.
-        await asyncio.wait({working}, timeout=_END_SECONDS)
+        # Let the last request end first.
+        await asyncio.wait({working}, timeout=_LAST_REQUEST_SECONDS)
         working.cancel()
-        await self.left(crashed=crashed)
+        await self.on_closed(crashed=crashed)
 
     async def _receive(self, receive: Receive) -> int | None:
-        """Receive frames until the end; return the close code. Never waits for their execution."""
+        """Queue received frames until the end, without waiting for them; return the close code."""
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return message.get("code", 1005)  # type: ignore[no-any-return]
-            if message["type"] != "websocket.receive" or self._is_over:
+            if message["type"] != "websocket.receive" or self._is_closed:
                 continue
             if (text := message.get("text")) is None:
                 self.close(UNSUPPORTED, "binary frames are not supported: send text")
             elif not self._receive_queue.put(text):
-                most = get_settings().RELAY_FRAMES_PER_SECOND
-                self.close(TOO_MANY, f"more than {most} frames a second")
+                limit = get_settings().RELAY_FRAMES_PER_SECOND
+                self.close(TOO_MANY, f"more than {limit} frames a second")
 
     async def _work(self) -> None:
         while (text := await self._receive_queue.get()) is not None:
-            await self.received(text)
+            await self.on_frame(text)
 
 
-def _ended(task: asyncio.Task[Any]) -> None:
-    _background.discard(task)
-    if not task.cancelled() and (problem := task.exception()):
-        logger.error("cleaning up a closed WebSocket failed", exc_info=problem)
+def _on_task_done(task: asyncio.Task[Any]) -> None:
+    _background_tasks.discard(task)
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("cleaning up a closed WebSocket failed", exc_info=error)

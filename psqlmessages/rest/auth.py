@@ -146,7 +146,7 @@ async def _query(function: Callable[[Any], T], argument: Any) -> T:
 
 
 def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
-    claims = {token: auth.read(token, purpose=PURPOSE) for token in tokens}
+    claims = {token: auth.read_token(token, purpose=PURPOSE) for token in tokens}
     allowed = idents_of({claim.user.pk for claim in claims.values() if claim})
     return {
         token: claim and _caller(claim.user, allowed, expires_at=claim.expires_at)

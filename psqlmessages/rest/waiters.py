@@ -83,19 +83,19 @@ class WaitingRequest:
         """Allow any user whose credentials are still valid."""
         return True
 
-    def revoked(self, reason: str) -> None:
+    def on_access_revoked(self, reason: str) -> None:
         """End the wait: the user has lost access."""
         self.fail(ApiError(401, reason))
 
-    def ident_revoked(self, ident: str) -> None:
+    def on_ident_revoked(self, ident: str) -> None:
         """End the wait: the user may no longer act as this node."""
         self.fail(ApiError(403, f"you may no longer act as {ident}"))
 
-    def unchecked(self) -> None:
+    def on_unchecked(self) -> None:
         """End the wait: the credentials could not be checked for too long."""
         self.fail(ServiceUnavailable())
 
-    def reap(self) -> None:
+    def abort_if_stuck(self) -> None:
         """Do nothing: `RestDatabase.take` removes the waiter."""
 
 

@@ -66,8 +66,8 @@ def test_a_token_for_websockets_is_none_for_the_api_nor_the_reverse(site: Site, 
     user = site.user("wanda", idents=["worker"])
     token = relay_tokens.token_for(user, HOUR)
     assert status_of(site, token) == 401
-    assert relay_tokens.read(token_for(user, HOUR)) is None
-    assert relay_tokens.read(token) is not None
+    assert relay_tokens.read_token(token_for(user, HOUR)) is None
+    assert relay_tokens.read_token(token) is not None
 
 
 def test_a_wrong_token_is_not_mended_by_a_session(page: Callable[..., Caller]):

@@ -43,8 +43,8 @@ class Box:
         self._came = asyncio.Event()
         self._seen = 0
 
-    def deliver(self, frame: HubMessage) -> None:
-        self.frames.append(frame)
+    def deliver(self, message: HubMessage) -> None:
+        self.frames.append(message)
         self._came.set()
 
     async def next(self, is_wanted: Callable[[HubMessage], object]) -> HubMessage:

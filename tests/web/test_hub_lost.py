@@ -180,7 +180,7 @@ DISCONNECTED = (
 
 @in_loop
 async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn: str):
-    async with opened(dsn, idle=timedelta(milliseconds=200)) as hub:
+    async with opened(dsn, idle_timeout=timedelta(milliseconds=200)) as hub:
         for turn in range(2):
             await hub.leave(await joined(hub, "A1", "T"))
             if turn:

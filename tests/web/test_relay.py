@@ -14,7 +14,7 @@ from project.postgres import Server
 from psqlmessages.conf import Settings
 from psqlmessages.models import WebIdentity
 from psqlmessages.relay import socket
-from psqlmessages.relay.protocol import OPERATIONS, UnreadableFrame, answer, parse_frame
+from psqlmessages.relay.protocol import OPERATIONS, UnreadableFrame, format_answer, parse_frame
 from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -181,7 +181,7 @@ def test_every_operation_close_code_and_setting_is_documented():
     codes = {int(code) for code in re.findall(r"\b(?:1|4)\d\d\d\b", section("Close codes"))}
     names = ("UNSUPPORTED", "NOT_ALLOWED", "TOO_SLOW", "TOO_MANY", "TRY_AGAIN_LATER")
     assert codes >= {getattr(socket, name) for name in names}
-    assert codes >= {code for code in socket.GOODBYES if code not in (None, 1005)}
+    assert codes >= {code for code in socket.NORMAL_CLOSE_CODES if code not in (None, 1005)}
     assert set(re.findall(r"RELAY_[A-Z_]+[A-Z]", RELAY)) <= set(Settings.__dataclass_fields__)
     (example,) = re.findall(r"```python\n# asgi.py\n(.*?)```", RELAY, re.DOTALL)
     own = re.sub(r" *#.*", "", (DOCS.parent / "project" / "asgi.py").read_text()).splitlines()
@@ -256,6 +256,6 @@ def test_the_error_of_a_malformed_frame_says_what_is_wrong():
 
 
 def test_an_answer_begins_with_its_ref_and_does_not_tell_the_channel():
-    assert answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
-    assert answer(None, {"Err": "0"}) == '{"Err":"0"}'
-    assert answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'
+    assert format_answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
+    assert format_answer(None, {"Err": "0"}) == '{"Err":"0"}'
+    assert format_answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'

@@ -16,8 +16,8 @@ from pytest_django import Settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from psqlmessages.models import WebIdentity
-from psqlmessages.relay.asgi import is_own
-from psqlmessages.relay.auth import read, token_for
+from psqlmessages.relay.asgi import has_allowed_origin
+from psqlmessages.relay.auth import read_token, token_for
 from tests.sql.conftest import World
 from tests.web.site import PASSWORD, Site
 from tests.web.sockets import Visitor
@@ -112,10 +112,10 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
             headers = [(b"host", host.encode()), (b"origin", origin.encode())]
             headers += given.get("headers", [])
             scope = {"type": "websocket", "path": "/", "scheme": given.get("scheme", "ws")}
-            if is_own({**scope, "headers": headers}) is not (origin in admitted.split()):
+            if has_allowed_origin({**scope, "headers": headers}) is not (origin in admitted.split()):
                 wrong.append((origin, host, given))
             # Several origins are none.
-            assert not is_own({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
+            assert not has_allowed_origin({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
     assert wrong == []
 
 
@@ -136,31 +136,31 @@ def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Enter)
 def test_what_ends_a_token(site: Site, settings: Settings):
     robot = site.user("robot")
     token = token_for(robot, HOUR)
-    assert read(token).user == robot
+    assert read_token(token).user == robot
     said = signing.loads(token, salt="psqlmessages.token")
     # It holds nothing by which sessions are checked.
     assert robot.get_session_auth_hash() not in str(said)
     assert robot.password not in str(said)
     # Something that was signed for another purpose is no token.
-    assert read(signing.dumps(said, salt="psqlmessages.token", compress=True)).user == robot
-    assert read(signing.dumps(said)) is None
+    assert read_token(signing.dumps(said, salt="psqlmessages.token", compress=True)).user == robot
+    assert read_token(signing.dumps(said)) is None
     # A rotation of the secret key does not end it; a key that is forgotten does.
     key = settings.SECRET_KEY
     settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new key", [key]
-    assert read(token).user == robot
+    assert read_token(token).user == robot
     settings.SECRET_KEY_FALLBACKS = []
-    assert read(token) is None
+    assert read_token(token) is None
     settings.SECRET_KEY = key
     robot.is_active = False
     robot.save()
-    assert read(token) is None
+    assert read_token(token) is None
     robot.is_active = True
     robot.set_password(PASSWORD)
     robot.save()
-    assert read(token) is None
+    assert read_token(token) is None
     token = token_for(robot, HOUR)
     robot.delete()
-    assert read(token) is None
+    assert read_token(token) is None
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def frail_site(new_site: Callable[..., Site], settings: Settings, tmp_path: Path
     settings.SESSION_FILE_PATH = str(tmp_path)
     return new_site(
         SESSION_ENGINE=settings.SESSION_ENGINE, SESSION_FILE_PATH=str(tmp_path),
-        PATCHED={"psqlmessages.relay.revalidation.TRUSTED_SECONDS": 2},
+        PATCHED={"psqlmessages.relay.revalidation.MAX_UNCHECKED_SECONDS": 2},
     )  # fmt: skip
 
 

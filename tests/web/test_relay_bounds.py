@@ -17,10 +17,16 @@ from psycopg import sql
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from psqlmessages.relay.daphne import BURST_SECONDS, LEAST, SHARE, CpuShare, Transport
+from psqlmessages.relay.daphne import (
+    BURST_SECONDS,
+    COMMON_SHARE,
+    OWN_SHARE,
+    CpuShare,
+    Transport,
+)
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.send_queue import SendQueue
-from psqlmessages.relay.socket import MOST_WAITING, ReceiveQueue
+from psqlmessages.relay.socket import MAX_WAITING_FRAMES, ReceiveQueue
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web.receivers import in_loop
@@ -218,13 +224,13 @@ class Peer(Transport):
         self.writes: list[str] = []
         self.is_paused = False
 
-    def write_frames(self, framed: bytes, packets: Sequence[EncodedFrame]) -> None:
-        assert framed == b"".join(packet.framed for packet in packets)
-        self.writes.append(" ".join(packet.text for packet in packets))
-        self.room -= len(framed)
+    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
+        assert data == b"".join(frame.data for frame in frames)
+        self.writes.append(" ".join(frame.text for frame in frames))
+        self.room -= len(data)
 
-    async def send(self, packet: EncodedFrame) -> None:
-        self.write_frames(packet.framed, [packet])
+    async def send(self, frame: EncodedFrame) -> None:
+        self.write_frames(frame.data, [frame])
 
     @property
     def is_writable(self) -> bool:
@@ -243,19 +249,19 @@ def put(outbox: SendQueue, *texts: str) -> list[bool]:
 async def test_a_queue_is_bounded_by_frames_and_by_bytes():
     # Bytes are counted, not characters; one frame alone may be larger than the bound.
     for texts, accepted in (("x x x x", 3), ("xxxx " * 3, 2), ("üü " * 3, 2), (f"{LARGE} x", 1)):
-        answers = put(SendQueue(Peer(room=0), frames=3, size=10), *texts.split())
+        answers = put(SendQueue(Peer(room=0), max_frames=3, max_bytes=10), *texts.split())
         assert answers == [True] * accepted + [False] * (len(answers) - accepted), texts
 
 
 @in_loop
 async def test_frames_of_one_moment_leave_in_one_write_and_in_order():
     peer, other, large = Peer(), Peer(), Peer(room=64 * 1024)
-    outbox, others = (SendQueue(each, frames=3, size=10) for each in (peer, other))
+    outbox, others = (SendQueue(each, max_frames=3, max_bytes=10) for each in (peer, other))
     # A fast reader may get more in a moment than may wait for a slow one.
     assert all(put(outbox, *"abc"))
     put(others, "1")
     assert all(put(outbox, *"defgh"))
-    put(SendQueue(large, frames=1000, size=2**20), *[LARGE] * 500)
+    put(SendQueue(large, max_frames=1000, max_bytes=2**20), *[LARGE] * 500)
     # The other tasks do all they can.
     for _ in range(10):
         await asyncio.sleep(0)
@@ -266,7 +272,7 @@ async def test_frames_of_one_moment_leave_in_one_write_and_in_order():
 
 @in_loop
 async def test_a_peer_is_not_read_while_too_much_waits():
-    for text, most in (("x", MOST_WAITING), ("x" * 100, 5)):
+    for text, most in (("x", MAX_WAITING_FRAMES), ("x" * 100, 5)):
         peer = Peer()
         intake = ReceiveQueue(peer, per_second=1000, frame_bytes=100)
         for number in range(most):
@@ -278,25 +284,26 @@ async def test_a_peer_is_not_read_while_too_much_waits():
 
 
 @pytest.mark.parametrize("number", [1, 2, 100])
-def test_peers_that_take_too_much_share_a_tenth_and_others_never_rest(number: int):
+def test_peers_that_take_too_much_share_a_tenth_and_others_are_never_throttled(number: int):
     now = 100.0
     modest = CpuShare(clock=lambda: now)
     for _ in range(1000):
         now += 0.1
-        assert modest.delay_after(0.09 * LEAST) == 0
+        assert modest.charge(0.09 * OWN_SHARE) == 0
     seconds, taken, began = 0.005, 0.0, now
     # By turns, so that each has used up what it had at first.
     due = [(now, n, CpuShare(clock=lambda: now)) for n in range(number)]
     for *_, share in due:
-        assert share.delay_after(BURST_SECONDS) == 0
+        assert share.charge(BURST_SECONDS) == 0
     for _ in range(2000):
         due_at, n, share = heapq.heappop(due)
         now = max(now, due_at)
-        share.rest(is_resting=False)
+        if share.is_throttled:
+            share.resume()
         now += seconds
         taken += seconds
-        heapq.heappush(due, (now + share.delay_after(seconds), n, share))
-        share.rest(is_resting=True)
+        heapq.heappush(due, (now + share.charge(seconds), n, share))
+        share.throttle()
     for *_, share in due:
-        share.rest(is_resting=False)
-    assert taken / (now - began) == pytest.approx(SHARE, rel=0.2)
+        share.resume()
+    assert taken / (now - began) == pytest.approx(COMMON_SHARE, rel=0.2)

@@ -20,13 +20,14 @@
  */
 
 const DENIED_CODE = 4401;
-const [ABORTED, AWAY] = [56, 59];
-const PASSING = [ABORTED, AWAY];
-// The ident is refused permanently. Other errors are temporary, for example 8 while an earlier
-// connection ends.
-const DENIALS = [4, 5, 7, 54];
+const ABORTED = 56;
+const UNREACHABLE = 59;
+const TEMPORARY = [ABORTED, UNREACHABLE];
+// Errors that refuse the ident permanently. After a reconnect all others are temporary, for example
+// 8 until the earlier connection has ended.
+const DENIED_ERRORS = [4, 5, 7, 54];
 // Milliseconds.
-const [LEAST_DELAY, MOST_DELAY, WAIT] = [250, 10_000, 5000];
+const [MIN_DELAY, MAX_DELAY, TIMEOUT] = [250, 10_000, 5000];
 
 /** An error returned by PostgreSQL or the relay; docs/errors.md lists the numbers. */
 export class MessagesError extends Error {
@@ -52,7 +53,7 @@ export async function connect(ident, options = {}) {
 /** A node that stays registered until it is closed, and reconnects after lost connections. */
 export class Node {
   _topics = { topic_listen: new Map(), topic_notify: new Map() };
-  _putOff = new Set();
+  _retrying = new Set();
   _requests = new Map();
   _calls = new Map();
   _count = 0;
@@ -71,8 +72,8 @@ export class Node {
   }
 
   /**
-   * Receive a topic's messages. Retries if PostgreSQL aborts the call, for example because of a lock
-   * on the topic; so do notify, unlisten and unnotify.
+   * Receive a topic's messages. Like notify, unlisten and unnotify, it retries if PostgreSQL aborts
+   * the call, for example because of a lock on the topic.
    * @param {string} topic @param {(m: Message) => void} handler
    */
   async listen(topic, handler) {
@@ -96,7 +97,7 @@ export class Node {
 
   /** Send to a topic's listeners. @param {string} topic @param {any} body */
   async send(topic, body, { token } = {}) {
-    await this._request("topic_send", { topic, token: token ?? null, ...encoded(body) });
+    await this._request("topic_send", { topic, token: token ?? null, ...encode(body) });
   }
 
   /** The current senders and listeners: {Notifiers, Listeners}. @param {string} topic */
@@ -108,15 +109,15 @@ export class Node {
    * Call a node and wait for its answer, at most `timeout` milliseconds. Throws 56 if the node
    * answered with an error. @param {string} node @param {any} body @returns {Promise<any>}
    */
-  async call(node, body, { timeout = WAIT } = {}) {
+  async call(node, body, { timeout = TIMEOUT } = {}) {
     const token = `${this._prefix}-${++this._count}`;
-    const asked = { node, ...deferred() };
-    this._calls.set(token, asked);
-    const late = new MessagesError(null, `${node} did not answer in time`);
-    const timer = setTimeout(asked.reject, timeout, late);
+    const call = { node, ...deferred() };
+    this._calls.set(token, call);
+    const timeoutError = new MessagesError(null, `${node} did not answer in time`);
+    const timer = setTimeout(call.reject, timeout, timeoutError);
     try {
-      await this._request("rpc", { node, token, ...encoded(body) });
-      return await asked.promise;
+      await this._request("rpc", { node, token, ...encode(body) });
+      return await call.promise;
     } finally {
       clearTimeout(timer);
       this._calls.delete(token);
@@ -137,45 +138,45 @@ export class Node {
   // Connection
 
   _connect() {
-    this._become("connecting", "");
+    this._setState("connecting", "");
     const socket = (this._socket = new WebSocket(this._url));
     socket.onopen = () => this._register(socket);
-    socket.onmessage = ({ data }) => this._came(JSON.parse(data));
-    socket.onclose = ({ code, reason }) => this._lost(code, reason);
+    socket.onmessage = ({ data }) => this._onFrame(JSON.parse(data));
+    socket.onclose = ({ code, reason }) => this._onClose(code, reason);
   }
 
   async _register(socket) {
     try {
-      await this._ask("init", { ident: this.ident, events: this._options.events ?? true });
+      await this._send("init", { ident: this.ident, events: this._options.events ?? true });
     } catch (error) {
       const { number } = error;
-      const isFinal = this._isFirst ? !PASSING.includes(number) : DENIALS.includes(number);
+      const isFinal = this._isFirst ? !TEMPORARY.includes(number) : DENIED_ERRORS.includes(number);
       if (isFinal) this._end("denied", error);
       socket.close();
       return;
     }
     for (const [op, topics] of Object.entries(this._topics)) {
       for (const topic of topics.keys()) {
-        await this._ask(op, { topic }).catch((error) => this._refused(op, topic, error));
+        await this._send(op, { topic }).catch((error) => this._reportRefusal(op, topic, error));
       }
     }
     if (socket !== this._socket || socket.readyState !== WebSocket.OPEN) return;
     this._isFirst = false;
     this._openedAt = Date.now();
-    this._become("open", "");
+    this._setState("open", "");
     this._opened.resolve();
   }
 
-  _lost(code, reason) {
-    const error = new MessagesError(AWAY, "the connection to the relay is lost");
+  _onClose(code, reason) {
+    const error = new MessagesError(UNREACHABLE, "the connection to the relay is lost");
     for (const request of this._requests.values()) request.reject(error);
     this._requests.clear();
-    if (this._isOver) return;
+    if (this._isEnded) return;
     if (code === DENIED_CODE) return this._end("denied", new MessagesError(null, reason));
     // Reset the backoff only after a connection that has lasted.
-    if (this.state === "open" && Date.now() - this._openedAt > WAIT) this._attempts = 0;
+    if (this.state === "open" && Date.now() - this._openedAt > TIMEOUT) this._attempts = 0;
     if (this.state === "open") this._opened = deferred();
-    this._become("connecting", reason);
+    this._setState("connecting", reason);
     const connect = () => this.state === "connecting" && this._connect();
     setTimeout(connect, delay(this._attempts++));
   }
@@ -183,31 +184,31 @@ export class Node {
   _end(state, error) {
     this._opened.reject(error);
     for (const call of this._calls.values()) call.reject(error);
-    this._become(state, error.message);
+    this._setState(state, error.message);
   }
 
-  _become(state, reason) {
-    const isNew = this.state !== state || reason !== "";
+  _setState(state, reason) {
+    const isNews = this.state !== state || reason !== "";
     this.state = state;
-    if (isNew) this._options.onstate?.(state, reason);
+    if (isNews) this._options.onstate?.(state, reason);
   }
 
-  get _isOver() {
+  get _isEnded() {
     return ["closed", "denied"].includes(this.state);
   }
 
-  /** Send a request when the node is registered; wait at most `WAIT` for that. */
+  /** Send a request when the node is registered; wait at most `TIMEOUT` for that. */
   async _request(op, fields) {
-    if (this._isOver) throw new MessagesError(null, `the node is ${this.state}`);
+    if (this._isEnded) throw new MessagesError(null, `the node is ${this.state}`);
     if (this.state !== "open") {
-      const late = new MessagesError(AWAY, "there is no connection to the relay");
-      const wait = new Promise((_, reject) => setTimeout(reject, WAIT, late));
-      await Promise.race([this._opened.promise, wait]);
+      const error = new MessagesError(UNREACHABLE, "there is no connection to the relay");
+      const timeout = new Promise((_, reject) => setTimeout(reject, TIMEOUT, error));
+      await Promise.race([this._opened.promise, timeout]);
     }
-    return this._ask(op, fields);
+    return this._send(op, fields);
   }
 
-  _ask(op, fields) {
+  _send(op, fields) {
     const ref = ++this._count;
     const request = deferred();
     this._requests.set(ref, request);
@@ -220,92 +221,92 @@ export class Node {
   async _join(op, topic, value) {
     const topics = this._topics[op];
     const earlier = topics.get(topic);
-    // A message may arrive before the answer.
+    // Set before the request: a message may arrive before the answer.
     topics.set(topic, value);
     try {
-      await this._change(op, topic, () => topics.get(topic) === value);
+      await this._sendRetrying(op, topic, () => topics.get(topic) === value);
     } catch (error) {
       if (topics.get(topic) === value) topics.delete(topic);
-      if (earlier && error.number === AWAY) topics.set(topic, earlier);
+      if (earlier && error.number === UNREACHABLE) topics.set(topic, earlier);
       throw error;
     }
   }
 
   async _leave(op, topic) {
     this._topics[op].delete(topic);
-    await this._change(ended(op), topic, () => !this._topics[op].has(topic));
+    await this._sendRetrying(opposite(op), topic, () => !this._topics[op].has(topic));
   }
 
-  /** Retry until the request succeeds, is refused, or is obsolete. */
-  async _change(op, topic, isWanted, passing = [ABORTED]) {
+  /** Send a request; after these errors, again until it succeeds or is no longer wanted. */
+  async _sendRetrying(op, topic, isWanted, retriedErrors = [ABORTED]) {
     for (let attempts = 0; ; attempts++) {
       try {
         return await this._request(op, { topic });
       } catch (error) {
-        if (!passing.includes(error.number)) throw error;
-        await new Promise((done) => setTimeout(done, delay(attempts)));
+        if (!retriedErrors.includes(error.number)) throw error;
+        await new Promise((resolve) => setTimeout(resolve, delay(attempts)));
         if (!isWanted()) throw error;
       }
     }
   }
 
-  /** Report that a registration from before the reconnect was refused. */
-  _refused(op, topic, { number }) {
-    if (number === AWAY) return;
-    const event = { Type: "Sys", Evt: ended(op), Ident: this.ident, Topic: topic };
-    this._heard({ ...event, Err: String(number) });
+  /** Report that a topic could not be joined again after a reconnect. */
+  _reportRefusal(op, topic, { number }) {
+    if (number === UNREACHABLE) return;
+    const event = { Type: "Sys", Evt: opposite(op), Ident: this.ident, Topic: topic };
+    this._onEvent({ ...event, Err: String(number) });
   }
 
-  /** Repeat a registration that was aborted, then report it. */
-  async _again(op, topic) {
-    const [topics, key] = [this._topics[op], `${op} ${topic}`];
+  /** Join a topic again, after PostgreSQL aborted the relay's attempt; then report it. */
+  async _registerAgain(op, topic) {
+    const topics = this._topics[op];
+    const key = `${op} ${topic}`;
     const value = topics.get(topic);
-    if (this._putOff.has(key)) return;
-    this._putOff.add(key);
+    if (this._retrying.has(key)) return;
+    this._retrying.add(key);
     try {
-      await this._change(op, topic, () => topics.get(topic) === value, PASSING);
+      await this._sendRetrying(op, topic, () => topics.get(topic) === value, TEMPORARY);
     } catch (error) {
-      if (!this._isOver && !PASSING.includes(error.number)) this._refused(op, topic, error);
+      if (!this._isEnded && !TEMPORARY.includes(error.number)) this._reportRefusal(op, topic, error);
       return;
     } finally {
-      this._putOff.delete(key);
+      this._retrying.delete(key);
     }
     this._options.onevent?.({ Type: "Sys", Evt: op, Ident: this.ident, Topic: topic });
   }
 
   // Incoming frames
 
-  _came(frame) {
-    if ("ref" in frame) return this._answered(frame);
-    if (frame.Type === "Sys") return this._heard(frame);
+  _onFrame(frame) {
+    if ("ref" in frame) return this._onAnswer(frame);
+    if (frame.Type === "Sys") return this._onEvent(frame);
     const message = this._message(frame);
-    const asked = frame.Type === "Return" && this._calls.get(frame.Token);
+    const call = frame.Type === "Return" && this._calls.get(frame.Token);
     const listener = frame.Type === "Topic" && this._topics.topic_listen.get(message.to);
-    if (asked) this._returned(asked, message);
-    else if (frame.Type === "Rpc" && this._oncall) this._serve(message);
+    if (call) this._onReturn(call, message);
+    else if (frame.Type === "Rpc" && this._oncall) this._answerCall(message);
     else (listener || this._options.onmessage)?.(message);
   }
 
-  _answered({ ref, ...answer }) {
+  _onAnswer({ ref, ...answer }) {
     const { resolve, reject } = this._requests.get(ref);
     this._requests.delete(ref);
     if (answer.Err === "0") resolve(answer);
     else reject(new MessagesError(Number(answer.Err), answer.Errstr));
   }
 
-  _heard(event) {
+  _onEvent(event) {
     const { Evt: name, Ident: ident, Topic: topic } = event;
-    const isPassing = PASSING.includes(Number(event.Err));
-    if (ident === this.ident && name === "disconnect" && isPassing) {
-      // It could not be registered again together with the relay's other nodes: reconnect.
-      return this._socket.close();
-    }
-    if (ident === this.ident && name === "disconnect") {
+    const isOwn = ident === this.ident;
+    const isTemporary = TEMPORARY.includes(Number(event.Err));
+    // The relay has reconnected, but could not register this node again: reconnect too.
+    if (isOwn && name === "disconnect" && isTemporary) return this._socket.close();
+    if (isOwn && name === "disconnect") {
       this._end("denied", new MessagesError(null, "the node was disconnected"));
       this._socket.close(1000);
-    } else if (ident === this.ident && name.includes("_un")) {
+    } else if (isOwn && name.includes("_un")) {
       const op = name.replace("_un", "_");
-      if (isPassing && this._topics[op]?.has(topic)) this._again(op, topic);
+      if (isTemporary && this._topics[op]?.has(topic)) this._registerAgain(op, topic);
       else this._topics[op]?.delete(topic);
     } else if (name === "disconnect" || name === "crash") {
       const error = new MessagesError(null, `${ident} has gone`);
@@ -314,9 +315,10 @@ export class Node {
     this._options.onevent?.(event);
   }
 
-  _returned(asked, { body, error }) {
-    if (!error) asked.resolve(body);
-    else asked.reject(error.number === 56 ? new MessagesError(56, body || error.message) : error);
+  _onReturn(call, { body, error }) {
+    if (!error) call.resolve(body);
+    else if (error.number !== ABORTED) call.reject(error);
+    else call.reject(new MessagesError(ABORTED, body || error.message));
   }
 
   _message(frame) {
@@ -324,54 +326,53 @@ export class Node {
     const message = { type, from, to, token, header: frame };
     if (number !== "0") message.error = new MessagesError(Number(number), frame.Errstr);
     try {
-      message.body = decoded(frame.Body, frame.Enc);
+      message.body = decode(frame.Body, frame.Enc);
     } catch (error) {
       message.error = new MessagesError(null, `the body is not ${frame.Enc}: ${error.message}`);
     }
-    message.reply = (body) => this._request("return", { node: from, token, ...encoded(body) });
+    message.reply = (body) => this._request("return", { node: from, token, ...encode(body) });
     return message;
   }
 
-  _serve(message) {
+  _answerCall(message) {
     const { from: node, token } = message;
     const fail = (error) => {
       // Log the error here; the caller only learns its name.
-      const isTold = error instanceof MessagesError;
-      if (!isTold) console.error(error);
-      const reason = isTold ? error.message : String(error?.name);
+      const isForCaller = error instanceof MessagesError;
+      if (!isForCaller) console.error(error);
+      const reason = isForCaller ? error.message : String(error?.name);
       return this._request("return_error", { node, token, reason });
     };
     const answer = (async () => this._oncall(message))().then(message.reply, fail);
-    answer.catch((error) => this._isOver || console.warn(`not answered: ${error.message}`));
+    answer.catch((error) => this._isEnded || console.warn(`not answered: ${error.message}`));
   }
 }
 
 /** The delay before the next attempt in milliseconds, randomized so that pages do not retry together. */
 function delay(attempts) {
-  const most = Math.min(MOST_DELAY, LEAST_DELAY * 2 ** Math.min(attempts, 10));
-  return most * (0.5 + Math.random() / 2);
+  return Math.min(MAX_DELAY, MIN_DELAY * 2 ** Math.min(attempts, 10)) * (0.5 + Math.random() / 2);
 }
 
 /** Return the opposite operation: "topic_unlisten" for "topic_listen". */
-function ended(op) {
+function opposite(op) {
   return op.replace("_", "_un");
 }
 
 function deferred() {
-  const made = {};
-  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
+  const result = {};
+  result.promise = new Promise((resolve, reject) => Object.assign(result, { resolve, reject }));
   // A rejection that nothing awaits is not an error.
-  made.promise.catch(() => {});
-  return made;
+  result.promise.catch(() => {});
+  return result;
 }
 
-function encoded(value) {
+function encode(value) {
   if (typeof value === "string") return { body: value };
   if (!(value instanceof Uint8Array)) return { body: JSON.stringify(value ?? null), enc: "json" };
   return { body: btoa(Array.from(value, (byte) => String.fromCharCode(byte)).join("")), enc: "b64" };
 }
 
-function decoded(text, enc) {
+function decode(text, enc) {
   if (text === undefined || enc === undefined) return text;
   if (enc === "json") return JSON.parse(text);
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));

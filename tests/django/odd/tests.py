@@ -50,8 +50,8 @@ class UnusualProject(TransactionTestCase):
         assert pushed.status_code == 201, pushed.content
 
     def test_tokens_and_leases_without_time_zones(self) -> None:
-        assert auth.read(auth.token_for(self.person, HOUR)).user == self.person
-        assert auth.read(auth.token_for(self.person, -HOUR)) is None
+        assert auth.read_token(auth.token_for(self.person, HOUR)).user == self.person
+        assert auth.read_token(auth.token_for(self.person, -HOUR)) is None
         allow_queue("jobs")
         push("jobs", {"a": 1})
         with transaction.atomic():
