@@ -64,7 +64,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     refused = ("add", "delete")
     pages: ClassVar = {"archive": "<int:key>/archive/"}
     listeners_now = column("listeners", lambda topic: topic.listening, "listening")
-    senders_now = column("notifiers", lambda topic: topic.sending, "sending")
+    senders_now = column("senders", lambda topic: topic.sending, "sending")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read topics with their numbers of listeners and senders."""

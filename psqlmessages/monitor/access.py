@@ -14,25 +14,25 @@ VIEW_BODIES: Final = "psqlmessages.view_bodies"
 
 @dataclass(frozen=True, slots=True)
 class MonitorAccess:
-    """The permissions of a user in the monitor: view it, and view message bodies."""
+    """The permissions of a user in the monitor."""
 
-    monitor: bool = False
-    bodies: bool = False
+    can_view: bool = False
+    can_view_bodies: bool = False
 
 
-def permit_of(user: Any) -> MonitorAccess:
-    """Return a user's permissions, none if not staff; queries the database."""
+def load_access(user: Any) -> MonitorAccess:
+    """Read a user's permissions from the database; none if the user is not staff."""
     if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
         return MonitorAccess()
-    return MonitorAccess(monitor=True, bodies=user.has_perm(VIEW_BODIES))
+    return MonitorAccess(can_view=True, can_view_bodies=user.has_perm(VIEW_BODIES))
 
 
-def policy() -> str:
+def content_security_policy() -> str:
     """Build the Content-Security-Policy of the pages: this origin, and files from STATIC_URL."""
     static = urlsplit(settings.STATIC_URL or "")
-    files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
+    sources = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (
-        f"default-src 'none'; script-src {files}; style-src {files}; img-src {files} data:;"
-        f" font-src {files}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
+        f"default-src 'none'; script-src {sources}; style-src {sources}; img-src {sources} data:;"
+        f" font-src {sources}; connect-src 'self'; form-action 'self'; frame-ancestors 'none';"
         " base-uri 'none'"
     )

@@ -1,4 +1,4 @@
-"""Broadcast: one update per tick, encoded once for all viewers."""
+"""Broadcast: one update per tick, encoded once for all viewers; the contents of its frames."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from psqlmessages.monitor import frames
-from psqlmessages.monitor.history import KEPT, RATE_SECONDS, TOPICS, TopicHistory
+from psqlmessages.monitor.history import (
+    HISTORY_SECONDS,
+    MAX_TOPICS,
+    RATE_SECONDS,
+    MessageRecord,
+    TopicHistory,
+)
 from psqlmessages.monitor.json_views import to_json
+from psqlmessages.monitor.queries import MAX_RULES, RuleRow
 from psqlmessages.monitor.status import AWAY
 
 if TYPE_CHECKING:
@@ -16,13 +22,15 @@ if TYPE_CHECKING:
     from psqlmessages.monitor.viewer import Viewer
 
 # Send an update at least this often, so that a page can tell a quiet system from a lost connection.
-_BEAT_SECONDS: Final = 1.0
+_HEARTBEAT_SECONDS: Final = 1.0
 # Send more changed rows than this only once per second.
-_FEW_ROWS: Final = 200
-_BUCKETS: Final = KEPT // frames.BUCKET_SECONDS
-
-# A topic that a viewer shows, and whether with message bodies.
-Look = tuple[str, bool]
+_MAX_ROWS_PER_TICK: Final = 200
+# Each point of a sparkline covers this many seconds.
+BUCKET_SECONDS: Final = 10
+_BUCKETS: Final = HISTORY_SECONDS // BUCKET_SECONDS
+_MAX_NAMES_IN_ROW: Final = 3
+_MAX_NAMES: Final = 200
+BODY_BYTES: Final = 4096
 
 
 class Broadcast:
@@ -34,90 +42,87 @@ class Broadcast:
         # The last message or event number sent to the viewers, and the first second not yet sent.
         self._number = 0
         self._second = int(time.time())
-        self._rows: dict[str, TopicHistory] = {}
-        self._gone: set[str] = set()
-        self._sent: dict[str, Any] = {}
+        # Changes of the list of topics that are not sent yet.
+        self._changed: dict[str, TopicHistory] = {}
+        self._removed: set[str] = set()
+        self._sent_fields: dict[str, Any] = {}
 
-    def greet(self, viewer: Viewer, now: float) -> None:
+    def send_snapshot(self, viewer: Viewer, now: float) -> None:
         """Send a viewer a snapshot of its page."""
-        viewer.is_greeted = True
+        viewer.has_snapshot = True
         if not viewer.is_ready():
             return
-        if viewer.is_trusted:
-            viewer.offer("snapshot", *self._snapshot(viewer, now))
+        if viewer.is_checked:
+            viewer.send_frame("snapshot", *self._snapshot(viewer, now))
         else:
-            viewer.withhold(is_away=self._observer.status.name(now) == AWAY)
+            viewer.send_status_only(is_away=self._observer.status.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
         """Send every viewer the changes; without changes, a heartbeat once per second."""
         second = int(now)
-        self._collect_rows(now, is_new_second=second != self._second)
-        with_rows = second != self._second or len(self._rows) <= _FEW_ROWS
-        changes = self._changes(now)
-        if not changes and not (with_rows and self._rows) and now - self._sent_at < _BEAT_SECONDS:
+        is_new_second = second != self._second
+        self._collect_rows(now, is_new_second=is_new_second)
+        sends_rows = is_new_second or len(self._changed) <= _MAX_ROWS_PER_TICK
+        changes = self._common_changes(now)
+        has_news = bool(changes) or (sends_rows and bool(self._changed))
+        if not has_news and now - self._sent_at < _HEARTBEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
-        rows = to_json(self._take_rows(second)) if with_rows else "{}"
-        looks = self._looks(second)
+        rows = to_json(self._take_rows(second)) if sends_rows else "{}"
+        details = self._encode_details(second)
         for viewer in list(self._observer.viewers):
-            if not viewer.is_greeted or not viewer.is_ready():
+            if not viewer.has_snapshot or not viewer.is_ready():
                 continue
-            if viewer.is_behind or not viewer.is_trusted:
-                self.greet(viewer, now)
+            if viewer.is_behind or not viewer.is_checked:
+                self.send_snapshot(viewer, now)
             elif viewer.topic is None:
-                viewer.offer("update", common, rows)
+                viewer.send_frame("update", common, rows)
             else:
-                viewer.offer("update", common, looks[viewer.topic, viewer.permit.bodies])
+                key = (viewer.topic, viewer.access.can_view_bodies)
+                viewer.send_frame("update", common, details[key])
         self._sent_at, self._number, self._second = now, self._observer.history.number, second
 
     # Changes
 
     def _collect_rows(self, now: float, *, is_new_second: bool) -> None:
         history = self._observer.history
-        changed, gone = history.take_changes()
-        self._rows.update((topic.name, topic) for topic in changed)
-        self._gone.update(gone)
+        changed, removed = history.take_changes()
+        self._changed.update((topic.name, topic) for topic in changed)
+        self._removed.update(removed)
         if is_new_second:
             # Rates fall even if no message arrives.
-            falling = history.busy_since(now - RATE_SECONDS - 2)
-            self._rows.update((topic.name, topic) for topic in falling)
+            falling = history.topics_since(now - RATE_SECONDS - 2)
+            self._changed.update((topic.name, topic) for topic in falling)
 
     def _take_rows(self, second: int) -> dict[str, Any]:
-        there = self._observer.history.topics
-        rows = [topic for name, topic in self._rows.items() if there.get(name) is topic]
-        gone = sorted(name for name in self._gone if name not in there)
-        self._rows, self._gone = {}, set()
-        return {"topics": [frames.row(topic, second, 2) for topic in rows], "gone": gone}
+        topics = self._observer.history.topics
+        changed = [topic for name, topic in self._changed.items() if topics.get(name) is topic]
+        removed = sorted(name for name in self._removed if name not in topics)
+        self._changed, self._removed = {}, set()
+        return {"topics": [topic_row(topic, second, 2) for topic in changed], "gone": removed}
 
-    def _changes(self, now: float) -> dict[str, Any]:
-        """Collect the parts that have changed and concern every viewer."""
+    def _common_changes(self, now: float) -> dict[str, Any]:
+        """Collect the changed fields that concern every viewer."""
         history, changes = self._observer.history, {}
         if events := [event for event in history.events if event.number > self._number]:
             changes["events"] = [event._asdict() for event in events]
-        for name, value in self._parts(now).items():
-            if self._sent.get(name) != value:
-                self._sent[name] = changes[name] = value
+        for name, value in self._common_fields(now).items():
+            if self._sent_fields.get(name) != value:
+                self._sent_fields[name] = changes[name] = value
         return changes
 
-    def _looks(self, second: int) -> dict[Look, str]:
-        """Encode the changes of each topic that a viewer shows."""
-        seconds = range(self._second, second)
-        looks = {(v.topic, v.permit.bodies) for v in self._observer.viewers if v.topic}
-        return {
-            (name, with_bodies): to_json(
-                {
-                    "topic": frames.topic_frame(
-                        self._topic(name),
-                        second,
-                        with_bodies=with_bodies,
-                        after=self._number,
-                        seconds=seconds,
-                    )
-                    | self._members(name)
-                }
-            )
-            for name, with_bodies in looks
-        }
+    def _encode_details(self, second: int) -> dict[tuple[str, bool], str]:
+        """Encode the changes of each topic that has viewers, with and without bodies as needed."""
+        details = {}
+        for viewer in self._observer.viewers:
+            if viewer.topic is None:
+                continue
+            key = (viewer.topic, viewer.access.can_view_bodies)
+            if key not in details:
+                details[key] = self._encode_topic(
+                    *key, second, after=self._number, seconds=range(self._second, second)
+                )
+        return details
 
     # Snapshots
 
@@ -126,30 +131,127 @@ class Broadcast:
         common = to_json(
             {
                 "now": now,
-                **self._parts(now),
+                **self._common_fields(now),
                 "events": [event._asdict() for event in history.events],
-                "limit": TOPICS,
-                "may_see_bodies": viewer.permit.bodies,
+                "limit": MAX_TOPICS,
+                "may_see_bodies": viewer.access.can_view_bodies,
             }
         )
         if viewer.topic is None:
-            rows = [frames.row(topic, second, _BUCKETS) for topic in history.topics.values()]
+            rows = [topic_row(topic, second, _BUCKETS) for topic in history.topics.values()]
             return common, to_json({"topics": rows})
-        topic, with_bodies = self._topic(viewer.topic), viewer.permit.bodies
-        shown = frames.topic_frame(topic, second, with_bodies=with_bodies)
-        return common, to_json({"topic": shown | self._members(viewer.topic)})
+        return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 
-    def _parts(self, now: float) -> dict[str, Any]:
+    def _common_fields(self, now: float) -> dict[str, Any]:
         observer = self._observer
         return {
             "state": observer.status.as_json(now),
             "health": observer.health and asdict(observer.health),
-            "topics_there": observer.history.topics_there,
+            "topics_there": observer.history.topic_count,
         }
 
-    def _members(self, name: str) -> dict[str, Any]:
-        rules = self._observer.rules.get(name)
-        return frames.members(self._topic(name)) | frames.authorized(rules)
+    def _encode_topic(self, name: str, with_bodies: bool, second: int, **since: Any) -> str:
+        topic = self._observer.history.topics.get(name) or TopicHistory(name, 0)
+        details = topic_details(topic, second, with_bodies=with_bodies, **since)
+        rules = topic_rules(self._observer.rules.get(name))
+        return to_json({"topic": {**details, **members(topic), **rules}})
 
-    def _topic(self, name: str) -> TopicHistory:
-        return self._observer.history.topics.get(name) or TopicHistory(name, 0)
+
+# Contents of frames
+
+
+def topic_row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
+    """Describe a topic for the list, with the last ``buckets`` points of its sparkline."""
+    return {
+        "topic": topic.name,
+        **topic_totals(topic, second),
+        **members(topic, _MAX_NAMES_IN_ROW),
+        "buckets": _buckets(topic, second // BUCKET_SECONDS, buckets),
+    }
+
+
+def topic_totals(topic: TopicHistory, second: int) -> dict[str, Any]:
+    """Return a topic's totals since the monitor started, and its rates per second."""
+    rate = topic.rate(second)
+    return {
+        "count": topic.count,
+        "size": topic.size,
+        "last": topic.last_at or None,
+        "rate": rate.count / RATE_SECONDS,
+        "size_rate": rate.size / RATE_SECONDS,
+    }
+
+
+def _buckets(topic: TopicHistory, newest: int, count: int) -> list[int]:
+    """Return the index of the first bucket, then the message count of each; [] if all are empty."""
+    first = newest - count + 1
+    if topic.seconds is None or topic.last_at < first * BUCKET_SECONDS:
+        return []
+    return [first, *topic.seconds.intervals(first * BUCKET_SECONDS, BUCKET_SECONDS, count)]
+
+
+def topic_details(
+    topic: TopicHistory,
+    second: int,
+    *,
+    with_bodies: bool,
+    after: int = 0,
+    seconds: range | None = None,
+) -> dict[str, Any]:
+    """Describe a topic for its own page: messages numbered above ``after``, and these seconds.
+
+    By default, describe its whole history.
+    """
+    if seconds is None:
+        seconds = range(second - HISTORY_SECONDS + 1, second)
+    ring = topic.seconds
+    counts = [(at, *ring.total(at, at)) for at in seconds] if ring is not None else []
+    return {
+        "name": topic.name,
+        "is_there": topic.exists,
+        **topic_totals(topic, second),
+        "seconds": [(at, count, size) for at, count, size in counts if count],
+        "tail": [
+            message_json(message, with_body=with_bodies)
+            for message in topic.tail
+            if message.number > after
+        ],
+    }
+
+
+def members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any]:
+    """Return a topic's senders and listeners, limited to what a page can show, and their counts."""
+    return {
+        "notifiers": sorted(topic.senders)[:limit],
+        "notifier_count": len(topic.senders),
+        "listeners": sorted(topic.listeners)[:limit],
+        "listener_count": len(topic.listeners),
+    }
+
+
+def topic_rules(rules: list[RuleRow] | None) -> dict[str, Any]:
+    """Describe the rules for a topic; null if they could not be read."""
+    if rules is None:
+        return {"rules": None, "has_more_rules": False}
+    return {
+        "rules": [rule._asdict() for rule in rules[:MAX_RULES]],
+        "has_more_rules": len(rules) > MAX_RULES,
+    }
+
+
+def message_json(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
+    """Describe a message without its reply token, which would let others answer it."""
+    content = {
+        "number": message.number,
+        "at": message.at,
+        "from": message.sender,
+        "size": message.size,
+        "enc": message.enc,
+        "wants_answer": message.wants_answer,
+        "is_kept": message.is_large,
+    }
+    if with_body and message.body is not None:
+        start = message.body.encode(errors="replace")[:BODY_BYTES].decode(errors="ignore")
+        content["body"] = start
+        content["is_cut"] = message.is_cut or len(start) < len(message.body)
+    return content

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from psqlmessages.models.names import is_name
-from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, permit_of
+from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, load_access
 from psqlmessages.monitor.observer import get_observer
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.revalidation import in_thread
@@ -17,11 +17,11 @@ from psqlmessages.relay.socket import NOT_ALLOWED, Receive, Socket
 MALFORMED: Final = 4400
 NO_PERMISSION: Final = 4403
 _REQUEST_CHARACTERS: Final = 4096
-_WHO_MAY: Final = f"the monitor needs a staff user with the permission {VIEW_MONITOR}"
+_ACCESS_TEXT: Final = f"the monitor needs a staff user with the permission {VIEW_MONITOR}"
 
 
 class MonitorConsumer(Socket):
-    """Parses requests and sends frames. The observer decides the content of the frames.
+    """Parses requests and sends frames, whose content the observer decides.
 
     ``?topic=NAME`` selects one topic instead of the list. Requests: ``{"op":"watch","topic":…}``
     (null: the list), and ``{"op":"echo","n":…}`` with the number of each frame that was read.
@@ -29,35 +29,37 @@ class MonitorConsumer(Socket):
 
     def __init__(self) -> None:
         self._viewer: Viewer | None = None
-        self._permit = MonitorAccess()
+        self._access = MonitorAccess()
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
         """Read the user's permissions, then run the WebSocket."""
         user = scope.get("user")
         if user is not None and user.is_authenticated:
-            self._permit = await in_thread(permit_of, user)
+            self._access = await in_thread(load_access, user)
         await super().__call__(scope, receive, send)
 
-    def refusal(self) -> tuple[int, str] | None:
+    def check_access(self) -> tuple[int, str] | None:
         """Refuse a user without permission to view the monitor."""
-        if not self._permit.monitor:
-            return NO_PERMISSION, _WHO_MAY
+        if not self._access.can_view:
+            return NO_PERMISSION, _ACCESS_TEXT
         return None
 
-    def entered(self) -> None:
+    def on_accepted(self) -> None:
         """Add a viewer for the topic that the URL names."""
-        self._viewer = Viewer(self._topic_asked(), self._permit, send=self.put, close=self.close)
+        self._viewer = Viewer(
+            self._requested_topic(), self._access, send=self.put, close=self.close
+        )
         get_observer().add(self._viewer)
 
-    async def received(self, text: str) -> None:
+    async def on_frame(self, text: str) -> None:
         """Handle a request; close the WebSocket if it is malformed."""
         viewer = self._viewer
         if viewer is None:
             return
         match _parse(text):
             case {"op": "echo", "n": int(number)}:
-                viewer.echoed(number)
+                viewer.on_echo(number)
             case {"op": "watch", "topic": str(topic)} if is_name(topic):
                 get_observer().watch(viewer, topic)
             case {"op": "watch", "topic": None}:
@@ -65,7 +67,7 @@ class MonitorConsumer(Socket):
             case _:
                 self.close(MALFORMED, "malformed request")
 
-    async def left(self, *, crashed: bool) -> None:
+    async def on_closed(self, *, crashed: bool) -> None:
         """Remove the viewer."""
         if self._viewer is not None:
             get_observer().remove(self._viewer)
@@ -74,22 +76,22 @@ class MonitorConsumer(Socket):
 
     def permits(self, user: Any) -> bool:
         """Check whether the reloaded user may still view the monitor; runs in a thread."""
-        self._permit = permit_of(user)
-        if self._viewer is not None and self._permit.monitor:
-            # Switch in the event loop, so that no frame mixes old and new permissions.
-            self._loop.call_soon_threadsafe(self._viewer.permitted, self._permit)
-        return self._permit.monitor
+        self._access = load_access(user)
+        if self._viewer is not None and self._access.can_view:
+            # Change them in the event loop, so that no frame mixes old and new permissions.
+            self._loop.call_soon_threadsafe(self._viewer.set_access, self._access)
+        return self._access.can_view
 
-    def revoked(self, reason: str) -> None:
+    def on_access_revoked(self, reason: str) -> None:
         """Close: the user no longer exists or has lost the permission."""
-        if self._permit.monitor:
+        if self._access.can_view:
             self.close(NOT_ALLOWED, reason)
         else:
-            self.close(NO_PERMISSION, _WHO_MAY)
+            self.close(NO_PERMISSION, _ACCESS_TEXT)
 
-    def _topic_asked(self) -> str | None:
-        asked = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
-        topic = asked.get("topic", [""])[0]
+    def _requested_topic(self) -> str | None:
+        query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
+        topic = query.get("topic", [""])[0]
         return topic if is_name(topic) else None
 
 

@@ -14,9 +14,9 @@ from psqlmessages.health import broken_parts
 from psqlmessages.monitor.queries import run_queries
 
 _TIMEOUT_SECONDS: Final = 2.0
-# Start no attempt with less time left than this, so that requests that share a failed attempt end
+# With less time left than this, start no other attempt: requests that shared a failed one end
 # together.
-_LEAST_SECONDS: Final = 0.25
+_MIN_SECONDS: Final = 0.25
 
 # Requests share one attempt per event loop, so frequent requests open no more connections.
 _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = WeakKeyDictionary()
@@ -31,17 +31,17 @@ async def healthz(request: HttpRequest) -> JsonResponse:
     parts of this process whose own connections get no answer. Needs no login, and shows nothing
     else.
     """
-    broken = [] if await _is_answering() else ["database"]
+    broken = [] if await _is_database_answering() else ["database"]
     broken += broken_parts()
     if not broken:
         return JsonResponse({"status": "ok"})
     return JsonResponse({"status": "unavailable", "broken": broken}, status=503)
 
 
-async def _is_answering() -> bool:
+async def _is_database_answering() -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _TIMEOUT_SECONDS
-    while (left := deadline - loop.time()) > _LEAST_SECONDS:
+    while (left := deadline - loop.time()) > _MIN_SECONDS:
         attempt = _attempts.get(loop)
         if attempt is None or attempt.done():
             attempt = _attempts[loop] = loop.create_task(
@@ -51,6 +51,6 @@ async def _is_answering() -> bool:
         await asyncio.wait({attempt}, timeout=left)
         if attempt.done() and not attempt.cancelled():
             return attempt.result() not in (None, [None])
-        # Once it has ended, the next request starts a new attempt.
+        # The next attempt starts when this one has ended.
         attempt.cancel()
     return False

@@ -1,4 +1,4 @@
-"""Data of a page as JSON: read on demand, and shared by all viewers."""
+"""JSON views of the pages' data, which is read on demand and shared by all viewers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, permit_of
+from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, load_access
 
-TICK_SECONDS: Final = 2.0
-# Limits the cached texts: a viewer can request any topic name, existing or not.
-_CACHED: Final = 200
+READ_INTERVAL_SECONDS: Final = 2.0
+# Limit of cached texts: a viewer can request any topic name, existing or not.
+_MAX_TEXTS: Final = 200
 
-Read = Callable[[], Awaitable[str | None]]
+ReadText = Callable[[], Awaitable[str | None]]
 
 
 class SharedText:
     """A text that is read on demand, at most every two seconds, for all viewers.
 
-    After slow reads the pause is longer: ``pause_factor`` times as long as the read.
+    After a slow read the pause is longer: ``pause_factor`` times the duration of the read.
     """
 
-    def __init__(self, read: Read, pause_factor: float = 0.0) -> None:
+    def __init__(self, read: ReadText, pause_factor: float = 0.0) -> None:
         self._read = read
         self._pause_factor = pause_factor
         self._text: str | None = None
-        self._next_at = float("-inf")
+        self._next_read_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     async def get(self) -> str | None:
         """Return the text; None if it cannot be read."""
-        if monotonic() >= self._next_at:
+        if monotonic() >= self._next_read_at:
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._refresh(), name="psqlmessages monitor data")
             task = self._task
@@ -54,19 +54,19 @@ class SharedText:
         began = monotonic()
         self._text = await self._read()
         now = monotonic()
-        self._next_at = now + max(TICK_SECONDS, self._pause_factor * (now - began))
+        self._next_read_at = now + max(READ_INTERVAL_SECONDS, self._pause_factor * (now - began))
 
 
 _texts: WeakKeyDictionary[asyncio.AbstractEventLoop, OrderedDict[Hashable, SharedText]]
 _texts = WeakKeyDictionary()
 
 
-async def shared_text(key: Hashable, read: Read, pause_factor: float = 0.0) -> str | None:
+async def shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) -> str | None:
     """Return the text with this key, which all viewers of this event loop share."""
     texts = _texts.setdefault(asyncio.get_running_loop(), OrderedDict())
     text = texts.setdefault(key, SharedText(read, pause_factor))
     texts.move_to_end(key)
-    if len(texts) > _CACHED:
+    if len(texts) > _MAX_TEXTS:
         texts.popitem(last=False)
     return await text.get()
 
@@ -79,12 +79,12 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
     @wraps(read)
     async def view(request: HttpRequest) -> HttpResponse:
         try:
-            access = await sync_to_async(_access_of)(request)
+            access = await sync_to_async(_load_access)(request)
         except DatabaseError:
             return _error(503, "PostgreSQL cannot be reached.")
         if access is None:
             return _error(401, "You are logged out.")
-        if not access.monitor:
+        if not access.can_view:
             return _error(403, f"The permission {VIEW_MONITOR} is missing.")
         if (text := await read(request)) is None:
             return _error(503, "PostgreSQL cannot be reached.")
@@ -93,9 +93,9 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
     return view
 
 
-def _access_of(request: HttpRequest) -> MonitorAccess | None:
+def _load_access(request: HttpRequest) -> MonitorAccess | None:
     user: Any = request.user
-    return permit_of(user) if user.is_authenticated else None
+    return load_access(user) if user.is_authenticated else None
 
 
 def _error(status: int, text: str) -> JsonResponse:

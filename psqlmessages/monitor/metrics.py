@@ -1,10 +1,11 @@
-"""/metrics: figures for Prometheus, if the setting METRICS is on."""
+"""/metrics: metrics for Prometheus, if the setting METRICS is on."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import nlargest
+from itertools import accumulate
 from typing import Any, Final
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -31,9 +32,9 @@ from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
 
-# A push can create a queue, so the number of queues is not bounded: export those with most pushes.
-QUEUES: Final = 50
-EXCHANGES: Final = 200
+# The number of queues is unlimited, since a push can create one: export those with most pushes.
+MAX_QUEUES: Final = 50
+MAX_EXCHANGES: Final = 200
 
 _QUEUES: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.is_paused, {SIZES}, {COUNTS}
@@ -55,10 +56,10 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-_QUEUES_QUERY: Final = (_QUEUES, (*size_limits(MAX_MEASURED), QUEUES))
-_EXCHANGES_QUERY: Final = (_EXCHANGES, (WORKER_TIMEOUT_SECONDS, EXCHANGES))
-_KINDS: Final = ("available", "scheduled", "reserved")
-_COUNTED: Final = {
+_QUEUES_QUERY: Final = (_QUEUES, (*size_limits(MAX_MEASURED), MAX_QUEUES))
+_EXCHANGES_QUERY: Final = (_EXCHANGES, (WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES))
+_ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
+_QUEUE_COUNTERS: Final = {
     "puts": "Elements pushed into the queue",
     "gets": "Elements popped or drained from the queue",
     "reserves": "How often elements of the queue were reserved",
@@ -66,22 +67,6 @@ _COUNTED: Final = {
     "rollbacks": "Reserved elements that were given back",
     "dead_letters": "Elements that became dead letters",
 }
-_EXCHANGE_FAMILIES: Final = (
-    ("Gauge", "running", "Whether the exchange should run"),
-    ("Gauge", "workers", "Processes that run the exchange now"),
-    (
-        *("Histogram", "seconds"),
-        "Processing time by outcome; the count is the number of elements",
-        "outcome",
-    ),
-    ("Counter", "copies", "Copies delivered to a destination", "destination"),
-    ("Counter", "selector_seconds", "Time in selectors"),
-    (
-        *("Counter", "selector_failures"),
-        "How often the selector of a destination failed, which means no match",
-        "destination",
-    ),
-)
 
 
 def _family(kind: str, name: str, text: str, *labels: str) -> Any:
@@ -97,58 +82,66 @@ def queue_families(rows: Rows) -> Iterator[Any]:
     sizes = _family("Gauge", "queue_elements", text, "queue", "state")
     paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
     counters = {
-        name: _family("Counter", f"queue_{name}", text, "queue") for name, text in _COUNTED.items()
+        name: _family("Counter", f"queue_{name}", text, "queue")
+        for name, text in _QUEUE_COUNTERS.items()
     }
-    for queue, is_paused, numbers, counted in rows:
-        for kind, number in zip(_KINDS, numbers, strict=True):
-            sizes.add_metric((queue, kind), min(number, MAX_MEASURED))
+    for queue, is_paused, counts, values in rows:
+        for state, count in zip(_ELEMENT_STATES, counts, strict=True):
+            sizes.add_metric((queue, state), min(count, MAX_MEASURED))
         paused.add_metric((queue,), float(is_paused))
-        for name, number in QueueCounters(*counted)._asdict().items():
+        for name, number in QueueCounters(*values)._asdict().items():
             counters[name].add_metric((queue,), number)
     yield from (sizes, paused, *counters.values())
 
 
 def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
-    running, workers, took, copies, selectors, failures = families = [
-        _family(kind, f"exchange_{name}", text, "exchange", *labels)
-        for kind, name, text, *labels in _EXCHANGE_FAMILIES
-    ]
-    for exchange, is_running, number, places, counts in rows:
-        counted = AggregatedCounters.of(CounterRow(*values) for values in counts)
+
+    def family(kind: str, name: str, text: str, *labels: str) -> Any:
+        return _family(kind, f"exchange_{name}", text, "exchange", *labels)
+
+    running = family("Gauge", "running", "Whether the exchange should run")
+    workers = family("Gauge", "workers", "Processes that run the exchange now")
+    text = "Processing time by outcome; the count is the number of elements"
+    durations = family("Histogram", "seconds", text, "outcome")
+    copies = family("Counter", "copies", "Copies delivered to a destination", "destination")
+    selectors = family("Counter", "selector_seconds", "Time in selectors")
+    text = "How often the selector of a destination failed, which means no match"
+    failures = family("Counter", "selector_failures", text, "destination")
+    for exchange, is_running, number, destinations, rows_of_exchange in rows:
+        counters = AggregatedCounters.of(CounterRow(*values) for values in rows_of_exchange)
         running.add_metric((exchange,), float(is_running))
         workers.add_metric((exchange,), number)
-        selectors.add_metric((exchange,), counted.selector_seconds)
+        selectors.add_metric((exchange,), counters.selector_seconds)
         for outcome in ELEMENT_OUTCOMES:
-            histogram = counted.outcomes.get(outcome, Histogram())
-            took.add_metric((exchange, outcome.value), _buckets(histogram), histogram.seconds)
-        for place, copied in _by_place(places, counted.copies).items():
-            copies.add_metric((exchange, place), copied)
-        for place, failed in _by_place(places, counted.selector_failures).items():
-            failures.add_metric((exchange, place), failed)
-    yield from families
+            histogram = counters.outcomes.get(outcome, Histogram())
+            durations.add_metric((exchange, outcome.value), _buckets(histogram), histogram.seconds)
+        for destination, count in _sum_by_destination(destinations, counters.copies):
+            copies.add_metric((exchange, destination), count)
+        for destination, count in _sum_by_destination(destinations, counters.selector_failures):
+            failures.add_metric((exchange, destination), count)
+    yield from (running, workers, durations, copies, selectors, failures)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Return cumulative buckets, as Prometheus expects."""
-    passed, found = 0, []
-    for most, number in zip((*BUCKET_SECONDS, float("inf")), histogram.buckets, strict=True):
-        passed += number
-        found.append(("+Inf" if most == float("inf") else repr(most), float(passed)))
-    return found
+    upper_bounds = (*map(repr, BUCKET_SECONDS), "+Inf")
+    return list(zip(upper_bounds, map(float, accumulate(histogram.buckets)), strict=True))
 
 
-def _by_place(places: list[str], copies: dict[int, int]) -> dict[str, int]:
-    """Add up counts per destination queue; several routes may share one."""
-    found: dict[str, int] = defaultdict(int)
-    for position, place in enumerate(places):
-        found[place] += copies.get(position, 0)
-    return found
+def _sum_by_destination(
+    destinations: list[str], counts: dict[int, int]
+) -> Iterable[tuple[str, int]]:
+    """Add up the counts of positions by destination queue; several routes may share one."""
+    sums: dict[str, int] = defaultdict(int)
+    for position, destination in enumerate(destinations):
+        sums[destination] += counts.get(position, 0)
+    return sums.items()
 
 
 # Metrics of pipeline jobs
 
-JOBS: Final = 200
+MAX_JOBS: Final = 200
 
 _JOBS: Final = """
     SELECT name,
@@ -158,8 +151,8 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-_JOBS_QUERY: Final = (_JOBS, (WORKER_TIMEOUT_SECONDS, JOBS))
-_FIGURES: Final = {
+_JOBS_QUERY: Final = (_JOBS, (WORKER_TIMEOUT_SECONDS, MAX_JOBS))
+_JOB_GAUGES: Final = {
     "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
     "failed": "Whether the job ended with an error",
     "lag_seconds": "Age of the oldest message that the job has not read yet",
@@ -170,25 +163,26 @@ _FIGURES: Final = {
 }
 
 
-def families(rows: Rows) -> Iterator[Any]:
+def job_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
-    found = {
-        name: _family("Gauge", f"pipeline_{name}", text, "job") for name, text in _FIGURES.items()
+    gauges = {
+        name: _family("Gauge", f"pipeline_{name}", text, "job")
+        for name, text in _JOB_GAUGES.items()
     }
     for job, is_alive, *values in rows:
-        for name, value in zip(_FIGURES, (is_alive, *values), strict=True):
-            is_of_now = name not in ("lag_seconds", "rows_per_second") or is_alive
-            if value is not None and is_of_now:
-                found[name].add_metric((job,), float(value))
-    yield from found.values()
+        for name, value in zip(_JOB_GAUGES, (is_alive, *values), strict=True):
+            is_current = name not in ("lag_seconds", "rows_per_second") or is_alive
+            if value is not None and is_current:
+                gauges[name].add_metric((job,), float(value))
+    yield from gauges.values()
 
 
 _TIMEOUT_SECONDS: Final = 5.0
 _STATEMENT_SECONDS: Final = 2
 # A node may send to any number of topics, so export only the busiest.
-TOPICS: Final = 50
+MAX_TOPICS: Final = 50
 
-_DATABASE: Final = {
+_DATABASE_GAUGES: Final = {
     "notification_queue_usage_ratio": "How full PostgreSQL's notification queue is, 0 to 1",
     "sessions": "Sessions of nodes in the database",
     "nodes": "Nodes registered in the database",
@@ -242,12 +236,13 @@ class MetricsCollector:
         self._database = database
 
     def collect(self) -> Iterator[Any]:
-        """Yield all metric families."""
+        """Yield all metric job_families."""
         yield from self.collect_database()
         yield from self.collect_queues()
-        yield _of_process()
-        yield from _of_hub()
-        yield from _of_topics()
+        text = "Django connections closed because an answer was lost"
+        yield _counter("lost_answers", text, [((), silent_connections.closed())])
+        yield from _hub_metrics()
+        yield from _topic_metrics()
 
     def collect_database(self) -> Iterator[Any]:
         """Yield database metrics; an unknown value is omitted, not reported as 0."""
@@ -255,26 +250,18 @@ class MetricsCollector:
         yield _gauge("database_up", "Whether the database answered", is_up)
         answer = self._database[0] if self._database else None
         (values,) = answer or [()]
-        for (name, text), value in zip(_DATABASE.items(), values, strict=False):
+        for (name, text), value in zip(_DATABASE_GAUGES.items(), values, strict=False):
             yield _gauge(name, text, value)
 
     def collect_queues(self) -> Iterator[Any]:
         """Yield metrics of queues, exchanges and pipeline jobs, if their queries succeeded."""
         _, queues, exchanges, jobs = self._database or (None, None, None, None)
-        if queues is not None:
-            yield from queue_families(queues)
-        if exchanges is not None:
-            yield from exchange_families(exchanges)
-        if jobs is not None:
-            yield from families(jobs)
+        yield from queue_families(queues) if queues is not None else ()
+        yield from exchange_families(exchanges) if exchanges is not None else ()
+        yield from job_families(jobs) if jobs is not None else ()
 
 
-def _of_process() -> Any:
-    text = "Django connections closed because an answer was lost"
-    return _counter("lost_answers", text, [((), silent_connections.closed())])
-
-
-def _of_hub() -> Iterator[Any]:
+def _hub_metrics() -> Iterator[Any]:
     """Yield metrics of this process's hub, without connecting it."""
     hub = get_hub()
     counters = hub.counters
@@ -293,16 +280,16 @@ def _of_hub() -> Iterator[Any]:
         yield _counter(f"hub_{name}", text, [((), getattr(counters, name))])
 
 
-def _of_topics() -> Iterator[Any]:
-    """Yield messages of the busiest topics, if this process observes."""
+def _topic_metrics() -> Iterator[Any]:
+    """Yield counters of the busiest topics, if this process observes topics."""
     if (observer := running_observer()) is None:
         return
-    busiest = nlargest(TOPICS, observer.history.topics.values(), key=lambda topic: topic.count)
-    for name, text, counted in (
+    topics = nlargest(MAX_TOPICS, observer.history.topics.values(), key=lambda topic: topic.count)
+    for name, text, attribute in (
         ("messages", "Messages since the monitor started", "count"),
         ("bytes", "Bytes of bodies since the monitor started", "size"),
     ):
-        values = [((topic.name,), getattr(topic, counted)) for topic in busiest]
+        values = [((topic.name,), getattr(topic, attribute)) for topic in topics]
         yield _counter(f"topic_{name}", text, values, "topic")
 
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from psqlmessages.monitor.broadcast import Broadcast
-from psqlmessages.monitor.history import TOPICS, History
+from psqlmessages.monitor.history import MAX_TOPICS, History
 from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.queries import Health, MonitorReader, RuleRow, read_health
 from psqlmessages.monitor.status import MonitorStatus
@@ -22,6 +22,7 @@ from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub, get_hub
+from psqlmessages.relay.socket import INTERNAL_ERROR
 from psqlmessages.retry import RateLimitedLogger
 
 # Observe for this long after the last viewer has left, so that the history survives a page change.
@@ -51,10 +52,10 @@ class Observer:
         self._broadcast = Broadcast(self)
         self._running: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._is_empty = asyncio.Event()
-        self._is_looked_at = asyncio.Event()
-        # Events since the last query began: its result may be older than they are.
-        self._recent: deque[tuple[str, str, str]] = deque(maxlen=10_000)
+        self._has_no_viewers = asyncio.Event()
+        self._has_viewers = asyncio.Event()
+        # Events since the last query began, whose result may be older than they are.
+        self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
         self._log = RateLimitedLogger(logger)
 
     # Viewers
@@ -62,8 +63,8 @@ class Observer:
     def add(self, viewer: Viewer) -> None:
         """Send a viewer a snapshot after the next check, then updates."""
         self.viewers.add(viewer)
-        self._is_empty.clear()
-        self._is_looked_at.set()
+        self._has_no_viewers.clear()
+        self._has_viewers.set()
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run(), name="psqlmessages monitor")
         self._wake.set()
@@ -72,8 +73,8 @@ class Observer:
         """Remove a viewer; after the last one, observe for ``IDLE_SECONDS`` longer."""
         self.viewers.discard(viewer)
         if not self.viewers:
-            self._is_looked_at.clear()
-            self._is_empty.set()
+            self._has_viewers.clear()
+            self._has_no_viewers.set()
 
     def watch(self, viewer: Viewer, topic: str | None) -> None:
         """Switch a viewer to one topic, or to the list (None)."""
@@ -82,26 +83,24 @@ class Observer:
 
     # Receiver of the hub
 
-    def deliver(self, frame: HubMessage) -> None:
+    def deliver(self, message: HubMessage) -> None:
         """Record a message or an event from the hub. Large bodies are counted, but not read."""
-        header = frame.header
+        header, at = message.header, message.received_at
         if header["Type"] == "Topic":
-            self.history.message(header, frame.body, frame.at)
+            self.history.add_message(header, message.body, at)
         elif header["Type"] == "Sys":
-            self._happened(
-                header["Evt"], header.get("Ident", ""), header.get("Topic", ""), frame.at
-            )
+            self._record_event(header["Evt"], header.get("Ident", ""), header.get("Topic", ""), at)
 
-    def _happened(self, event: str, ident: str, topic: str, at: float) -> None:
-        self.history.event(event, ident, topic, at)
-        self._recent.append((event, ident, topic))
+    def _record_event(self, event: str, ident: str, topic: str, at: float) -> None:
+        self.history.add_event(event, ident, topic, at)
+        self._recent_events.append((event, ident, topic))
         if event == "connection_lost":
-            self.status.lost(at)
+            self.status.on_connection_lost(at)
         elif event == "reconnected":
-            self.status.returned(at)
+            self.status.on_reconnected(at)
             self._wake.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
-            self.status.refused(at, None, "")
+            self.status.on_refused(at, None, "")
             self._wake.set()
 
     # Background tasks
@@ -110,31 +109,29 @@ class Observer:
         """Observe until there has been no viewer for a while."""
         while True:
             try:
-                await self._work()
+                await self._run_tasks()
             finally:
-                await self._end()
+                await self._stop()
             if not self.viewers:
                 return
 
-    async def _work(self) -> None:
-        loops = {
-            asyncio.create_task(loop)
-            for loop in (self._until_left(), self._tick(), self._check(), self._examine())
-        }
+    async def _run_tasks(self) -> None:
+        work = (self._wait_until_unused(), self._tick(), self._check(), self._refresh_health())
+        tasks = {asyncio.create_task(coroutine) for coroutine in work}
         try:
-            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (error := task.exception()) is not None:
                     logger.error("the monitor failed and restarts", exc_info=error)
         finally:
-            for task in loops:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         # Viewers reconnect and get a new snapshot.
         for viewer in list(self.viewers):
-            viewer.end(1011, "the monitor restarts")
+            viewer.close(INTERNAL_ERROR, "the monitor restarts")
         self.viewers.clear()
         await self._hub.leave(self)
         await self._reader.close()
@@ -142,12 +139,12 @@ class Observer:
         self.health, self.ident = None, ""
         self.rules.clear()
 
-    async def _until_left(self) -> None:
+    async def _wait_until_unused(self) -> None:
         while True:
-            await self._is_empty.wait()
+            await self._has_no_viewers.wait()
             try:
                 async with asyncio.timeout(IDLE_SECONDS):
-                    await self._is_looked_at.wait()
+                    await self._has_viewers.wait()
             except TimeoutError:
                 return
 
@@ -160,16 +157,16 @@ class Observer:
         """Keep the registration valid and read the database; retry sooner after a failure."""
         while True:
             self._wake.clear()
-            arrived = {viewer for viewer in self.viewers if not viewer.is_greeted}
+            new_viewers = {viewer for viewer in self.viewers if not viewer.has_snapshot}
             try:
-                is_well = await self._observe() and await self._read()
+                is_successful = await self._observe() and await self._read_topics()
             except (psycopg.Error, OSError) as error:
                 self._log.warning("the monitor cannot read the database: %s", error)
-                self.status.unread(time.time())
-                is_well = False
-            for viewer in arrived & self.viewers:
-                self._broadcast.greet(viewer, time.time())
-            pause = _CHECK_SECONDS if is_well else _RETRY_SECONDS
+                self.status.on_read_failed(time.time())
+                is_successful = False
+            for viewer in new_viewers & self.viewers:
+                self._broadcast.send_snapshot(viewer, time.time())
+            pause = _CHECK_SECONDS if is_successful else _RETRY_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -177,9 +174,9 @@ class Observer:
     async def _observe(self) -> bool:
         """Register with the hub and observe all topics if needed; return whether it observes."""
         if self.status.is_observing:
-            if self.status.is_away or await self._reader.observes(self.ident):
+            if self.status.is_away or await self._reader.is_observing(self.ident):
                 return not self.status.is_away
-            self.status.refused(time.time(), None, "")
+            self.status.on_refused(time.time(), None, "")
         await self._hub.leave(self)
         self._hub = self._find_hub()
         self.ident = new_ident()
@@ -188,41 +185,41 @@ class Observer:
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         now = time.time()
         if answer["Err"] == "0":
-            self.status.observes(now)
+            self.status.on_observing(now)
         elif answer["Err"] == "59":
-            self.status.lost(now)
+            self.status.on_connection_lost(now)
         else:
-            role = await self._reader.role() if answer["Err"] in ("2", "3", "5") else None
-            self.status.refused(now, role, answer["Errstr"])
+            role = await self._reader.read_role() if answer["Err"] in ("2", "3", "5") else None
+            self.status.on_refused(now, role, answer["Errstr"])
         return answer["Err"] == "0"
 
-    async def _read(self) -> bool:
-        history, watched = self.history, frozenset(v.topic for v in self.viewers if v.topic)
-        history.watched = watched
-        self._recent.clear()
-        before, known = history.number, history.topics.keys() | watched
-        rows = await self._reader.topics(known, max(0, TOPICS - len(known)))
-        history.place(rows, before)
-        for event in self._recent:
-            history.follow(*event)
-        history.topics_there = await self._reader.count_topics()
-        self.rules = {name: await self._reader.rules(name) for name in watched}
-        self.status.read()
+    async def _read_topics(self) -> bool:
+        history, viewed = self.history, frozenset(v.topic for v in self.viewers if v.topic)
+        history.viewed = viewed
+        self._recent_events.clear()
+        before, known_topics = history.number, history.topics.keys() | viewed
+        rows = await self._reader.read_topics(known_topics, max(0, MAX_TOPICS - len(known_topics)))
+        history.apply_rows(rows, before)
+        for event in self._recent_events:
+            history.apply_event(*event)
+        history.topic_count = await self._reader.count_topics()
+        self.rules = {name: await self._reader.read_rules(name) for name in viewed}
+        self.status.on_read()
         return True
 
-    async def _examine(self) -> None:
+    async def _refresh_health(self) -> None:
         while True:
             now = time.time()
             try:
                 health = await read_health(self._reader, now)
             except (psycopg.Error, OSError) as error:
-                self._log.warning("the monitor cannot read the health figures: %s", error)
+                self._log.warning("the monitor cannot read the health of the server: %s", error)
                 health = Health(now)
             if self._hub.is_connected:
                 health.echo = self._hub.echo_seconds
             self.health = health
             await asyncio.sleep(_HEALTH_SECONDS)
-            await self._is_looked_at.wait()
+            await self._has_viewers.wait()
 
 
 _observers: WeakKeyDictionary[asyncio.AbstractEventLoop, Observer] = WeakKeyDictionary()

@@ -28,23 +28,23 @@ from psqlmessages.models.names import patterns
 from psqlmessages.orm import dsn
 
 _STATEMENT_SECONDS: Final = 2
-RULES: Final = 200
+MAX_RULES: Final = 200
 
-_TOPICS: Final = """
+_TOPICS_QUERY: Final = """
     SELECT v.topic, v.notifiers, v.listeners
     FROM messages.list_topics(%(known)s::text[] || ARRAY(
         SELECT t.name::text FROM psqlmessages_topic AS t
         WHERE t.name <> ALL (%(known)s) ORDER BY t.name LIMIT %(others)s
     )) AS v
 """
-_RULES: Final = """
+_RULES_QUERY: Final = """
     SELECT a.id, a.ident, a.role, a.dest, a.mode
     FROM psqlmessages_auth AS a
     WHERE a.type = 'Topic' AND a.dest = ANY (%s)
     ORDER BY a.ident, a.role, a.dest
     LIMIT %s
 """
-_OBSERVES: Final = """
+_OBSERVING_QUERY: Final = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_observation AS o
         JOIN psqlmessages_client AS c ON c.id = o.client_id
@@ -73,11 +73,11 @@ class MonitorReader:
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, "monitor")
         self._connection: AsyncConnection | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def rows(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
-        """Run a query with a two-second limit; raise psycopg's errors, also on connecting."""
-        async with self._turn:
+    async def fetch(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
+        """Connect if needed and run a query, within two seconds; raise psycopg's errors."""
+        async with self._lock:
             connection = self._connection or await self._connect()
             try:
                 return await (await connection.execute(query, values)).fetchall()
@@ -87,31 +87,32 @@ class MonitorReader:
                     await connection.close()
                 raise
 
-    async def topics(
+    async def read_topics(
         self, known: Iterable[str], others: int
     ) -> list[tuple[str, list[str], list[str]]]:
         """Read the senders and listeners of known topics, and of ``others`` more in name order."""
-        return await self.rows(_TOPICS, {"known": list(known), "others": others})
+        return await self.fetch(_TOPICS_QUERY, {"known": list(known), "others": others})
 
     async def count_topics(self) -> int:
         """Count the topics in the database."""
-        return (await self.rows("SELECT count(*) FROM psqlmessages_topic"))[0][0]
+        return (await self.fetch("SELECT count(*) FROM psqlmessages_topic"))[0][0]
 
-    async def rules(self, topic: str) -> list[RuleRow]:
-        """Read the rules for a topic or a pattern that matches it, at most ``RULES`` + 1."""
-        return [RuleRow._make(row) for row in await self.rows(_RULES, (patterns(topic), RULES + 1))]
+    async def read_rules(self, topic: str) -> list[RuleRow]:
+        """Read the rules for a topic, at most ``MAX_RULES`` + 1, including those with patterns."""
+        rows = await self.fetch(_RULES_QUERY, (patterns(topic), MAX_RULES + 1))
+        return [RuleRow._make(row) for row in rows]
 
-    async def observes(self, ident: str) -> bool:
+    async def is_observing(self, ident: str) -> bool:
         """Check whether a node is registered and observes all topics."""
-        return (await self.rows(_OBSERVES, (ident,)))[0][0]
+        return (await self.fetch(_OBSERVING_QUERY, (ident,)))[0][0]
 
-    async def role(self) -> str:
+    async def read_role(self) -> str:
         """Return the PostgreSQL role of this connection, for use in a rule."""
-        return (await self.rows("SELECT session_user::text"))[0][0]
+        return (await self.fetch("SELECT session_user::text"))[0][0]
 
     async def close(self) -> None:
         """Close the connection; the next query opens a new one."""
-        async with self._turn:
+        async with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
                 await connection.close()
@@ -127,9 +128,9 @@ class MonitorReader:
 async def read_once(
     name: str, alias: str | None, queries: Sequence[Query], seconds: float, *, statement: float
 ) -> list[Rows | None] | None:
-    """Run queries on a connection of their own; None if the database does not answer in time.
+    """Run queries on a new connection; None if the database does not answer in time.
 
-    See :func:`run_queries`; ``statement`` is its limit for each query.
+    ``seconds`` limits all, and ``statement`` each query. See :func:`run_queries`.
     """
     task = asyncio.create_task(run_queries(name, alias, queries, statement))
     # Do not await the task: closing a connection that hangs may hang too.
@@ -143,17 +144,19 @@ async def read_once(
 async def run_queries(
     name: str, alias: str | None, queries: Sequence[Query], seconds: float
 ) -> list[Rows | None] | None:
-    """Connect and return the rows of each query, None for a slow one; None if that fails."""
+    """Connect and run queries; None for a query that takes too long, or if the database fails."""
     try:
         address = conninfo(dsn(alias), name)
         async with await AsyncConnection.connect(address, autocommit=True) as connection:
             await limit_statements(connection, seconds)
-            return [await _rows_of(connection, *query) for query in queries]
+            return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
 
 
-async def _rows_of(connection: AsyncConnection, query: str, values: Sequence[Any]) -> Rows | None:
+async def _fetch_or_none(
+    connection: AsyncConnection, query: str, values: Sequence[Any]
+) -> Rows | None:
     try:
         return await (await connection.execute(query, values)).fetchall()
     except psycopg.errors.QueryCanceled:
@@ -162,11 +165,11 @@ async def _rows_of(connection: AsyncConnection, query: str, values: Sequence[Any
 
 # Health of the server and the tables. An unreadable value is None, never 0.
 
-_COUNTS: Final = """
+_COUNTS_QUERY: Final = """
     SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client)
 """
 # Estimates row counts from statistics and sizes from files, without reading the tables.
-_BODIES: Final = """
+_BODIES_QUERY: Final = """
     SELECT coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint,
         coalesce(sum(
             pg_relation_size(c.oid)
@@ -198,34 +201,27 @@ class Health:
 async def read_health(reader: MonitorReader, at: float) -> Health:
     """Read all values; raise if the database does not answer at all."""
     health = Health(at)
-    begun = perf_counter()
-    health.usage = float((await reader.rows(USAGE))[0][0])
-    health.round_trip = perf_counter() - begun
-    for read in (_read_holders, _read_counts, _read_commit_lock, _read_bodies):
-        # If the role may not read it, or the query timed out, the value stays unknown.
-        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled):
-            await read(reader, health)
+    began = perf_counter()
+    health.usage = float((await reader.fetch(USAGE))[0][0])
+    health.round_trip = perf_counter() - began
+    # Without permission, or after a timeout, a value stays unknown.
+    unreadable = (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled)
+    with suppress(*unreadable):
+        health.holders = await _read_holders(reader, is_full=health.usage >= QUEUE_LIMIT)
+    with suppress(*unreadable):
+        health.sessions, health.nodes = (await reader.fetch(_COUNTS_QUERY))[0]
+    with suppress(*unreadable):
+        row = (await reader.fetch(COMMIT_LOCK))[0]
+        health.waiting, health.waiting_seconds, health.waiting_for = row
+    with suppress(*unreadable):
+        health.bodies, health.bodies_size = (await reader.fetch(_BODIES_QUERY))[0]
     return health
 
 
-async def _read_holders(reader: MonitorReader, health: Health) -> None:
-    is_full = (health.usage or 0.0) >= QUEUE_LIMIT
-    rows = await reader.rows(HOLDERS, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
+async def _read_holders(reader: MonitorReader, *, is_full: bool) -> list[dict[str, Any]] | None:
+    rows = await reader.fetch(HOLDERS, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
     if is_full and not rows:
-        # The cause is a session that this role cannot see.
-        return
+        # Some session holds the queue, but this role cannot see it.
+        return None
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
-    health.holders = [dict(zip(names, row, strict=True)) for row in rows]
-
-
-async def _read_counts(reader: MonitorReader, health: Health) -> None:
-    health.sessions, health.nodes = (await reader.rows(_COUNTS))[0]
-
-
-async def _read_commit_lock(reader: MonitorReader, health: Health) -> None:
-    row = (await reader.rows(COMMIT_LOCK))[0]
-    health.waiting, health.waiting_seconds, health.waiting_for = row
-
-
-async def _read_bodies(reader: MonitorReader, health: Health) -> None:
-    health.bodies, health.bodies_size = (await reader.rows(_BODIES))[0]
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -1,25 +1,25 @@
-"""Status of the monitor: live or not, since when, why. No I/O."""
+"""Status of the monitor: whether it is live, since when, and why not. No I/O."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from psqlmessages.monitor.history import KEPT
+from psqlmessages.monitor.history import HISTORY_SECONDS
 
 LIVE: Final = "live"
 STARTING: Final = "starting"
 AWAY: Final = "away"
 NOT_OBSERVING: Final = "not_observing"
-# For a single page: its permissions could not be checked.
+# Of a single page: its permissions could not be checked.
 UNCHECKED: Final = "unchecked"
 # A single failed query is not yet an outage.
-_UNREAD_SECONDS: Final = 5.0
+_READ_FAILURE_SECONDS: Final = 5.0
 
 
 class MonitorStatus:
     """The current status of the monitor; times are Unix time.
 
-    ``gaps``: periods without reception, as (start, end), within the last ``KEPT`` seconds.
+    ``gaps``: recent periods in which nothing was received, as (start, end).
     """
 
     def __init__(self) -> None:
@@ -27,48 +27,49 @@ class MonitorStatus:
         self.is_away = False
         self.since: float | None = None
         self.missing_role: str | None = None
-        self._why = ""
+        self._reason = ""
         self._was_refused = False
-        self._blind_since: float | None = None
-        self._unread_since: float | None = None
+        self._gap_start: float | None = None
+        self._read_failed_since: float | None = None
         self.gaps: list[tuple[float, float]] = []
 
-    def observes(self, now: float) -> None:
+    def on_observing(self, now: float) -> None:
         """Record that the monitor now receives everything."""
         self.is_observing, self.is_away, self._was_refused = True, False, False
         self.since = self.since or now
-        self._sees(now)
+        self._close_gap(now)
 
-    def refused(self, now: float, missing_role: str | None, why: str) -> None:
-        """Record that the monitor does not observe: ``missing_role`` needs a rule, or ``why``."""
+    def on_refused(self, now: float, missing_role: str | None, reason: str) -> None:
+        """Record that the monitor does not observe; ``missing_role`` needs a rule."""
         self.is_observing, self.is_away = False, False
-        self._was_refused = bool(missing_role or why)
-        self.missing_role, self._why = missing_role, why
-        self._is_blind(now)
+        self._was_refused = bool(missing_role or reason)
+        self.missing_role, self._reason = missing_role, reason
+        self._open_gap(now)
 
-    def lost(self, now: float) -> None:
+    def on_connection_lost(self, now: float) -> None:
         """Record that the connection to PostgreSQL is lost."""
         self.is_away = True
-        self._is_blind(now)
+        self._open_gap(now)
 
-    def returned(self, now: float) -> None:
+    def on_reconnected(self, now: float) -> None:
         """Record that the connection is back and the nodes are registered again."""
         self.is_away = False
         if self.is_observing:
-            self._sees(now)
+            self._close_gap(now)
 
-    def read(self) -> None:
+    def on_read(self) -> None:
         """Record that the database answered the monitor's queries."""
-        self._unread_since = None
+        self._read_failed_since = None
 
-    def unread(self, now: float) -> None:
+    def on_read_failed(self, now: float) -> None:
         """Record that the database did not answer."""
-        self._unread_since = self._unread_since or now
+        self._read_failed_since = self._read_failed_since or now
 
     def name(self, now: float) -> str:
         """Return the name of the status."""
         if self.is_away or (
-            self._unread_since is not None and now - self._unread_since > _UNREAD_SECONDS
+            self._read_failed_since is not None
+            and now - self._read_failed_since > _READ_FAILURE_SECONDS
         ):
             return AWAY
         if self.is_observing:
@@ -78,20 +79,20 @@ class MonitorStatus:
     def as_json(self, now: float) -> dict[str, Any]:
         """Describe the status for the page."""
         name = self.name(now)
-        self.gaps = [gap for gap in self.gaps if gap[1] > now - KEPT]
+        self.gaps = [gap for gap in self.gaps if gap[1] > now - HISTORY_SECONDS]
         return {
             "is": name,
             "since": self.since,
-            "why": self._why if name == NOT_OBSERVING else "",
+            "why": self._reason if name == NOT_OBSERVING else "",
             "missing_role": self.missing_role if name == NOT_OBSERVING else None,
-            "gaps": [*self.gaps, *([(self._blind_since, None)] if self._blind_since else [])],
+            "gaps": [*self.gaps, *([(self._gap_start, None)] if self._gap_start else [])],
         }
 
-    def _is_blind(self, now: float) -> None:
+    def _open_gap(self, now: float) -> None:
         if self.since is not None:
-            self._blind_since = self._blind_since or now
+            self._gap_start = self._gap_start or now
 
-    def _sees(self, now: float) -> None:
-        if self._blind_since is not None:
-            self.gaps.append((self._blind_since, now))
-            self._blind_since = None
+    def _close_gap(self, now: float) -> None:
+        if self._gap_start is not None:
+            self.gaps.append((self._gap_start, now))
+            self._gap_start = None

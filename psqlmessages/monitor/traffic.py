@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from django.db import router
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
@@ -16,25 +16,29 @@ from django.views.decorators.http import require_safe
 from psqlmessages import traffic_retention
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
-from psqlmessages.models.names import is_name
-from psqlmessages.monitor import views
-from psqlmessages.monitor.graph import rows_of
+from psqlmessages.monitor.graph import fetch_rows
 from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.names import topic_url
-from psqlmessages.monitor.views import admin_page, common_context, for_staff
+from psqlmessages.monitor.views import (
+    admin_page,
+    chart_context,
+    common_context,
+    require_monitor_access,
+    require_topic_name,
+)
 
-# Half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
+# Reading half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
 _TIMEOUT_SECONDS: Final = 5.0
 _JOBS_TIMEOUT_SECONDS: Final = 2.0
 # Read slow queries less often: at most a fifth of the time is spent on reading.
 _PAUSE_FACTOR: Final = 4.0
 # A job in one of these states sends no heartbeat.
-ENDED: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
-TOPICS: Final = 500
-SENDERS: Final = 50
-_JOBS: Final = 200
+ENDED_STATES: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
+MAX_TOPICS: Final = 500
+MAX_SENDERS: Final = 50
+_MAX_JOBS: Final = 200
 
-_JOBS_AND_TIMES: Final = """
+_JOBS_AND_TIMES_QUERY: Final = """
     SELECT statement_timestamp(),
         (SELECT min(starts_at) FROM psqlmessages_traffic WHERE window_seconds = %s),
         (SELECT max(starts_at) FROM psqlmessages_traffic WHERE window_seconds = %s),
@@ -46,7 +50,7 @@ _JOBS_AND_TIMES: Final = """
             FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
         ) AS j)
 """
-_MEASURED: Final = f"""
+_AMOUNTS: Final = f"""
     measured AS (
         SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
         FROM ({traffic_retention.PERCENTILES}) AS found GROUP BY key
@@ -58,11 +62,11 @@ _MEASURED: Final = f"""
 """  # noqa: S608 - put together from our own texts
 _COLUMNS: Final = """count, bytes, starts_at,
             size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99"""
-_OF_TOPICS: Final = f"""
+_ALL_TOPICS_QUERY: Final = f"""
     WITH chosen AS (
         SELECT topic AS key, {_COLUMNS} FROM psqlmessages_traffic
         WHERE window_seconds = %s AND starts_at >= to_timestamp(%s)
-    ), {_MEASURED}, points AS (
+    ), {_AMOUNTS}, points AS (
         SELECT key, json_agg(json_build_array(extract(epoch FROM starts_at)::bigint, number))
             AS points
         FROM (SELECT key, starts_at, sum(count)::bigint AS number FROM chosen GROUP BY 1, 2) AS n
@@ -73,7 +77,7 @@ _OF_TOPICS: Final = f"""
     ORDER BY number DESC, key LIMIT %s
 """  # noqa: S608
 # Keys: the start of a window, a sender after a space, and an empty string for the total.
-_OF_TOPIC: Final = f"""
+_ONE_TOPIC_QUERY: Final = f"""
     WITH found AS (
         SELECT sender, {_COLUMNS} FROM psqlmessages_traffic
         WHERE topic = %s AND window_seconds = %s AND starts_at >= to_timestamp(%s)
@@ -81,14 +85,14 @@ _OF_TOPIC: Final = f"""
         SELECT extract(epoch FROM starts_at)::bigint::text AS key, {_COLUMNS} FROM found
         UNION ALL SELECT ' ' || sender, {_COLUMNS} FROM found
         UNION ALL SELECT '', {_COLUMNS} FROM found
-    ), {_MEASURED}
+    ), {_AMOUNTS}
     SELECT key, number, size, last, percentiles
     FROM summed JOIN measured USING (key) ORDER BY number DESC, key
 """  # noqa: S608
 
 
 class TrafficView(NamedTuple):
-    """The query of a page: window length and time range in seconds, and one topic or all."""
+    """The selection of a page: window length and time range in seconds, and one topic or all."""
 
     window: int
     seconds: int
@@ -97,43 +101,43 @@ class TrafficView(NamedTuple):
 
 async def read_traffic(view: TrafficView) -> str | None:
     """Read the data of a page as JSON text; None if it cannot be read."""
-    earliest = _begin(time.time(), view)
+    begin = _first_window(time.time(), view)
     if view.topic is None:
-        query = (_OF_TOPICS, (view.window, earliest, TOPICS + 1))
+        query = (_ALL_TOPICS_QUERY, (view.window, begin, MAX_TOPICS + 1))
     else:
-        query = (_OF_TOPIC, (view.topic, view.window, earliest))
+        query = (_ONE_TOPIC_QUERY, (view.topic, view.window, begin))
     jobs, rows = await asyncio.gather(
-        rows_of(
+        fetch_rows(
             router.db_for_read(PipelineJob),
-            (_JOBS_AND_TIMES, (view.window, view.window, _JOBS)),
+            (_JOBS_AND_TIMES_QUERY, (view.window, view.window, _MAX_JOBS)),
             _JOBS_TIMEOUT_SECONDS,
         ),
-        rows_of(router.db_for_read(Traffic), query, _TIMEOUT_SECONDS),
+        fetch_rows(router.db_for_read(Traffic), query, _TIMEOUT_SECONDS),
     )
     if jobs is None or rows is None:
         return None
-    describe = _topics if view.topic is None else _topic
-    return to_json({**_common(view, earliest, *jobs[0]), **describe(rows)})
+    describe = _describe_topics if view.topic is None else _describe_topic
+    return to_json({**_describe_time(view, begin, *jobs[0]), **describe(rows)})
 
 
-def _begin(now: float, view: TrafficView) -> int:
-    """Return the start of the first window shown, as Unix time."""
+def _first_window(now: float, view: TrafficView) -> int:
+    """Return the start of the first window of the time range, as Unix time."""
     return (int(now) // view.window + 1) * view.window - view.seconds
 
 
-def _common(
-    view: TrafficView, earliest: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
+def _describe_time(
+    view: TrafficView, begin: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
-        job["is_alive"] = job["state"] not in ENDED and age < WORKER_TIMEOUT_SECONDS
+        job["is_alive"] = job["state"] not in ENDED_STATES and age < WORKER_TIMEOUT_SECONDS
     counting = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
     return {
         "now": now.timestamp(),
         "window": view.window,
         "seconds": view.seconds,
-        "begin": earliest,
-        # Traffic was counted from here on: before, a missing row does not mean zero messages.
+        "begin": begin,
+        # Traffic was counted from then on: an earlier window without a row is unknown, not zero.
         "since": oldest and oldest.timestamp(),
         "until": newest and newest.timestamp() + view.window,
         "is_counting": bool(counting),
@@ -142,23 +146,24 @@ def _common(
     }
 
 
-def _topics(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _describe_topics(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
     return {
-        "limit": TOPICS,
-        "has_more": len(rows) > TOPICS,
+        "limit": MAX_TOPICS,
+        "has_more": len(rows) > MAX_TOPICS,
         "topics": [
-            {"topic": key, **_amounts(row), "points": points} for key, *row, points in rows[:TOPICS]
+            {"topic": key, **_amounts(row), "points": points}
+            for key, *row, points in rows[:MAX_TOPICS]
         ],
     }
 
 
-def _topic(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+def _describe_topic(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
     senders = [(key[1:], row) for key, *row in rows if key.startswith(" ")]
     return {
-        "limit": SENDERS,
-        "has_more": len(senders) > SENDERS,
+        "limit": MAX_SENDERS,
+        "has_more": len(senders) > MAX_SENDERS,
         "total": next((_amounts(row) for key, *row in rows if not key), None),
-        "senders": [{"sender": key, **_amounts(row)} for key, row in senders[:SENDERS]],
+        "senders": [{"sender": key, **_amounts(row)} for key, row in senders[:MAX_SENDERS]],
         "windows": sorted(
             ([int(key), _amounts(row)] for key, *row in rows if key[:1].strip()),
             key=lambda window: window[0],
@@ -175,7 +180,7 @@ def _amounts(row: list[Any]) -> dict[str, Any]:
 
 _MINUTE, _HOUR, _DAY = 60, 60 * 60, 24 * 60 * 60
 # Choices of window length and time range, in seconds; at most 720 windows each.
-CHOICES: Final = {
+RANGES: Final = {
     (10, 10 * _MINUTE): "10 minutes",
     (10, _HOUR): "1 hour",
     (60, _HOUR): "1 hour",
@@ -185,12 +190,12 @@ CHOICES: Final = {
     (3600, 7 * _DAY): "7 days",
     (3600, 30 * _DAY): "30 days",
 }
-_WINDOWS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
+_WINDOW_LENGTHS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
 # All topics together have many windows, so the list offers only some ranges.
-_LISTED: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
+_LIST_RANGES: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
 
 
-class Choice(NamedTuple):
+class RangeLink(NamedTuple):
     """A link to the same page with another window or range."""
 
     text: str
@@ -199,15 +204,15 @@ class Choice(NamedTuple):
 
 
 @require_safe
-@for_staff
+@require_monitor_access
 def traffic(request: HttpRequest) -> HttpResponse:
     """Show all topics and the pipeline jobs."""
-    window, seconds = _chosen(request, _LISTED)
+    window, seconds = _selected_range(request, _LIST_RANGES)
     context = {
-        **_context(request, window, seconds),
+        **_page_context(request, window, seconds),
         "choices": [
-            Choice(CHOICES[each], _query(request, *each), each == (window, seconds))
-            for each in _LISTED
+            RangeLink(RANGES[each], _query(None, *each), each == (window, seconds))
+            for each in _LIST_RANGES
         ],
         "admin_jobs_url": admin_page(request, "pipelinejob"),
     }
@@ -215,27 +220,25 @@ def traffic(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-@for_staff
+@require_monitor_access
 def traffic_topic(request: HttpRequest) -> HttpResponse:
     """Show the topic given by ``?name=``."""
-    name = _name(request)
-    window, seconds = _chosen(request, CHOICES)
-    script = views.chart_script()
+    name = require_topic_name(request.GET.get("name", ""))
+    window, seconds = _selected_range(request, RANGES)
     context = {
-        **_context(request, window, seconds, name),
+        **_page_context(request, window, seconds, name),
+        **chart_context(),
         "topic": name,
         "topic_url": topic_url(name),
         "windows": [
-            Choice(text, _query(request, *_first(length)), length == window)
-            for length, text in _WINDOWS.items()
+            RangeLink(text, _query(name, *_shortest_range(length)), length == window)
+            for length, text in _WINDOW_LENGTHS.items()
         ],
         "choices": [
-            Choice(text, _query(request, *each), each == (window, seconds))
-            for each, text in CHOICES.items()
+            RangeLink(text, _query(name, *each), each == (window, seconds))
+            for each, text in RANGES.items()
             if each[0] == window
         ],
-        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[views.version()]),
-        "plotly_style_ids": script.style_ids if script else (),
         "admin_traffic_url": admin_page(
             request, "traffic", {"q": name, "window_seconds": str(window)}
         ),
@@ -244,46 +247,38 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
 
 
 @json_view
-async def traffic_figures(request: HttpRequest) -> str | None:
+async def traffic_data(request: HttpRequest) -> str | None:
     """Return the data as JSON: 401 or 403 without permission, 503 without a database."""
-    topic = _name(request) if "name" in request.GET else None
-    view = TrafficView(*_chosen(request, CHOICES), topic)
+    topic = require_topic_name(request.GET["name"]) if "name" in request.GET else None
+    view = TrafficView(*_selected_range(request, RANGES), topic)
     return await shared_text(view, lambda: read_traffic(view), _PAUSE_FACTOR)
 
 
-def _name(request: HttpRequest) -> str:
-    name = request.GET.get("name", "")
-    if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid topic name.")
-    return name
+def _selected_range(request: HttpRequest, ranges: Any) -> tuple[int, int]:
+    """Return the window length and time range in the query string, by default the first ones."""
+    query = request.GET.get("window", ""), request.GET.get("seconds", "")
+    selected = (each for each in ranges if tuple(map(str, each)) == query)
+    return next(selected, next(iter(ranges)))
 
 
-def _chosen(request: HttpRequest, choices: Any) -> tuple[int, int]:
-    """Return the choice in the query string, or the first one."""
-    given = request.GET.get("window", ""), request.GET.get("seconds", "")
-    found = [each for each in choices if tuple(map(str, each)) == given]
-    return found[0] if found else next(iter(choices))
+def _shortest_range(window: int) -> tuple[int, int]:
+    return next(each for each in RANGES if each[0] == window)
 
 
-def _first(window: int) -> tuple[int, int]:
-    return next(each for each in CHOICES if each[0] == window)
+def _query(topic: str | None, window: int, seconds: int) -> str:
+    name = {} if topic is None else {"name": topic}
+    return "?" + urlencode({**name, "window": window, "seconds": seconds})
 
 
-def _query(request: HttpRequest, window: int, seconds: int) -> str:
-    given = {"name": request.GET["name"]} if "name" in request.GET else {}
-    return "?" + urlencode({**given, "window": window, "seconds": seconds})
-
-
-def _context(
-    request: HttpRequest, window: int, seconds: int, name: str | None = None
+def _page_context(
+    request: HttpRequest, window: int, seconds: int, topic: str | None = None
 ) -> dict[str, Any]:
-    query = {} if name is None else {"name": name}
-    asked = urlencode({**query, "window": window, "seconds": seconds})
     return {
         **common_context(request),
-        "figures_url": f"{reverse('psqlmessages:monitor_traffic_figures')}?{asked}",
+        "data_url": reverse("psqlmessages:monitor_traffic_figures")
+        + _query(topic, window, seconds),
         "traffic_topic_url": reverse("psqlmessages:monitor_traffic_topic"),
         "choice_query": urlencode({"window": window, "seconds": seconds}),
-        "window_text": _WINDOWS[window],
-        "range_text": CHOICES[window, seconds],
+        "window_text": _WINDOW_LENGTHS[window],
+        "range_text": RANGES[window, seconds],
     }

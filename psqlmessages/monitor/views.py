@@ -26,18 +26,23 @@ from django.views.decorators.http import require_POST, require_safe
 
 from psqlmessages.models import Auth
 from psqlmessages.models.names import is_name
-from psqlmessages.monitor.access import VIEW_BODIES, VIEW_MONITOR, permit_of, policy
+from psqlmessages.monitor.access import (
+    VIEW_BODIES,
+    VIEW_MONITOR,
+    content_security_policy,
+    load_access,
+)
 from psqlmessages.monitor.names import ident_pattern
 
-# Charts: plotly.min.js out of the installed wheel, compressed once per process.
+# Charts: plotly.min.js of the installed wheel, compressed once per process
 
-_FILE: Final = "plotly/package_data/plotly.min.js"
+_PLOTLY_FILE: Final = "plotly/package_data/plotly.min.js"
 # While loading, plotly writes its CSS rules into a <style>, which the policy forbids. It does not
-# if it finds an element of this id and class, because the page then contains the rules already. The
-# style sheet of its maps is skipped in the same way, by an id that changes with each version.
-_IDS: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
+# if the page already has an element of this id and class. The style sheet of its maps is skipped
+# in the same way, by an id that changes with each version.
+_STYLE_ID: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
-_LEVEL: Final = 6
+_GZIP_LEVEL: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class ChartScript:
 
 
 @cache
-def version() -> str | None:
+def plotly_version() -> str | None:
     """Return the installed plotly version, or None."""
     try:
         return metadata.version("plotly")
@@ -62,82 +67,80 @@ def version() -> str | None:
 @cache
 def chart_script() -> ChartScript | None:
     """Read plotly's script; None if plotly is not installed."""
-    if version() is None:
+    if plotly_version() is None:
         return None
-    path = Path(str(metadata.distribution("plotly").locate_file(_FILE)))
+    path = Path(str(metadata.distribution("plotly").locate_file(_PLOTLY_FILE)))
     if not path.is_file():
         return None
     plain = path.read_bytes()
-    ids = dict.fromkeys(found.decode() for found in _IDS.findall(plain))
+    ids = dict.fromkeys(style_id.decode() for style_id in _STYLE_ID.findall(plain))
     digest = sha256(plain).hexdigest()[:32]
-    return ChartScript(path, gzip.compress(plain, _LEVEL, mtime=0), f'W/"{digest}"', tuple(ids))
+    return ChartScript(
+        path, gzip.compress(plain, _GZIP_LEVEL, mtime=0), f'W/"{digest}"', tuple(ids)
+    )
 
 
 @require_safe
 def plotly(request: HttpRequest, version: str) -> HttpResponse:
     """Serve plotly's script; browsers cache it, since the URL contains the version."""
-    found = chart_script()
-    if found is None or version != globals()["version"]():
+    script = chart_script()
+    if script is None or version != plotly_version():
         raise Http404("That version of plotly is not installed.")
-    response = get_conditional_response(request, etag=found.etag)
+    response = get_conditional_response(request, etag=script.etag)
     if response is None:
         accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
-        content = found.compressed if accepts_gzip else found.path.read_bytes()
+        content = script.compressed if accepts_gzip else script.path.read_bytes()
         response = HttpResponse(content, content_type="text/javascript; charset=utf-8")
         if accepts_gzip:
             response.headers["Content-Encoding"] = "gzip"
-    response.headers["ETag"] = found.etag
+    response.headers["ETag"] = script.etag
     response.headers["Cache-Control"] = f"public, max-age={_YEAR_SECONDS}, immutable"
     patch_vary_headers(response, ["Accept-Encoding"])
     return response
 
 
 ADD_RULE: Final = "psqlmessages.add_auth"
-# For the monitor's own rule; observing stores no bodies.
-_TIMEOUT_SECONDS: Final = 60
+# Of the monitor's own rule. It has no effect: observing stores no bodies.
+_RULE_TIMEOUT_SECONDS: Final = 60
 
 View = Callable[..., HttpResponse]
 
 
-def for_staff(view: View) -> View:
+def require_monitor_access(view: View) -> View:
     """Restrict a page to monitor users; redirect to login, or name the missing permission."""
 
     @wraps(view)
-    def wrapped(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+    def restricted(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
         if not request.user.is_authenticated:
             login_url = _reverse("admin:login") or settings.LOGIN_URL
             response = redirect_to_login(request.get_full_path(), login_url)
-        elif not permit_of(request.user).monitor:
+        elif not load_access(request.user).can_view:
             context = {**common_context(request), "permission": VIEW_MONITOR}
             response = render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
         else:
-            response = view(request, *arguments, **named)
-        response.headers["Content-Security-Policy"] = policy()
+            response = view(request, *arguments, **keywords)
+        response.headers["Content-Security-Policy"] = content_security_policy()
         return response
 
-    return never_cache(wrapped)
+    return never_cache(restricted)
 
 
 @require_safe
-@for_staff
+@require_monitor_access
 def topics(request: HttpRequest) -> HttpResponse:
     """Show the list of topics."""
     return render(request, "psqlmessages/monitor/topics.html", common_context(request))
 
 
 @require_safe
-@for_staff
+@require_monitor_access
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show one topic, named in the path or in ``?name=`` if the path cannot contain it."""
-    name = name or request.GET.get("name", "")
-    if not is_name(name) or name.endswith("*"):
-        raise Http404("This is not a valid topic name.")
-    script = chart_script()
+    """Show one topic, keywords in the path or in ``?name=`` if the path cannot contain it."""
+    name = require_topic_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
+        **chart_context(),
         "topic": name,
-        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[version()]),
-        "plotly_style_ids": script.style_ids if script else (),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
         "may_see_bodies": request.user.has_perm(VIEW_BODIES),
@@ -147,7 +150,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
 
 
 @require_POST
-@for_staff
+@require_monitor_access
 def add_rule(request: HttpRequest) -> HttpResponse:
     """Add the rule that lets the monitor observe; it takes effect within a second or two."""
     if not request.user.has_perm(ADD_RULE):
@@ -161,16 +164,32 @@ def add_rule(request: HttpRequest) -> HttpResponse:
             ident=ident_pattern(),
             type=Auth.Type.TOPIC,
             dest="*",
-            defaults={"mode": Auth.Mode.OBSERVE, "timeout": _TIMEOUT_SECONDS},
+            defaults={"mode": Auth.Mode.OBSERVE, "timeout": _RULE_TIMEOUT_SECONDS},
         )
     except DatabaseError as error:
         return JsonResponse({"error": str(error).strip()}, status=503)
     if is_new:
-        _log_addition(request, rule)
+        _log_added_rule(request, rule)
     elif rule.mode != Auth.Mode.OBSERVE:
         text = f"A rule for this exists with mode {rule.mode}: change its mode to O."
         return JsonResponse({"error": text}, status=409)
     return JsonResponse({"error": ""})
+
+
+def require_topic_name(name: str) -> str:
+    """Return the name of a topic; raise Http404 if it is not valid."""
+    if not is_name(name) or name.endswith("*"):
+        raise Http404("This is not a valid topic name.")
+    return name
+
+
+def chart_context() -> dict[str, Any]:
+    """Return the context of a page with charts."""
+    script = chart_script()
+    return {
+        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[plotly_version()]),
+        "plotly_style_ids": script.style_ids if script else (),
+    }
 
 
 def common_context(request: HttpRequest) -> dict[str, Any]:
@@ -206,7 +225,7 @@ def _reverse(name: str, *arguments: str) -> str:
         return ""
 
 
-def _log_addition(request: HttpRequest, rule: Auth) -> None:
+def _log_added_rule(request: HttpRequest, rule: Auth) -> None:
     """Record the addition in the admin's history, if the project has the admin."""
     if not apps.is_installed("django.contrib.admin"):
         return

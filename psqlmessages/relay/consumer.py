@@ -12,7 +12,7 @@ from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.relay.auth import may_act_as
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import get_hub
-from psqlmessages.relay.hub_answers import error_answer, unreachable
+from psqlmessages.relay.hub_answers import UNREACHABLE_ANSWER, error_answer
 from psqlmessages.relay.protocol import Request, UnreadableFrame, format_answer, parse_frame
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
@@ -97,7 +97,7 @@ class NodeConsumer(Socket):
         try:
             is_allowed = await in_thread(may_act_as, self.user, ident)
         except DatabaseError:
-            return unreachable()
+            return UNREACHABLE_ANSWER
         if not is_allowed:
             return error_answer(5, f"there are no permissions for ident {ident}")
         # Set before init, so that the credential monitor checks the node from the start.

@@ -18,7 +18,13 @@ from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
 from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
 from psqlmessages.relay.frames import HubMessage, Receiver
-from psqlmessages.relay.hub_answers import UNANSWERED, call_as_answer, log, logger, unreachable
+from psqlmessages.relay.hub_answers import (
+    UNANSWERED,
+    UNREACHABLE_ANSWER,
+    call_as_answer,
+    log,
+    logger,
+)
 
 # Registry: the receiver of each node, and the nodes of each topic. No I/O.
 
@@ -289,7 +295,7 @@ class Dispatcher:
         return HubMessage({**notification.header, **answer}, None, received_at)
 
     async def _fetch(self, payload: str, idents: tuple[str, ...]) -> Answer:
-        answer = unreachable()
+        answer = UNREACHABLE_ANSWER
         with suppress(TimeoutError):
             async with asyncio.timeout(_FETCH_SECONDS):
                 for ident in idents:
@@ -359,7 +365,9 @@ class Dispatcher:
     async def _was_ended_by_admin(self, entry: NodeEntry, header: dict[str, Any]) -> bool:
         """Return whether an administrator disconnected the node or ended its part in a topic."""
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (event in UNDOES and (UNDOES[event], topic) in entry.joined):
+        if event != "disconnect" and not (
+            event in UNDOES and (UNDOES[event], topic) in entry.joined
+        ):
             return False
         if "Nodes" in header:
             # Nodes includes the node itself only if another one made the change.

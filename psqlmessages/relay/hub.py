@@ -23,14 +23,14 @@ from psqlmessages.relay.dispatch import Dispatcher, HubCounters, NodeRegistry
 from psqlmessages.relay.frames import Receiver
 from psqlmessages.relay.hub_answers import (
     ABORTED,
+    ABORTED_ANSWER,
     CALL_ERRORS,
+    UNREACHABLE_ANSWER,
     UNREACHABLE_ERRORS,
-    aborted,
     call_as_answer,
     error_answer,
     log,
     logger,
-    unreachable,
 )
 
 IDLE_TIMEOUT: Final = timedelta(seconds=60)
@@ -123,10 +123,10 @@ class Hub:
             gateway = await self._connect()
         except UNREACHABLE_ERRORS as error:
             log.warning("%s: cannot connect: %s", self._name, error)
-            return unreachable()
+            return UNREACHABLE_ANSWER
         except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
-            return aborted()
+            return ABORTED_ANSWER
         entry = self._registry.claim(ident, receiver, gateway.received_count, wants_events=events)
         if entry.receiver is not receiver:
             # As SQL answers for another session.
@@ -254,7 +254,7 @@ class Hub:
         return task
 
     async def _deregister(self, ident: str, function: str, can_wait: bool) -> Answer:
-        answer = unreachable()
+        answer = UNREACHABLE_ANSWER
         try:
             for attempt in range(_DEREGISTER_ATTEMPTS):
                 if (gateway := self._gateway) is None:

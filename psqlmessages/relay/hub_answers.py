@@ -29,15 +29,9 @@ def error_answer(number: int, text: str) -> Answer:
     return {"Err": str(number), "Errstr": text}
 
 
-def aborted() -> Answer:
-    """Answer that PostgreSQL aborted the call; only the log has the reason."""
-    return error_answer(56, "the request failed")
-
-
-def unreachable() -> Answer:
-    """Answer that there is no connection to PostgreSQL."""
-    return error_answer(59, "the relay has no connection to PostgreSQL")
-
+# Only the log has the reason.
+ABORTED_ANSWER: Final = error_answer(56, "the request failed")
+UNREACHABLE_ANSWER: Final = error_answer(59, "the relay has no connection to PostgreSQL")
 
 logger: Final = logging.getLogger("psqlmessages")
 log: Final = RateLimitedLogger(logger)
@@ -53,12 +47,12 @@ async def call_as_answer(
     try:
         return await gateway.run(ident, function, *arguments, can_wait=can_wait)
     except UNREACHABLE_ERRORS:
-        return unreachable()
+        return UNREACHABLE_ANSWER
     except CALL_ERRORS as error:
         log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
         if isinstance(error, NotificationQueueFull):
             return error_answer(58, "more than PostgreSQL's notification queue holds")
-        return aborted()
+        return ABORTED_ANSWER
     except ValueError as error:
         # PostgreSQL cannot store a value.
         return error_answer(57, f"malformed frame: {error}")

@@ -28,22 +28,18 @@ class Field:
 
 _TEXT = Field()
 _OPTIONAL_TEXT = Field(is_required=False)
+_TOPIC = {"topic": _TEXT}
 
 # The fields of each operation, in the order of the arguments of the SQL function of that name.
 OPERATIONS: Final[dict[str, dict[str, Field]]] = {
     "init": {"ident": _TEXT, "events": Field(bool, is_required=False, default=True)},
     "deinit": {},
-    **{
-        op: {"topic": _TEXT}
-        for op in (
-            "topic_listen",
-            "topic_unlisten",
-            "topic_notify",
-            "topic_unnotify",
-            "topic_status",
-            "topic_auth",
-        )
-    },
+    "topic_listen": _TOPIC,
+    "topic_unlisten": _TOPIC,
+    "topic_notify": _TOPIC,
+    "topic_unnotify": _TOPIC,
+    "topic_status": _TOPIC,
+    "topic_auth": _TOPIC,
     "topic_send": {"topic": _TEXT, "body": _TEXT, "token": _OPTIONAL_TEXT, "enc": _OPTIONAL_TEXT},
     "rpc": {"node": _TEXT, "token": _TEXT, "body": _TEXT, "enc": _OPTIONAL_TEXT},
     "return": {"node": _TEXT, "token": _TEXT, "body": _TEXT, "enc": _OPTIONAL_TEXT},

@@ -137,7 +137,7 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway:
     desk.world.rules("user2 ALL Topic * R 10", "user2 ELSE Topic PRICESX R 10")
     desk.world.rules("user2 PRICES Rpc PRICES W 10")
     page = desk.open(topic_page("PRICES"))
-    assert "Listeners ONE, TWO Notifiers none" in page.text
+    assert "Listeners ONE, TWO Senders none" in page.text
     assert "user1 ONE PRI* O (observe) 10 s" in page.text
     assert "user2 ALL * R (receive) 10 s" in page.text
     assert "ELSE" not in page.text
@@ -147,7 +147,7 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway:
     assert "psqlmessages/monitor/topic_status.js" in page.html
     page = desk.staff("view_topic").open(topic_page("NEWS"))
     assert "For live updates you need the permission “Can view the live monitor”." in page.text
-    assert "Notifiers ONE" in page.text
+    assert "Senders ONE" in page.text
     assert "topic_status.js" not in page.html
     assert "PRI*" not in desk.staff("view_topic").open(topic_page("PRICES")).text, "no rules"
     Auth.objects.all().delete()

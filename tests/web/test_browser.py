@@ -372,7 +372,7 @@ def test_nodes_are_reached_by_the_keyboard_and_keep_the_focus(visitors: Visitors
         page.keyboard.press("Tab")
         if node.evaluate("element => element === document.activeElement"):
             break
-    expect(page.locator(".edge.lit")).to_have_count(3)
+    expect(page.locator(".edge.highlighted")).to_have_count(3)
     Element.objects.create(queue=queue, body="x")
     expect(page.get_by_role("link", name="Queue orders: 1 elements")).to_be_visible()
     # A new exchange moves everything.

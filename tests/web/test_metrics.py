@@ -86,9 +86,9 @@ def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch):
     topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
     observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
     monkeypatch.setattr(metrics, "running_observer", lambda: observer)
-    messages, sizes = metrics._of_topics()
+    messages, sizes = metrics._topic_metrics()
     told = [sample.value for sample in messages.samples]
-    assert told == list(range(999, 999 - metrics.TOPICS, -1))
+    assert told == list(range(999, 999 - metrics.MAX_TOPICS, -1))
     assert sizes.samples[0].value == 9990
 
 
@@ -126,17 +126,17 @@ def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, wor
     worker.query("SELECT count(*) FROM messages.reserve('W', %s)", name)
     worker.ok("pause", "W", name)
     found = samples(counting)
-    sizes = [found["queue_elements", name, kind] for kind in metrics._KINDS]
+    sizes = [found["queue_elements", name, kind] for kind in metrics._ELEMENT_STATES]
     assert sizes == [1, 1, 1]
     assert found["queue_paused", name] == 1
     names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
     counted = [found[f"queue_{count}_total", name] for count in names]
     assert counted == [5, 1, 2, 1, 0, 0]
-    for number in range(metrics.QUEUES + 5):
+    for number in range(metrics.MAX_QUEUES + 5):
         worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
     text = counting.get("/metrics")[1]
     told = re.findall(r'psqlmessages_queue_puts_total\{queue="(.*?)"\}', text)
-    assert told == [f"q{number:02}" for number in range(5, metrics.QUEUES + 5)]
+    assert told == [f"q{number:02}" for number in range(5, metrics.MAX_QUEUES + 5)]
 
 
 def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):

@@ -12,8 +12,8 @@ from pytest_django import Settings
 from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
 from psqlmessages.monitor import history, observer, viewer
 from psqlmessages.monitor.access import MonitorAccess
-from psqlmessages.monitor.frames import BODY_BYTES, message_frame, row, topic_frame
-from psqlmessages.monitor.history import EVENTS, TAIL, History
+from psqlmessages.monitor.broadcast import BODY_BYTES, message_json, topic_details, topic_row
+from psqlmessages.monitor.history import MAX_EVENTS, MAX_MESSAGES, History
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.queries import MonitorReader, read_health
 from psqlmessages.monitor.viewer import Viewer
@@ -48,15 +48,15 @@ class Stage:
             frame = json.loads(text)
             (self.frames if reads else self.unread).append(frame)
             if reads:
-                watching.echoed(frame["n"])
+                watching.on_echo(frame["n"])
             self._came.set()
 
         def closed(code: int, _: str) -> None:
             self.closed.append(code)
             self._came.set()
 
-        permit = MonitorAccess(monitor=True, bodies=True)
-        watching = Viewer(topic, permit, send=heard, close=closed)
+        access = MonitorAccess(can_view=True, can_view_bodies=True)
+        watching = Viewer(topic, access, send=heard, close=closed)
         self.observer.add(watching)
         return watching
 
@@ -123,7 +123,7 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
     pair[0].ok("topic_send", "T", "x" * 50_000)
     await stage.until(lambda: stage.observer.history.topics["T"].count)
     assert stage.hub.counters.fetched == 0
-    assert stage.observer.history.topics["T"].tail[0].is_kept
+    assert stage.observer.history.topics["T"].tail[0].is_large
 
 
 @in_loop
@@ -131,19 +131,19 @@ async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_
     stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 600.0)
-    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
-    monkeypatch.setattr(viewer, "FRAMES", 3)
+    monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
+    monkeypatch.setattr(viewer, "MAX_UNREAD_FRAMES", 3)
     await stage.live()
     slow = stage.look(reads=False)
-    await stage.until(lambda: len(stage.unread) == viewer.FRAMES)
+    await stage.until(lambda: len(stage.unread) == viewer.MAX_UNREAD_FRAMES)
     pair[0].ok("topic_send_many", "T", ["x"] * 50)
     await stage.until(lambda: 50 in counts(stage.frames))
-    assert len(stage.unread) == viewer.FRAMES
+    assert len(stage.unread) == viewer.MAX_UNREAD_FRAMES
     assert 50 not in counts(stage.unread)
-    slow.echoed(stage.unread[-1]["n"])
-    await stage.until(lambda: len(stage.unread) > viewer.FRAMES)
-    assert stage.unread[viewer.FRAMES]["op"] == "snapshot"
-    assert counts(stage.unread[viewer.FRAMES :])[0] == 50
+    slow.on_echo(stage.unread[-1]["n"])
+    await stage.until(lambda: len(stage.unread) > viewer.MAX_UNREAD_FRAMES)
+    assert stage.unread[viewer.MAX_UNREAD_FRAMES]["op"] == "snapshot"
+    assert counts(stage.unread[viewer.MAX_UNREAD_FRAMES :])[0] == 50
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 0.1)
     await stage.until(lambda: stage.closed)
     assert stage.closed == [4408]
@@ -162,7 +162,7 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytes
 
     watching = await stage.live()
     monkeypatch.setattr(viewer, "_NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", -1.0)
+    monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", -1.0)
     await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
     # It is told again and again, and nothing else, that PostgreSQL is away.
     with monkeypatch.context() as patch:
@@ -171,23 +171,23 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytes
         await stage.until(lambda: states(stage.frames[before:]).count({"is": "away"}) >= 3)
         withheld = [f for f in stage.frames[before:] if f.get("state") == {"is": "away"}]
         assert all(frame.keys() == {"op", "n", "lag", "state"} for frame in withheld)
-    monkeypatch.setattr(viewer, "_TRUSTED_SECONDS", 600.0)
+    monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
     told = len(stage.frames)
-    watching.permitted(MonitorAccess(monitor=True, bodies=True))
+    watching.set_access(MonitorAccess(can_view=True, can_view_bodies=True))
     await stage.until(lambda: len(stage.frames) > told)
     assert stage.frames[told]["op"] == "snapshot"
 
 
 @in_loop
 async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observer, "TOPICS", 50)
-    monkeypatch.setattr(history, "TOPICS", 50)
+    monkeypatch.setattr(observer, "MAX_TOPICS", 50)
+    monkeypatch.setattr(history, "MAX_TOPICS", 50)
     world.execute(
         "INSERT INTO psqlmessages_topic (name)"
         " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, 200) AS n"
     )
     stage.look("T00150")
-    await stage.until(lambda: stage.observer.history.topics_there == 200)
+    await stage.until(lambda: stage.observer.history.topic_count == 200)
     shown = stage.observer.history.topics
     assert len(shown) == 50
     assert {"T00001", "T00150"} <= shown.keys()
@@ -198,12 +198,12 @@ async def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     reader = MonitorReader(world.server.url("user3"))
-    said, rows = [], reader.rows
+    said, rows = [], reader.fetch
 
     async def filled(query: str, values: Any = None) -> list[Any]:
         return said if query == USAGE else await rows(query, values)
 
-    monkeypatch.setattr(reader, "rows", filled)
+    monkeypatch.setattr(reader, "fetch", filled)
     for usage, holders in ((QUEUE_LIMIT / 2, []), (QUEUE_LIMIT, None)):
         said[:] = [(usage,)]
         found = await read_health(reader, 0.0)
@@ -222,57 +222,57 @@ def message(topic: str = "T", size: int = 5, **fields: Any) -> dict[str, Any]:
 def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
     kept = History()
     for _ in range(100):
-        kept.message(message("A", 7), "seven b", NOW + 0.5)
-    kept.message(message("B"), "hello", NOW)
+        kept.add_message(message("A", 7), "seven b", NOW + 0.5)
+    kept.add_message(message("B"), "hello", NOW)
     assert (kept.topics["A"].count, kept.topics["A"].size) == (100, 700)
-    shown = row(kept.topics["A"], NOW + 1, 2)
+    shown = topic_row(kept.topics["A"], NOW + 1, 2)
     assert (shown["count"], shown["rate"], shown["size_rate"]) == (100, 20.0, 140.0)
     assert shown["buckets"] == [NOW // 10 - 1, 0, 100]
-    assert [row(kept.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
+    assert [topic_row(kept.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
 
 
 def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch):
     kept = History()
-    for number in range(TAIL + 10):
-        kept.message(message(), str(number), NOW)
-    assert [m.body for m in kept.topics["T"].tail] == [str(n) for n in range(10, TAIL + 10)]
-    for number in range(EVENTS + 5):
-        kept.event("connect", f"N{number}", "", NOW)
-    assert [event.ident for event in kept.events] == [f"N{n}" for n in range(5, EVENTS + 5)]
+    for number in range(MAX_MESSAGES + 10):
+        kept.add_message(message(), str(number), NOW)
+    assert [m.body for m in kept.topics["T"].tail] == [str(n) for n in range(10, MAX_MESSAGES + 10)]
+    for number in range(MAX_EVENTS + 5):
+        kept.add_event("connect", f"N{number}", "", NOW)
+    assert [event.ident for event in kept.events] == [f"N{n}" for n in range(5, MAX_EVENTS + 5)]
     monkeypatch.setattr(history, "BODIES_CHARACTERS", 1000)
     kept = History()
     for topic in "ABC":
         for _ in range(4):
-            kept.message(message(topic), "x" * 100, NOW)
+            kept.add_message(message(topic), "x" * 100, NOW)
     bodies = {name: [m.body is not None for m in t.tail] for name, t in kept.topics.items()}
     assert bodies == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
 
 
 def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
     kept = History()
-    kept.message(message(size=12_288), "€" * 4097, NOW)
-    kept.message(message(size=9_000), None, NOW)
-    kept.message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
-    long, large, asking = (message_frame(m, with_body=True) for m in kept.topics["T"].tail)
+    kept.add_message(message(size=12_288), "€" * 4097, NOW)
+    kept.add_message(message(size=9_000), None, NOW)
+    kept.add_message(message(Token="1.abc 5 mine", Dkey="60.4.1.2"), "secret", NOW)
+    long, large, asking = (message_json(m, with_body=True) for m in kept.topics["T"].tail)
     assert (long["body"], long["is_cut"]) == ("€" * (BODY_BYTES // 3), True)
     assert (large["is_kept"], large["size"], "body" in large) == (True, 9000, False)
     assert asking["wants_answer"]
     assert "abc" not in str(asking)
     assert "60.4" not in str(asking)
-    whole = topic_frame(kept.topics["T"], NOW, with_bodies=False)
-    changed = topic_frame(kept.topics["T"], NOW, with_bodies=False, seconds=range(NOW, NOW))
+    whole = topic_details(kept.topics["T"], NOW, with_bodies=False)
+    changed = topic_details(kept.topics["T"], NOW, with_bodies=False, seconds=range(NOW, NOW))
     assert "secret" not in str(whole) + str(changed)
 
 
 def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(history, "TOPICS", 10)
-    monkeypatch.setattr(history, "_LEAVING", 3)
+    monkeypatch.setattr(history, "MAX_TOPICS", 10)
+    monkeypatch.setattr(history, "_EVICTED_TOPICS", 3)
     kept = History()
-    kept.watched = frozenset({"quiet"})
-    kept.place([("quiet", [], [])], 0)
+    kept.viewed = frozenset({"quiet"})
+    kept.apply_rows([("quiet", [], [])], 0)
     for number in range(9):
         for _ in range(number + 1):
-            kept.message(message(f"T{number}"), "x", NOW)
-    kept.message(message("new"), "x", NOW)
+            kept.add_message(message(f"T{number}"), "x", NOW)
+    kept.add_message(message("new"), "x", NOW)
     assert sorted(kept.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
     assert sorted(kept.take_changes()[1]) == ["T0", "T1", "T2"]

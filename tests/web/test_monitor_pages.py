@@ -195,7 +195,7 @@ def test_exchanges_and_queues_are_told_with_what_was_counted_and_no_secret(datab
 
 
 def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(graph, "EXCHANGES", 2)
+    monkeypatch.setattr(graph, "MAX_EXCHANGES", 2)
     for name in ("a", "b", "c"):
         new(name, "orders", "eu")
     found = figures(visitor("view_monitor"))
@@ -218,7 +218,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(json_views, "TICK_SECONDS", 3600.0)
+    monkeypatch.setattr(json_views, "READ_INTERVAL_SECONDS", 3600.0)
     new("x1", "orders", "eu")
 
     @async_to_sync
@@ -241,10 +241,10 @@ def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: 
     new("x1", "orders", "eu", source_namespace="elsewhere")
     (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
     assert (source["ns"], source["sizes"]) == ("elsewhere", None)
-    monkeypatch.setattr(json_views, "TICK_SECONDS", 0.0)
-    monkeypatch.setattr(graph, "_AWAY_SECONDS", 3600.0)
+    monkeypatch.setattr(json_views, "READ_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(graph, "_SKIP_SECONDS", 3600.0)
     asked.clear()
-    graph._away_until.clear()
+    graph._skipped_until.clear()
 
     @async_to_sync
     async def look() -> None:

@@ -112,10 +112,14 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
             headers = [(b"host", host.encode()), (b"origin", origin.encode())]
             headers += given.get("headers", [])
             scope = {"type": "websocket", "path": "/", "scheme": given.get("scheme", "ws")}
-            if has_allowed_origin({**scope, "headers": headers}) is not (origin in admitted.split()):
+            if has_allowed_origin({**scope, "headers": headers}) is not (
+                origin in admitted.split()
+            ):
                 wrong.append((origin, host, given))
             # Several origins are none.
-            assert not has_allowed_origin({**scope, "headers": [*headers, (b"origin", b"http://evil.example")]})
+            assert not has_allowed_origin(
+                {**scope, "headers": [*headers, (b"origin", b"http://evil.example")]}
+            )
     assert wrong == []
 
 

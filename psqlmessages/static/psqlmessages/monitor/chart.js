@@ -2,11 +2,11 @@
 
 import { byId, setText } from "./dom.js";
 import { clock, count, rate, size } from "./format.js";
+import { axisStyle, CONFIG, isNarrow, layoutStyle, onRedrawNeeded, readColours, spans } from "./panels.js";
 import { wasObserved } from "./sparkline.js";
 
 const SECONDS = 600;
 const TICKS = [-600, -480, -360, -240, -120, 0];
-const CONFIG = { displayModeBar: false, responsive: true, staticPlot: false, doubleClick: false };
 
 /** The chart of one topic. */
 export class Chart {
@@ -16,13 +16,11 @@ export class Chart {
   #drawnAt = 0;
 
   constructor() {
-    for (const query of ["(prefers-color-scheme: dark)", "(max-width: 40rem)"]) {
-      matchMedia(query).addEventListener("change", () => (this.#drawnAt = 0));
-    }
+    onRedrawNeeded(() => (this.#drawnAt = 0));
   }
 
   /** Add the seconds of a frame; a snapshot replaces them. */
-  take(frame) {
+  update(frame) {
     if (frame.op === "snapshot") this.#seconds.clear();
     for (const [second, messages, bytes] of frame.topic?.seconds ?? []) {
       this.#seconds.set(second, [messages, bytes]);
@@ -34,13 +32,13 @@ export class Chart {
     const second = Math.floor(now);
     if (second === this.#drawnAt || !window.Plotly || document.hidden) return;
     this.#drawnAt = second;
-    for (const kept of this.#seconds.keys()) if (kept <= second - SECONDS) this.#seconds.delete(kept);
+    for (const at of this.#seconds.keys()) if (at <= second - SECONDS) this.#seconds.delete(at);
     const points = this.#points(second, state);
     if (!this.#isDrawn) this.#element.replaceChildren();
     this.#isDrawn = true;
-    const layout = { ...this.#layout(points), ...this.#blind(points) };
+    const layout = { ...this.#layout(points), ...this.#gaps(points) };
     window.Plotly.react(this.#element, this.#traces(points), layout, CONFIG);
-    describe(points);
+    showTotals(points);
   }
 
   #points(second, state) {
@@ -65,13 +63,13 @@ export class Chart {
       const part = (values) => values.slice(from, to);
       return this.#areas({
         x: [...part(points.x), points.x[to - 1] + 1], at: part(points.at),
-        messages: closed(part(points.messages)), bytes: closed(part(points.bytes)),
+        messages: repeatLast(part(points.messages)), bytes: repeatLast(part(points.bytes)),
       });
     });
   }
 
   #areas({ x, messages, bytes, at }) {
-    const { accent, second } = this.#colours();
+    const { accent, second } = readColours(this.#element);
     const trace = { x, customdata: [...at, at.at(-1)], mode: "lines", fill: "tozeroy" };
     return [
       {
@@ -86,80 +84,56 @@ export class Chart {
   }
 
   #layout({ messages, bytes }) {
-    const { text, muted, line, surface } = this.#colours();
-    const isNarrow = matchMedia("(max-width: 40rem)").matches;
-    const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
-    const title = (words) => ({ text: isNarrow ? "" : words, font: { size: 12 }, standoff: 8 });
+    const colours = readColours(this.#element);
+    const axis = axisStyle(colours);
+    const title = (text) => ({ text: isNarrow() ? "" : text, font: { size: 12 }, standoff: 8 });
     return {
-      height: isNarrow ? 240 : 320,
-      margin: { l: isNarrow ? 40 : 64, r: 24, t: 8, b: 32 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: text, size: 12, family: "system-ui, sans-serif" },
-      showlegend: false, hovermode: "x", dragmode: false,
-      hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
+      ...layoutStyle(colours),
+      height: isNarrow() ? 240 : 320,
+      margin: { l: isNarrow() ? 40 : 64, r: 24, t: 8, b: 32 },
       xaxis: {
-        ...axis, range: [-SECONDS, 0], ticks: "outside", ticklen: 6, tickcolor: line, tickvals: TICKS, anchor: "y2",
+        ...axis, range: [-SECONDS, 0], ticks: "outside", ticklen: 6, tickcolor: colours.line, tickvals: TICKS, anchor: "y2",
         ticktext: TICKS.map((back) => (back ? `${-back / 60} min ago` : "now")),
-        ...(isNarrow ? { tickvals: [-600, -300, 0], ticktext: ["10 min", "5 min", "now"] } : {}),
+        ...(isNarrow() ? { tickvals: [-600, -300, 0], ticktext: ["10 min", "5 min", "now"] } : {}),
       },
-      yaxis: { ...axis, domain: [0.46, 1], title: title("messages/s"), range: [0, room(messages, 5)] },
-      yaxis2: { ...axis, domain: [0, 0.36], title: title("bytes/s"), range: [0, room(bytes, 100)], tickformat: "~s" },
+      yaxis: { ...axis, domain: [0.46, 1], title: title("messages/s"), range: [0, axisMax(messages, 5)] },
+      yaxis2: { ...axis, domain: [0, 0.36], title: title("bytes/s"), range: [0, axisMax(bytes, 100)], tickformat: "~s" },
     };
   }
 
   /** Shade the periods without observation, with a label if there is space. */
-  #blind({ x, messages }) {
-    const { muted } = this.#colours();
-    const blind = spans(messages, (known) => known === null).map(([from, to]) => [x[from], x[to - 1] + 1]);
+  #gaps({ x, messages }) {
+    const { muted } = readColours(this.#element);
+    const gaps = spans(messages, (known) => known === null).map(([from, to]) => [x[from], x[to - 1] + 1]);
     const place = (axis) => ({ yref: `${axis} domain`, y0: 0, y1: 1 });
     return {
-      shapes: blind.flatMap(([x0, x1]) =>
+      shapes: gaps.flatMap(([x0, x1]) =>
         ["y", "y2"].map((axis) => ({
           type: "rect", x0, x1, ...place(axis), line: { width: 0 }, fillcolor: `${muted}12`, layer: "below",
         })),
       ),
-      annotations: blind.filter(([x0, x1]) => x1 - x0 > 90).map(([x0, x1]) => ({
+      annotations: gaps.filter(([x0, x1]) => x1 - x0 > 90).map(([x0, x1]) => ({
         x: (x0 + x1) / 2, yref: "y domain", y: 0.5, text: "not observed", showarrow: false, font: { color: muted },
       })),
     };
   }
-
-  #colours() {
-    const style = getComputedStyle(this.#element);
-    const read = (name) => style.getPropertyValue(`--${name}`).trim();
-    return {
-      accent: read("accent"), second: read("second"), text: read("text"), muted: read("muted"),
-      line: read("line"), surface: read("surface"),
-    };
-  }
-}
-
-/** Ranges of consecutive values that match: start, and end (excluded). */
-function spans(values, isSo) {
-  const found = [];
-  for (const [place, value] of values.entries()) {
-    if (!isSo(value)) continue;
-    if (found.at(-1)?.[1] === place) found.at(-1)[1] = place + 1;
-    else found.push([place, place + 1]);
-  }
-  return found;
 }
 
 /** Repeat the last value, so that the last second is as wide as the others. */
-const closed = (values) => [...values, values.at(-1)];
+const repeatLast = (values) => [...values, values.at(-1)];
 
-const room = (values, least) => Math.max(least, ...values) * 1.1;
+const axisMax = (values, minMax) => Math.max(minMax, ...values) * 1.1;
 
 /** A colour of the form #rrggbb, nearly transparent. */
 const faint = (colour) => `${colour}26`;
 
-function describe({ messages, bytes }) {
-  const most = Math.max(0, ...messages);
+function showTotals({ messages, bytes }) {
+  const max = Math.max(0, ...messages);
   const total = messages.reduce((sum, each) => sum + each, 0);
   const mean = total / Math.max(1, messages.filter((each) => each !== null).length);
-  const all = bytes.reduce((sum, each) => sum + each, 0);
+  const totalBytes = bytes.reduce((sum, each) => sum + each, 0);
   setText(
     byId("chart-note"),
-    `${count(total)} messages, ${size(all)}; mean ${rate(mean)}/s, most ${count(most)} in a second`,
+    `${count(total)} messages, ${size(totalBytes)}; mean ${rate(mean)}/s, max ${count(max)} in a second`,
   );
 }

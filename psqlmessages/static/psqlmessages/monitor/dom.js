@@ -13,20 +13,28 @@ export const byId = (id) => document.getElementById(id);
  * @param {...(Node|string|null)} children strings become text
  */
 export function h(tag, attributes = {}, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+  return fill(document.createElement(tag), attributes, children);
 }
 
 /** Create an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
+  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function filled(element, attributes, children) {
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined) element.setAttribute(name, value);
   }
   element.append(...children.filter((child) => child !== null));
   return element;
+}
+
+/** Add a card with a name to a strip; return its elements. */
+export function addCard(strip, name) {
+  const [value, note] = [h("dd", { class: "value" }, "…"), h("dd", { class: "note" })];
+  const card = h("div", {}, h("dt", {}, name), value, note);
+  strip.append(card);
+  return { card, value, note };
 }
 
 /** Set an element's text if it differs. */

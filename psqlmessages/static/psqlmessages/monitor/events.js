@@ -3,7 +3,7 @@
 import { byId, h, show } from "./dom.js";
 import { clock, date } from "./format.js";
 
-const SHOWN = 60;
+const MAX_EVENTS = 60;
 const SENTENCES = {
   connect: ["joins", "IDENT connected"],
   disconnect: ["leaves", "IDENT disconnected"],
@@ -30,7 +30,7 @@ export class Events {
   }
 
   /** Add the events of a frame; a snapshot replaces them. */
-  take(frame) {
+  update(frame) {
     if (frame.op === "snapshot") {
       this.#newest = 0;
       this.#list.replaceChildren();
@@ -42,18 +42,18 @@ export class Events {
         this.#list.prepend(line(event));
       }
     }
-    while (this.#list.children.length > SHOWN) this.#list.lastChild.remove();
+    while (this.#list.children.length > MAX_EVENTS) this.#list.lastChild.remove();
     show(this.#empty, this.#list.children.length === 0);
   }
 }
 
 function line(event) {
   const [kind, sentence] = SENTENCES[event.event] ?? ["leaves", `${event.event} IDENT TOPIC`];
-  const words = sentence.split(/(IDENT|TOPIC)/).map((word) => {
-    if (word === "IDENT") return h("b", {}, event.ident);
-    return word === "TOPIC" ? h("b", {}, event.topic) : word;
+  const parts = sentence.split(/(IDENT|TOPIC)/).map((part) => {
+    if (part === "IDENT") return h("b", {}, event.ident);
+    return part === "TOPIC" ? h("b", {}, event.topic) : part;
   });
   const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) });
   time.textContent = clock(event.at);
-  return h("li", { "data-kind": kind }, time, h("span", {}, ...words));
+  return h("li", { "data-kind": kind }, time, h("span", {}, ...parts));
 }

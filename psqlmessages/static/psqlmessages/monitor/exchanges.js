@@ -1,17 +1,56 @@
 /** Exchanges: queues and exchanges with their rates, as a graph and as tables. */
 
 import { byId, setText, show } from "./dom.js";
-import { count, rate } from "./format.js";
+import { count, rate, UNKNOWN } from "./format.js";
 import { Graph } from "./graph_draw.js";
 import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
-import { Rates } from "./rates.js";
 import { Table } from "./table.js";
 
 const OUTCOMES = ["ok", "no_route", "too_many_hops", "failed"];
 // Queues for elements without a destination, shown once they have been used.
-const ASTRAY = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
-const UNKNOWN = "unknown";
+const UNROUTED = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
+
+const WINDOW_SECONDS = 10;
+// Drop older samples after a longer gap: a hidden page does not request data.
+const GAP_SECONDS = 20;
+
+/** The counters of the last seconds, and how fast they grow. */
+class Rates {
+  /** @type {{at: number, counts: Map<string, number>}[]} oldest first */
+  #samples = [];
+
+  /** Add the counters of a frame; ignore a frame that was already added. */
+  update({ now, exchanges }) {
+    if (this.#samples.at(-1)?.at === now) return;
+    if (this.#samples.at(-1)?.at < now - GAP_SECONDS) this.#samples = [];
+    const counts = new Map();
+    for (const { id, counts: outcomes, destinations } of exchanges) {
+      for (const outcome of OUTCOMES) {
+        counts.set(`${id} ${outcome}`, outcomes[outcome] ?? 0);
+      }
+      destinations.forEach((destination, position) => counts.set(`${id} ${position}`, destination.count));
+    }
+    this.#samples.push({ at: now, counts });
+    // Keep the newest sample that is old enough for comparison.
+    while (this.#samples.length > 2 && this.#samples[1].at <= now - WINDOW_SECONDS) this.#samples.shift();
+  }
+
+  /** The growth of a counter per second; null while it is unknown. */
+  of(key) {
+    const [last, first] = [this.#samples.at(-1), this.#samples.find(({ counts }) => counts.has(key))];
+    if (!last || !first || first === last || !last.counts.has(key)) return null;
+    const growth = last.counts.get(key) - first.counts.get(key);
+    // The counter was reset, so its growth is unknown.
+    return growth < 0 ? null : growth / (last.at - first.at);
+  }
+
+  /** The sum of several rates; null while one of them is unknown. */
+  sum(keys) {
+    const all = keys.map((key) => this.of(key));
+    return all.includes(null) ? null : all.reduce((total, each) => total + each, 0);
+  }
+}
 
 const graph = new Graph(byId("graph"));
 const rates = new Rates();
@@ -22,71 +61,71 @@ start(
   null,
   (frame) => {
     home = frame.home;
-    rates.take(frame);
+    rates.update(frame);
     const edges = frame.exchanges.flatMap(edgesOf);
-    describe(frame);
+    showCounts(frame);
     graph.draw([...frame.queues.map((queue) => queueNode(queue, frame.most)), ...frame.exchanges.map(exchangeNode)], edges);
     tables.exchanges.fill(frame.exchanges, ({ id }) => id, exchangeRow);
     tables.copies.fill(frame.exchanges.flatMap(copiesOf), ({ key }) => key, copyRow);
-    tables.queues.fill(frame.queues, placeOf, (queue) => queueRow(queue, frame.most));
+    tables.queues.fill(frame.queues, queueKey, (queue) => queueRow(queue, frame.most));
   },
-  polling(settings.figuresUrl),
+  polling(settings.url),
 );
 
 // Graph
 
-const queueId = (place) => `q ${JSON.stringify(place)}`;
+const queueId = (ref) => `q ${JSON.stringify(ref)}`;
 const exchangeId = ({ id }) => `x ${id}`;
-const placeOf = ({ ns, queue }) => JSON.stringify([ns, queue]);
-const named = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
+const queueKey = ({ ns, queue }) => JSON.stringify([ns, queue]);
+const queueName = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
 
-function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, most) {
-  const waiting = sizes === null ? UNKNOWN : numberOf(sizes[0] + sizes[1] + sizes[2], Math.max(...sizes) > most, most);
+function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
+  const waiting = sizes === null ? UNKNOWN : countText(sizes[0] + sizes[1] + sizes[2], Math.max(...sizes) > max, max);
   const note = isPaused ? `${waiting}, paused` : waiting;
-  const what = sizes === null ? "number of elements unknown" : `${waiting} elements`;
+  const size = sizes === null ? "number of elements unknown" : `${waiting} elements`;
   return {
-    id: queueId([ns, queue]), kind: "queue", name: named([ns, queue]), note,
-    label: `Queue ${named([ns, queue])}: ${what}${isPaused ? ", paused" : ""}`,
-    url: pageOf(settings.queueUrl, ns === home ? id : null),
+    id: queueId([ns, queue]), kind: "queue", name: queueName([ns, queue]), note,
+    label: `Queue ${queueName([ns, queue])}: ${size}${isPaused ? ", paused" : ""}`,
+    url: pageUrl(settings.queueUrl, ns === home ? id : null),
     isIdle: isPaused || sizes === null,
   };
 }
 
 function exchangeNode(exchange) {
   const state = stateOf(exchange);
-  const taken = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
-  const note = exchange.is_running && exchange.workers ? perSecond(taken) : state;
+  const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
+  const note = exchange.is_running && exchange.workers ? perSecond(takeRate) : state;
   return {
     id: exchangeId(exchange), kind: "exchange", name: exchange.name, note,
-    label: `Exchange ${exchange.name}: ${state}, ${perSecond(taken)} taken`,
-    url: pageOf(settings.exchangeUrl, exchange.id),
+    label: `Exchange ${exchange.name}: ${state}, ${perSecond(takeRate)} taken`,
+    url: pageUrl(settings.exchangeUrl, exchange.id),
     isIdle: !exchange.is_running || !exchange.workers,
   };
 }
 
 function edgesOf(exchange) {
-  const middle = exchangeId(exchange);
-  const taken = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
+  const exchangeNodeId = exchangeId(exchange);
+  const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
   const edges = [
-    edge(`${middle} from`, queueId(exchange.source), middle, "take", taken, `taken from ${named(exchange.source)} by ${exchange.name}`),
+    edge(`${exchangeNodeId} from`, queueId(exchange.source), exchangeNodeId, "take", takeRate, `taken from ${queueName(exchange.source)} by ${exchange.name}`),
     ...exchange.destinations.map(({ to, is_in_cycle: isInCycle }, position) =>
-      edge(`${middle} ${position}`, middle, queueId(to), "copy", rates.of(`${exchange.id} ${position}`), `copies by ${exchange.name} to ${named(to)}`, isInCycle)),
+      edge(`${exchangeNodeId} ${position}`, exchangeNodeId, queueId(to), "copy", rates.of(`${exchange.id} ${position}`), `copies by ${exchange.name} to ${queueName(to)}`, isInCycle)),
   ];
-  for (const [outcome, queue] of Object.entries(ASTRAY)) {
+  for (const [outcome, queue] of Object.entries(UNROUTED)) {
     if (!exchange.counts[outcome]) continue;
-    const place = [exchange.source[0], queue];
-    edges.push(edge(`${middle} ${outcome}`, middle, queueId(place), "astray", rates.of(`${exchange.id} ${outcome}`), `from ${exchange.name} to ${queue}`));
+    const ref = [exchange.source[0], queue];
+    edges.push(edge(`${exchangeNodeId} ${outcome}`, exchangeNodeId, queueId(ref), "unrouted", rates.of(`${exchange.id} ${outcome}`), `from ${exchange.name} to ${queue}`));
   }
   edges[0].isInCycle = exchange.destinations.some((each) => each.is_in_cycle);
   return edges;
 }
 
-function edge(id, from, to, kind, speed, what, isInCycle = false) {
+function edge(id, from, to, kind, speed, description, isInCycle = false) {
   const cycle = isInCycle ? ", in a cycle" : "";
   return {
     id, from, to, kind, isInCycle,
     text: speed === null ? "" : `${rate(speed)}/s`,
-    label: `${perSecond(speed)} ${what}${cycle}`,
+    label: `${perSecond(speed)} ${description}${cycle}`,
     isBusy: speed > 0,
   };
 }
@@ -96,8 +135,8 @@ function edge(id, from, to, kind, speed, what, isInCycle = false) {
 function exchangeRow(exchange) {
   const { id, counts, source } = exchange;
   return [
-    linked(exchange.name, pageOf(settings.exchangeUrl, id)),
-    named(source),
+    link(exchange.name, pageUrl(settings.exchangeUrl, id)),
+    queueName(source),
     stateOf(exchange),
     ...OUTCOMES.map((outcome) => [count(counts[outcome] ?? 0), perSecond(rates.of(`${id} ${outcome}`))].join(", ")),
   ];
@@ -109,8 +148,8 @@ function copiesOf(exchange) {
 
 function copyRow({ key, exchange, to, selector, count: copies, is_in_cycle: isInCycle }) {
   return [
-    linked(exchange.name, pageOf(settings.exchangeUrl, exchange.id)),
-    named(to),
+    link(exchange.name, pageUrl(settings.exchangeUrl, exchange.id)),
+    queueName(to),
     selector || "always",
     perSecond(rates.of(key)),
     count(copies),
@@ -118,18 +157,18 @@ function copyRow({ key, exchange, to, selector, count: copies, is_in_cycle: isIn
   ];
 }
 
-function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, most) {
+function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, max) {
   return [
-    linked(named([ns, queue]), pageOf(settings.queueUrl, ns === home ? id : null)),
-    ...[0, 1, 2].map((kind) => (sizes === null ? UNKNOWN : numberOf(sizes[kind], sizes[kind] > most, most))),
+    link(queueName([ns, queue]), pageUrl(settings.queueUrl, ns === home ? id : null)),
+    ...[0, 1, 2].map((kind) => (sizes === null ? UNKNOWN : countText(sizes[kind], sizes[kind] > max, max))),
     isPaused ? "paused" : "",
   ];
 }
 
-const linked = (text, url) => ({ text, url });
+const link = (text, url) => ({ text, url });
 
 /** The page URL of an object, from the URL of object 0; "" if there is none. */
-function pageOf(pattern, id) {
+function pageUrl(pattern, id) {
   return pattern && id !== null ? pattern.replace(/\b0\b/, id) : "";
 }
 
@@ -141,9 +180,9 @@ function stateOf({ is_running: isRunning, workers }) {
 
 const perSecond = (speed) => (speed === null ? "measuring" : `${rate(speed)}/s`);
 
-const numberOf = (number, isOver, most) => (isOver ? `over ${count(most)}` : count(number));
+const countText = (number, isOverMax, max) => (isOverMax ? `over ${count(max)}` : count(number));
 
-function describe(frame) {
+function showCounts(frame) {
   const { exchanges } = frame;
   const running = exchanges.filter((exchange) => exchange.is_running);
   show(byId("no-exchanges"), exchanges.length === 0);

@@ -29,13 +29,15 @@ export function duration(seconds) {
   return seconds < 60 ? `${tenth.format(seconds)} s` : `${whole.format(seconds / 60)} min`;
 }
 
-/** The time since an event. */
-export function age(seconds) {
-  if (seconds < 1.5) return "now";
-  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h ago` : `${Math.floor(seconds / 86400)} d ago`;
+/** An elapsed time in one unit, from seconds to days. */
+export function elapsed(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} d`;
 }
+
+/** The time since an event. */
+export const age = (seconds) => (seconds < 1.5 ? "now" : `${elapsed(seconds)} ago`);
 
 /** The time of day of a Unix time. */
 export const clock = (unix) => clockFormat.format(unix * 1000);
@@ -45,7 +47,7 @@ export const date = (unix) => dateFormat.format(unix * 1000);
 
 /** A share from 0 to 1, in percent. */
 export function percent(share) {
-  const hundredth = share * 100;
-  if (hundredth === 0) return "0 %";
-  return hundredth < 0.01 ? "< 0.01 %" : `${hundredth < 10 ? hundredth.toFixed(2) : hundredth.toFixed(0)} %`;
+  const number = share * 100;
+  if (number === 0) return "0 %";
+  return number < 0.01 ? "< 0.01 %" : `${number.toFixed(number < 10 ? 2 : 0)} %`;
 }

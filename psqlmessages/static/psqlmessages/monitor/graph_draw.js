@@ -4,7 +4,7 @@
  *
  * @typedef {{id: string, kind: "queue"|"exchange", name: string, note: string, label: string,
  *   url: string, isIdle: boolean}} Node `label` is for screen readers, `isIdle`: paused, stopped or unknown
- * @typedef {{id: string, from: string, to: string, kind: "take"|"copy"|"astray", text: string,
+ * @typedef {{id: string, from: string, to: string, kind: "take"|"copy"|"unrouted", text: string,
  *   label: string, isBusy: boolean, isInCycle: boolean}} Edge
  */
 
@@ -18,20 +18,20 @@ const WIDE = { width: 156, gap: 84, characters: 19 };
 const NARROW = { width: 112, gap: 48, characters: 13 };
 const NARROW_BELOW = 560;
 // Smallest scale for a graph that is too wide; it stays readable.
-const SMALLEST = 0.8;
+const MIN_SCALE = 0.8;
 
 /** The graph, drawn into an element. */
 export class Graph {
   #box;
   #drawn = "";
-  #last = [[], []];
+  #arguments = [[], []];
   #nodes = new Map();
   #edges = new Map();
 
   /** @param {HTMLElement} box scrolls if the graph is larger */
   constructor(box) {
     this.#box = box;
-    new ResizeObserver(() => this.draw(...this.#last)).observe(box);
+    new ResizeObserver(() => this.draw(...this.#arguments)).observe(box);
   }
 
   /**
@@ -41,7 +41,7 @@ export class Graph {
    * @param {Edge[]} edges
    */
   draw(nodes, edges) {
-    this.#last = [nodes, edges];
+    this.#arguments = [nodes, edges];
     const isNarrow = this.#box.clientWidth < NARROW_BELOW;
     const shape = JSON.stringify([
       this.#box.clientWidth,
@@ -50,26 +50,26 @@ export class Graph {
     ]);
     if (shape !== this.#drawn) {
       this.#drawn = shape;
-      this.#place(nodes, edges, isNarrow);
+      this.#layOut(nodes, edges, isNarrow);
     }
     for (const node of nodes) updateNode(this.#nodes.get(node.id), node);
     for (const edge of edges) updateEdge(this.#edges.get(edge.id), edge);
   }
 
-  #place(nodes, edges, isNarrow) {
+  #layOut(nodes, edges, isNarrow) {
     const focused = document.activeElement?.closest?.("[data-node]")?.dataset.node;
     const { width, gap, characters } = isNarrow ? NARROW : WIDE;
     const [length, breadth] = isNarrow ? [HEIGHT, width] : [width, HEIGHT];
     const sized = nodes.map(({ id }) => ({ id, length, breadth }));
     const { centers, routes, along, across } = layout(sized, edges, gap);
-    const at = (point) =>
+    const toPoint = (point) =>
       isNarrow
         ? { x: point.across + MARGIN, y: point.along + MARGIN }
         : { x: point.along + MARGIN, y: point.across + MARGIN };
-    const end = at({ along: along + MARGIN, across: across + MARGIN });
-    this.#nodes = new Map(nodes.map((node) => [node.id, makeNode(node, at(centers.get(node.id)), width, characters)]));
-    this.#edges = new Map(edges.map((edge) => [edge.id, makeEdge(edge, routes.get(edge.id).map(at), isNarrow)]));
-    const scale = Math.min(1, Math.max(SMALLEST, (this.#box.clientWidth - 2 * MARGIN) / end.x));
+    const end = toPoint({ along: along + MARGIN, across: across + MARGIN });
+    this.#nodes = new Map(nodes.map((node) => [node.id, makeNode(node, toPoint(centers.get(node.id)), width, characters)]));
+    this.#edges = new Map(edges.map((edge) => [edge.id, makeEdge(edge, routes.get(edge.id).map(toPoint), isNarrow)]));
+    const scale = Math.min(1, Math.max(MIN_SCALE, (this.#box.clientWidth - 2 * MARGIN) / end.x));
     const picture = svg(
       "svg",
       {
@@ -79,31 +79,31 @@ export class Graph {
       svg("g", {}, ...[...this.#edges.values()].map(({ element }) => element)),
       svg("g", {}, ...[...this.#nodes.values()].map(({ element }) => element)),
     );
-    for (const [id, { element }] of this.#nodes) this.#light(id, element, edges);
+    for (const [id, { element }] of this.#nodes) this.#highlight(id, element, edges);
     this.#box.replaceChildren(picture);
     if (focused) this.#nodes.get(focused)?.element.focus();
   }
 
   /** Highlight the edges of the node that has the focus or the mouse. */
-  #light(id, element, edges) {
-    const touching = edges.filter(({ from, to }) => from === id || to === id);
-    const light = (isLit) => () => {
-      for (const edge of touching) this.#edges.get(edge.id)?.element.classList.toggle("lit", isLit);
+  #highlight(id, element, edges) {
+    const ownEdges = edges.filter(({ from, to }) => from === id || to === id);
+    const highlight = (isHighlighted) => () => {
+      for (const edge of ownEdges) this.#edges.get(edge.id)?.element.classList.toggle("highlighted", isHighlighted);
     };
-    for (const name of ["focus", "mouseenter"]) element.addEventListener(name, light(true));
-    for (const name of ["blur", "mouseleave"]) element.addEventListener(name, light(false));
+    for (const name of ["focus", "mouseenter"]) element.addEventListener(name, highlight(true));
+    for (const name of ["blur", "mouseleave"]) element.addEventListener(name, highlight(false));
   }
 }
 
 function makeNode({ id, kind, name, url }, { x, y }, width, characters) {
-  const round = kind === "exchange" ? HEIGHT / 2 : 8;
+  const radius = kind === "exchange" ? HEIGHT / 2 : 8;
   const title = svg("title");
   const note = svg("text", { class: "count", x, y: y + 14 });
-  const place = { x: x - width / 2, y: y - HEIGHT / 2, width, height: HEIGHT, rx: round };
+  const place = { x: x - width / 2, y: y - HEIGHT / 2, width, height: HEIGHT, rx: radius };
   const parts = [
     title,
     svg("rect", place),
-    svg("text", { class: "name", x, y: y - 3 }, shortened(name, characters)),
+    svg("text", { class: "name", x, y: y - 3 }, shorten(name, characters)),
     note,
   ];
   // A node without a link can get the focus too, to highlight its edges.
@@ -115,7 +115,7 @@ function makeNode({ id, kind, name, url }, { x, y }, width, characters) {
 
 function updateNode({ element, title, note, characters }, node) {
   setText(title, node.label);
-  setText(note, shortened(node.note, characters + 3));
+  setText(note, shorten(node.note, characters + 3));
   if (element.getAttribute("aria-label") !== node.label) element.setAttribute("aria-label", node.label);
   element.classList.toggle("idle", node.isIdle);
 }
@@ -178,7 +178,7 @@ function labelPlace(points, kind, isNarrow) {
     : { x: mix(from.x, to.x, t), y: mix(from.y, to.y, bend) - 5 };
 }
 
-function shortened(text, characters) {
+function shorten(text, characters) {
   const letters = [...text.replace(/\s/gu, " ")];
   return letters.length > characters ? `${letters.slice(0, characters - 1).join("")}…` : letters.join("");
 }

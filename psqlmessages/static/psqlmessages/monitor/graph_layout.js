@@ -9,11 +9,11 @@
  */
 
 const SWEEPS = 8;
-const BETWEEN_NODES = 22;
+const NODE_GAP = 22;
 // Space for an edge that passes through a layer without a node there.
-const LANE = 14;
+const LANE_BREADTH = 14;
 // Space between parts that no edge connects.
-const BETWEEN_PARTS = 40;
+const PART_GAP = 40;
 
 /**
  * Compute the positions of nodes and edges.
@@ -25,32 +25,32 @@ const BETWEEN_PARTS = 40;
  *   a route leads from the side of its first node to the side of its last
  */
 export function layout(nodes, edges, gap) {
-  const whole = { centers: new Map(), routes: new Map(), along: 0, across: 0 };
-  for (const part of parts(nodes, edges)) {
-    const placed = placePart(part.nodes, part.edges, gap);
-    const begin = whole.across ? whole.across + BETWEEN_PARTS : 0;
-    const moved = ({ along, across }) => ({ along, across: across + begin });
-    for (const [id, point] of placed.centers) whole.centers.set(id, moved(point));
-    for (const [id, points] of placed.routes) whole.routes.set(id, points.map(moved));
-    whole.along = Math.max(whole.along, placed.along);
-    whole.across = begin + placed.across;
+  const graph = { centers: new Map(), routes: new Map(), along: 0, across: 0 };
+  for (const part of splitParts(nodes, edges)) {
+    const result = placePart(part.nodes, part.edges, gap);
+    const offset = graph.across ? graph.across + PART_GAP : 0;
+    const move = ({ along, across }) => ({ along, across: across + offset });
+    for (const [id, point] of result.centers) graph.centers.set(id, move(point));
+    for (const [id, points] of result.routes) graph.routes.set(id, points.map(move));
+    graph.along = Math.max(graph.along, result.along);
+    graph.across = offset + result.across;
   }
-  return whole;
+  return graph;
 }
 
 /** Split the graph into connected parts, the largest first. */
-function parts(nodes, edges) {
-  const near = grouped([...edges, ...edges.map(({ from, to }) => ({ from: to, to: from }))], (edge) => edge.from, (edge) => edge.to);
+function splitParts(nodes, edges) {
+  const neighbours = groupBy([...edges, ...edges.map(({ from, to }) => ({ from: to, to: from }))], (edge) => edge.from, (edge) => edge.to);
   const partOf = new Map();
-  const found = [];
+  const result = [];
   for (const { id } of nodes) {
     if (partOf.has(id)) continue;
     const part = { nodes: [], edges: [] };
-    found.push(part);
+    result.push(part);
     const pending = [id];
     partOf.set(id, part);
     while (pending.length) {
-      for (const next of near.get(pending.pop()) ?? []) {
+      for (const next of neighbours.get(pending.pop()) ?? []) {
         if (partOf.has(next)) continue;
         partOf.set(next, part);
         pending.push(next);
@@ -59,23 +59,23 @@ function parts(nodes, edges) {
   }
   for (const node of nodes) partOf.get(node.id).nodes.push(node);
   for (const edge of edges) partOf.get(edge.from).edges.push(edge);
-  return found.sort((a, b) => b.nodes.length - a.nodes.length);
+  return result.sort((a, b) => b.nodes.length - a.nodes.length);
 }
 
 function placePart(nodes, edges, gap) {
-  const forward = withoutCycles(nodes, edges);
-  const layers = inLayers(nodes, forward);
-  const { rows, lanes } = withLanes(nodes, forward, layers);
+  const forward = reverseBackEdges(nodes, edges);
+  const layers = assignLayers(nodes, forward);
+  const { rows, lanes } = addLanes(nodes, forward, layers);
   reorder(rows, lanes.pairs);
-  return measured(rows, lanes, forward, gap);
+  return computePositions(rows, lanes, forward, gap);
 }
 
 /** Reverse the edges that lead back, found by a depth-first search from the sources. */
-function withoutCycles(nodes, edges) {
-  const leaving = grouped(edges, (edge) => edge.from);
+function reverseBackEdges(nodes, edges) {
+  const outgoing = groupBy(edges, (edge) => edge.from);
   const state = new Map();
   const back = new Set();
-  for (const { id } of sourcesFirst(nodes, edges)) visit(id);
+  for (const { id } of sortSourcesFirst(nodes, edges)) visit(id);
   return edges.map((edge) =>
     back.has(edge) ? { ...edge, from: edge.to, to: edge.from, isBack: true } : { ...edge, isBack: false },
   );
@@ -84,7 +84,7 @@ function withoutCycles(nodes, edges) {
   function visit(start) {
     if (state.has(start)) return;
     state.set(start, "open");
-    const path = [{ id: start, rest: [...(leaving.get(start) ?? [])] }];
+    const path = [{ id: start, rest: [...(outgoing.get(start) ?? [])] }];
     while (path.length) {
       const { id, rest } = path.at(-1);
       const edge = rest.shift();
@@ -95,37 +95,37 @@ function withoutCycles(nodes, edges) {
         back.add(edge);
       } else if (!state.has(edge.to)) {
         state.set(edge.to, "open");
-        path.push({ id: edge.to, rest: [...(leaving.get(edge.to) ?? [])] });
+        path.push({ id: edge.to, rest: [...(outgoing.get(edge.to) ?? [])] });
       }
     }
   }
 }
 
-function sourcesFirst(nodes, edges) {
+function sortSourcesFirst(nodes, edges) {
   const reached = new Set(edges.map((edge) => edge.to));
   return [...nodes.filter(({ id }) => !reached.has(id)), ...nodes.filter(({ id }) => reached.has(id))];
 }
 
 /** The layer of each node: after all its predecessors. */
-function inLayers(nodes, edges) {
-  const leaving = grouped(edges, (edge) => edge.from);
-  const waiting = new Map(nodes.map(({ id }) => [id, 0]));
-  for (const edge of edges) waiting.set(edge.to, waiting.get(edge.to) + 1);
+function assignLayers(nodes, edges) {
+  const outgoing = groupBy(edges, (edge) => edge.from);
+  const predecessors = new Map(nodes.map(({ id }) => [id, 0]));
+  for (const edge of edges) predecessors.set(edge.to, predecessors.get(edge.to) + 1);
   const layers = new Map();
-  const ready = nodes.filter(({ id }) => waiting.get(id) === 0).map(({ id }) => id);
+  const ready = nodes.filter(({ id }) => predecessors.get(id) === 0).map(({ id }) => id);
   for (const id of ready) layers.set(id, 0);
-  for (let place = 0; place < ready.length; place += 1) {
-    for (const { to } of leaving.get(ready[place]) ?? []) {
-      layers.set(to, Math.max(layers.get(to) ?? 0, layers.get(ready[place]) + 1));
-      waiting.set(to, waiting.get(to) - 1);
-      if (waiting.get(to) === 0) ready.push(to);
+  for (let index = 0; index < ready.length; index += 1) {
+    for (const { to } of outgoing.get(ready[index]) ?? []) {
+      layers.set(to, Math.max(layers.get(to) ?? 0, layers.get(ready[index]) + 1));
+      predecessors.set(to, predecessors.get(to) - 1);
+      if (predecessors.get(to) === 0) ready.push(to);
     }
   }
   return layers;
 }
 
 /** The layers as rows of items; an edge over several layers gets a lane in each layer between. */
-function withLanes(nodes, edges, layers) {
+function addLanes(nodes, edges, layers) {
   const depth = Math.max(-1, ...layers.values()) + 1;
   const rows = Array.from({ length: depth }, () => []);
   const items = new Map();
@@ -138,29 +138,29 @@ function withLanes(nodes, edges, layers) {
   for (const edge of edges) {
     const chain = [items.get(edge.from)];
     for (let layer = layers.get(edge.from) + 1; layer < layers.get(edge.to); layer += 1) {
-      const lane = { id: null, length: 0, breadth: LANE, along: 0, across: 0 };
+      const lane = { id: null, length: 0, breadth: LANE_BREADTH, along: 0, across: 0 };
       rows[layer].push(lane);
       chain.push(lane);
     }
     chain.push(items.get(edge.to));
     chains.set(edge.id, chain);
-    for (let place = 1; place < chain.length; place += 1) pairs.push([chain[place - 1], chain[place]]);
+    for (let index = 1; index < chain.length; index += 1) pairs.push([chain[index - 1], chain[index]]);
   }
   return { rows, lanes: { chains, pairs } };
 }
 
 /** Order the items within their rows in a few sweeps, to reduce crossings of edges. */
 function reorder(rows, pairs) {
-  const before = grouped(pairs, ([, to]) => to, ([from]) => from);
-  const after = grouped(pairs, ([from]) => from, ([, to]) => to);
+  const before = groupBy(pairs, ([, to]) => to, ([from]) => from);
+  const after = groupBy(pairs, ([from]) => from, ([, to]) => to);
   const places = new Map();
-  const number = (row) => row.forEach((item, place) => places.set(item, place));
+  const number = (row) => row.forEach((item, index) => places.set(item, index));
   rows.forEach(number);
   for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
     const isDown = sweep % 2 === 0;
     for (const row of isDown ? rows : [...rows].reverse()) {
-      const near = isDown ? before : after;
-      const wanted = new Map(row.map((item) => [item, mean(near.get(item), (each) => places.get(each)) ?? places.get(item)]));
+      const neighbours = isDown ? before : after;
+      const wanted = new Map(row.map((item) => [item, mean(neighbours.get(item), (each) => places.get(each)) ?? places.get(item)]));
       row.sort((a, b) => wanted.get(a) - wanted.get(b));
       number(row);
     }
@@ -168,8 +168,8 @@ function reorder(rows, pairs) {
 }
 
 /** Compute positions from the order, close to connected items, and the points of edges. */
-function measured(rows, { chains, pairs }, edges, gap) {
-  const near = grouped([...pairs, ...pairs.map(([a, b]) => [b, a])], ([from]) => from, ([, to]) => to);
+function computePositions(rows, { chains, pairs }, edges, gap) {
+  const neighbours = groupBy([...pairs, ...pairs.map(([a, b]) => [b, a])], ([from]) => from, ([, to]) => to);
   let along = 0;
   for (const row of rows) {
     const length = Math.max(0, ...row.map((item) => item.length));
@@ -179,15 +179,15 @@ function measured(rows, { chains, pairs }, edges, gap) {
   }
   for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
     for (const row of sweep % 2 === 0 ? rows : [...rows].reverse()) {
-      spread(row, row.map((item) => mean(near.get(item), (each) => each.across) ?? item.across));
+      spread(row, row.map((item) => mean(neighbours.get(item), (each) => each.across) ?? item.across));
     }
   }
   const items = rows.flat();
-  const least = Math.min(0, ...items.map((item) => item.across - item.breadth / 2));
-  for (const item of items) item.across -= least;
+  const min = Math.min(0, ...items.map((item) => item.across - item.breadth / 2));
+  for (const item of items) item.across -= min;
   return {
     centers: new Map(items.filter(({ id }) => id !== null).map(({ id, along, across }) => [id, { along, across }])),
-    routes: routes(edges, chains),
+    routes: computeRoutes(edges, chains),
     along: Math.max(0, along - gap),
     across: Math.max(0, ...items.map((item) => item.across + item.breadth / 2)),
   };
@@ -195,26 +195,26 @@ function measured(rows, { chains, pairs }, edges, gap) {
 
 /** Move the items of a row to their wanted positions, in order and without overlap. */
 function spread(row, wanted) {
-  let free = -Infinity;
-  row.forEach((item, place) => {
-    item.across = Math.max(wanted[place], free + item.breadth / 2);
-    free = item.across + item.breadth / 2 + BETWEEN_NODES;
+  let nextFree = -Infinity;
+  row.forEach((item, index) => {
+    item.across = Math.max(wanted[index], nextFree + item.breadth / 2);
+    nextFree = item.across + item.breadth / 2 + NODE_GAP;
   });
   // Items are only pushed in one direction: shift the row back.
-  const shift = mean(row.map((item, place) => item.across - wanted[place]), (each) => each) ?? 0;
+  const shift = mean(row.map((item, index) => item.across - wanted[index]), (each) => each) ?? 0;
   for (const item of row) item.across -= shift;
 }
 
 /** The points of each edge: start, lanes and end; several edges share a side of a node. */
-function routes(edges, chains) {
-  const found = new Map();
-  const [leaving, arriving] = [new Map(), new Map()];
+function computeRoutes(edges, chains) {
+  const result = new Map();
+  const [outgoing, incoming] = [new Map(), new Map()];
   for (const edge of edges) {
     const chain = chains.get(edge.id);
-    put(leaving, chain[0], { edge, towards: chain[1].across });
-    put(arriving, chain.at(-1), { edge, towards: chain.at(-2).across });
+    put(outgoing, chain[0], { edge, towards: chain[1].across });
+    put(incoming, chain.at(-1), { edge, towards: chain.at(-2).across });
   }
-  const [starts, ends] = [ports(leaving), ports(arriving)];
+  const [starts, ends] = [computePorts(outgoing), computePorts(incoming)];
   for (const edge of edges) {
     const chain = chains.get(edge.id);
     const [first, last] = [chain[0], chain.at(-1)];
@@ -223,26 +223,26 @@ function routes(edges, chains) {
       ...chain.slice(1, -1).map(({ along, across }) => ({ along, across })),
       { along: last.along - last.length / 2, across: ends.get(edge) },
     ];
-    found.set(edge.id, edge.isBack ? points.reverse() : points);
+    result.set(edge.id, edge.isBack ? points.reverse() : points);
   }
-  return found;
+  return result;
 }
 
-function ports(sides) {
-  const found = new Map();
+function computePorts(sides) {
+  const result = new Map();
   for (const [item, uses] of sides) {
     uses.sort((a, b) => a.towards - b.towards);
-    uses.forEach(({ edge }, place) => {
-      found.set(edge, item.across + item.breadth * ((place + 1) / (uses.length + 1) - 0.5));
+    uses.forEach(({ edge }, index) => {
+      result.set(edge, item.across + item.breadth * ((index + 1) / (uses.length + 1) - 0.5));
     });
   }
-  return found;
+  return result;
 }
 
-function grouped(entries, key, value = (entry) => entry) {
-  const found = new Map();
-  for (const entry of entries) put(found, key(entry), value(entry));
-  return found;
+function groupBy(entries, key, value = (entry) => entry) {
+  const result = new Map();
+  for (const entry of entries) put(result, key(entry), value(entry));
+  return result;
 }
 
 function put(map, key, value) {

@@ -2,18 +2,18 @@
  * Live: the monitor's WebSocket. It reconnects automatically, and reports whether the data is live.
  *
  * @typedef {{is: string, text: string, since: number|null, missingRole: string|null}} Liveness
- *   is: "live", or the reason why not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
+ *   is: "live", or the reason closeText not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
  *   "unchecked", "silent" (no frame for 5 s), "lost" (the socket), "denied" (it does not reconnect).
  */
 
 const SILENT_MS = 5000;
-const LEAST_WAIT_MS = 300;
-const MOST_WAIT_MS = 5000;
+const MIN_WAIT_MS = 300;
+const MAX_WAIT_MS = 5000;
 const DENIED = {
   4401: "You are logged out.",
   4403: "You no longer have permission to see the monitor.",
 };
-const TEXTS = {
+export const TEXTS = {
   connecting: "Connecting to the server.",
   starting: "The monitor is starting.",
   away: "PostgreSQL cannot be reached. The page updates again when the connection is back.",
@@ -22,8 +22,8 @@ const TEXTS = {
   lost: "The connection to the server is lost. The page reconnects automatically.",
   live: "",
 };
-// Browsers use this code both for a broken connection and for a failed attempt to connect.
-const NO_SOCKET = 1006;
+// Browsers use this code both for a lostText connection and for a failed attempt to connect.
+const ABNORMAL_CLOSURE = 1006;
 
 /**
  * Open the monitor's socket.
@@ -38,100 +38,96 @@ const NO_SOCKET = 1006;
 export function connect({ path = "/ws/monitor/", topic = null, onframe, onliveness }) {
   let socket = null;
   let state = { is: "starting" };
-  let heardAt = performance.now();
-  let wait = LEAST_WAIT_MS;
-  let retry = 0;
-  let isOver = false;
-  let denied = "";
+  let receivedAt = performance.now();
+  let wait = MIN_WAIT_MS;
+  let retryTimer = 0;
+  let isStopped = false;
+  let deniedText = "";
   let isFirst = true;
-  let hasHeard = false;
-  let broken = "";
-  let at = 0;
-  let told = "";
+  let hasReceived = false;
+  let lostText = "";
+  let frameAt = 0;
+  let reported = "";
 
   function liveness() {
-    if (denied) return { is: "denied", text: denied };
+    if (deniedText) return { is: "denied", text: deniedText };
     if (socket === null || socket.readyState !== WebSocket.OPEN) {
-      return isFirst ? { is: "connecting" } : { is: "lost", text: broken };
+      return isFirst ? { is: "connecting" } : { is: "lost", text: lostText };
     }
-    // Reconnected, but without a frame yet: it may break again for the same reason.
-    if (broken) return { is: "lost", text: broken };
-    if (performance.now() - heardAt > SILENT_MS) return { is: "silent" };
+    // Connected again, but without a frame yet: it may break for the same reason.
+    if (lostText) return { is: "lost", text: lostText };
+    if (performance.now() - receivedAt > SILENT_MS) return { is: "silent" };
     return state;
   }
 
-  function tell() {
-    const now = liveness();
-    const whole = {
-      is: now.is,
-      text: now.text || now.why || TEXTS[now.is] || "",
-      since: state.since ?? null,
-      missingRole: now.missing_role ?? null,
-    };
-    const key = [whole.is, whole.text, whole.since, whole.missingRole].join("\n");
-    if (key !== told) {
-      told = key;
-      onliveness(whole);
+  function report() {
+    const { is, text, why, missing_role: missingRole = null } = liveness();
+    const current = { is, text: text || why || TEXTS[is] || "", since: state.since ?? null, missingRole };
+    const key = [current.is, current.text, current.since, current.missingRole].join("\n");
+    if (key !== reported) {
+      reported = key;
+      onliveness(current);
     }
   }
 
   function open() {
-    clearTimeout(retry);
-    if (isOver || denied) return;
+    clearTimeout(retryTimer);
+    if (isStopped || deniedText) return;
     const address = new URL(path, location.href);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
     if (topic !== null) address.searchParams.set("topic", topic);
     const opened = (socket = new WebSocket(address));
-    opened.onopen = () => (heardAt = performance.now());
-    opened.onmessage = (event) => opened === socket && heard(JSON.parse(event.data));
-    opened.onclose = (event) => opened === socket && closed(event);
-    tell();
+    opened.onopen = () => (receivedAt = performance.now());
+    opened.onmessage = (event) => opened === socket && onFrame(JSON.parse(event.data));
+    opened.onclose = (event) => opened === socket && onClose(event);
+    report();
   }
 
-  function heard(frame) {
-    heardAt = performance.now();
-    wait = LEAST_WAIT_MS;
-    [hasHeard, broken] = [true, ""];
-    if (frame.state) frame.state = state = frame.state.gaps ? frame.state : withheld(frame.state.is);
-    at = frame.now ?? at;
+  function onFrame(frame) {
+    receivedAt = performance.now();
+    wait = MIN_WAIT_MS;
+    hasReceived = true;
+    lostText = "";
+    if (frame.state) frame.state = state = frame.state.gaps ? frame.state : withGap(frame.state.is);
+    frameAt = frame.now ?? frameAt;
     // Show the new data first, so that old data is never marked as live.
     onframe(frame);
-    tell();
+    report();
     if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
   }
 
-  /** The frame has only the state: add a gap since the last complete frame. */
-  function withheld(is) {
+  /** The state for a frame that contains only `is`: a gap begins at the last complete frame. */
+  function withGap(is) {
     const { since = null, gaps = [] } = state;
-    return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [at, null]] };
+    return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [frameAt, null]] };
   }
 
-  function closed({ code, reason }) {
+  function onClose({ code, reason }) {
     socket = null;
     isFirst = false;
-    denied = DENIED[code] ?? "";
-    broken = why(code, reason);
-    tell();
+    deniedText = DENIED[code] ?? "";
+    lostText = closeText(code, reason);
+    report();
     // Random delay: after a restart of the server all pages reconnect.
-    retry = setTimeout(open, wait * (0.5 + Math.random() / 2));
-    wait = Math.min(MOST_WAIT_MS, wait * 2);
+    retryTimer = setTimeout(open, wait * (0.5 + Math.random() / 2));
+    wait = Math.min(MAX_WAIT_MS, wait * 2);
   }
 
-  function why(code, reason) {
+  function closeText(code, reason) {
     if (reason) return `The server closed the connection: ${reason}. The page reconnects automatically.`;
-    if (code !== NO_SOCKET || hasHeard) return TEXTS.lost;
+    if (code !== ABNORMAL_CLOSURE || hasReceived) return TEXTS.lost;
     return `There is no WebSocket at ${path}, or the server is down: see docs/monitor.md. The page retries automatically.`;
   }
 
-  function soon() {
+  function onVisible() {
     if (document.visibilityState !== "visible") return;
     if (socket === null) open();
-    tell();
+    report();
   }
 
-  const watching = setInterval(tell, 500);
-  document.addEventListener("visibilitychange", soon);
-  addEventListener("online", soon);
+  const reportTimer = setInterval(report, 500);
+  document.addEventListener("visibilitychange", onVisible);
+  addEventListener("online", onVisible);
   open();
 
   return {
@@ -142,11 +138,11 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
       }
     },
     close() {
-      isOver = true;
-      clearInterval(watching);
-      clearTimeout(retry);
-      document.removeEventListener("visibilitychange", soon);
-      removeEventListener("online", soon);
+      isStopped = true;
+      clearInterval(reportTimer);
+      clearTimeout(retryTimer);
+      document.removeEventListener("visibilitychange", onVisible);
+      removeEventListener("online", onVisible);
       socket?.close(1000);
       socket = null;
     },

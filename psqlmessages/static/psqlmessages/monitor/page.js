@@ -1,4 +1,4 @@
-/** Page: parts of every live page: banner, pill, greyed numbers, server clock. */
+/** Page: the parts that live pages share: banner, connection status, server clock. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock } from "./format.js";
@@ -19,11 +19,11 @@ const TITLES = {
 /** The data attributes of the page's element. */
 export const settings = byId("live").dataset;
 
-let ahead = 0;
-let hasNumbers = false;
+let clockOffset = 0;
+let hasData = false;
 
 /** The server's time, as Unix time. */
-export const now = () => Date.now() / 1000 + ahead;
+export const now = () => Date.now() / 1000 + clockOffset;
 
 /**
  * Open the page's socket or its replacement, and show whether the data is live.
@@ -37,8 +37,8 @@ export function start(topic, onframe, open = connect) {
     path: settings.socket,
     topic,
     onframe(frame) {
-      if (frame.now) ahead = frame.now - Date.now() / 1000;
-      hasNumbers = true;
+      if (frame.now) clockOffset = frame.now - Date.now() / 1000;
+      hasData = true;
       onframe(frame);
     },
     onliveness: showLiveness,
@@ -71,17 +71,17 @@ function showBanner({ is, text, missingRole }, isLive) {
   show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
   setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? "Not live."));
   const sentence = byId("banner-text");
-  setText(sentence, missingRole ? missingRule(missingRole) : told(is, text));
+  setText(sentence, missingRole ? ruleText(missingRole) : withAge(is, text));
   if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, "Log in again"));
   show(byId("missing-rule"), Boolean(missingRole));
 }
 
-function told(is, text) {
-  const isOld = hasNumbers && is !== "live" && is !== "not_observing";
-  return isOld ? `${text} The numbers are out of date.` : text;
+function withAge(is, text) {
+  const isOutdated = hasData && is !== "live" && is !== "not_observing";
+  return isOutdated ? `${text} The numbers are out of date.` : text;
 }
 
-function missingRule(role) {
+function ruleText(role) {
   return (
     `A rule is missing: role ${role}, ident ${settings.ruleIdent}, type Topic, destination *,` +
     " mode O (observe)."

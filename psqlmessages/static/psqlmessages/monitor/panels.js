@@ -1,19 +1,22 @@
 /** Panels: stacked charts with a common time axis, drawn by plotly. */
 
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 const NARROW = "(max-width: 40rem)";
-const BETWEEN = 0.1;
+export const isNarrow = () => matchMedia(NARROW).matches;
+const GAP = 0.1;
 // A line with more points has no dots.
-const MOST_DOTS = 120;
-// plotly formats: a number as 1.5k, followed by the unit. Times are in seconds, so 0.2 is 200ms.
+const MAX_DOTS = 120;
+// The name and colour of each percentile that the server sends.
+const PERCENTILES = [["half", "accent"], ["95 %", "second"], ["99 %", "third"]];
+// Formats of plotly: a number as 1.5k, followed by the unit. Times are in seconds, so 0.2 is 200ms.
 export const SECONDS = { tickformat: "~s", ticksuffix: "s" };
 export const BYTES = { tickformat: "~s", ticksuffix: "B" };
 
 /**
  * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, dash?: string}} Line
  *   `colour` is the name of a CSS variable; null values are gaps
- * @typedef {{title: string, least: number, axis?: object, isStep?: boolean, lines: Line[]}} Panel
- *   `least`: lowest maximum of the axis; `isStep`: filled, each value as wide as its window
+ * @typedef {{title: string, minAxisMax: number, axis?: object, isStep?: boolean, lines: Line[]}} Panel
+ *   `minAxisMax`: lowest maximum of the axis; `isStep`: filled, each value as wide as its window
  */
 
 /**
@@ -23,12 +26,12 @@ export const BYTES = { tickformat: "~s", ticksuffix: "B" };
  * @param {number[]} times the starts of equal windows, as Unix times
  * @param {number} window their length in seconds
  * @param {Panel[]} panels
- * @param {(unix: number) => string} written formats a time as `2000-12-31T12:00:00`, in the zone to show
+ * @param {(unix: number) => string} formatTime formats a time as `2000-12-31T12:00:00`, in the zone to show
  */
-export function draw(element, times, window, panels, written = local) {
-  const colours = coloursOf(element);
-  const x = [...times, times.at(-1) + window].map(written);
-  const traces = panels.flatMap((panel, place) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(place), x, colours)));
+export function draw(element, times, window, panels, formatTime = localTime) {
+  const colours = readColours(element);
+  const x = [...times, times.at(-1) + window].map(formatTime);
+  const traces = panels.flatMap((panel, index) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(index), x, colours)));
   // When the width of the page changes, plotly uses the height of the element.
   element.style.height = `${heightOf(panels.length)}px`;
   globalThis.Plotly.react(element, traces, layoutOf(panels, x, colours), CONFIG);
@@ -41,13 +44,13 @@ export function draw(element, times, window, panels, written = local) {
  * @param {number[]} times
  * @param {number} window
  * @param {Line[]} layers from bottom to top
- * @param {(unix: number) => string} written
+ * @param {(unix: number) => string} formatTime
  */
-export function stacked(element, times, window, layers, written = local) {
-  const colours = coloursOf(element);
-  const x = [...times, times.at(-1) + window].map(written);
-  const sums = times.map((_, place) => layers.reduce((sum, { values }) => sum + values[place], 0));
-  const panel = { title: "messages/s", least: Math.max(0, ...sums), lines: [] };
+export function stacked(element, times, window, layers, formatTime = localTime) {
+  const colours = readColours(element);
+  const x = [...times, times.at(-1) + window].map(formatTime);
+  const sums = times.map((_, index) => layers.reduce((sum, { values }) => sum + values[index], 0));
+  const panel = { title: "messages/s", minAxisMax: Math.max(0, ...sums), lines: [] };
   element.style.height = `${heightOf(1) + 60}px`;
   const traces = layers.map(({ name, colour, values, texts }) => ({
     name, x, y: [...values, values.at(-1)], customdata: [...texts, texts.at(-1)], hovertemplate: "%{customdata}<extra></extra>",
@@ -56,14 +59,24 @@ export function stacked(element, times, window, layers, written = local) {
   globalThis.Plotly.react(element, traces, { ...layoutOf([panel], x, colours), hovermode: "x unified" }, CONFIG);
 }
 
+/** A panel with a line for each percentile; `read` gets a value and the index of the percentile. */
+export function percentilesPanel(title, axis, minAxisMax, steps, read, describe) {
+  const lines = PERCENTILES.map(([name, colour], index) => ({
+    name, colour,
+    values: steps.map(({ value }) => read(value, index)),
+    texts: steps.map(({ label, value }) => `${label}: ${name} ${describe(read(value, index) ?? 0)}`),
+  }));
+  return { title, axis, minAxisMax, lines };
+}
+
 /** Call back when charts need redrawing: the colour scheme or the width has changed. */
-export function onlook(redraw) {
+export function onRedrawNeeded(redraw) {
   for (const query of ["(prefers-color-scheme: dark)", NARROW]) matchMedia(query).addEventListener("change", redraw);
 }
 
-const heightOf = (panels) => (matchMedia(NARROW).matches ? 170 : 200) * panels + 36;
+const heightOf = (panels) => (isNarrow() ? 170 : 200) * panels + 36;
 
-const axisName = (place) => (place ? `y${place + 1}` : "y");
+const axisName = (index) => (index ? `y${index + 1}` : "y");
 
 function tracesOf(line, { isStep }, yaxis, x, colours) {
   const colour = colours[line.colour];
@@ -72,73 +85,81 @@ function tracesOf(line, { isStep }, yaxis, x, colours) {
     const dots = { size: 4, color: colour };
     return [{
       ...common, x: x.slice(0, -1), y: line.values, customdata: line.texts, connectgaps: false,
-      mode: line.values.length > MOST_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
+      mode: line.values.length > MAX_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
     }];
   }
   // One area per period with data: plotly would fill the gaps of a single area.
-  const spans = known(line.values);
+  const known = spans(line.values, (value) => value !== null);
   // Without a line plotly omits the axis.
-  if (!spans.length) return [{ ...common, x, y: x.map(() => null) }];
-  return spans.map(([from, to]) => ({
+  if (!known.length) return [{ ...common, x, y: x.map(() => null) }];
+  return known.map(([from, to]) => ({
     ...common, x: x.slice(from, to + 1), y: [...line.values.slice(from, to), line.values[to - 1]],
     customdata: [...line.texts.slice(from, to), line.texts[to - 1]],
     fill: "tozeroy", fillcolor: `${colour}26`, line: { color: colour, width: 1.5, shape: "hv" },
   }));
 }
 
+/** The style of all charts, for plotly's layout. */
+export const layoutStyle = ({ text, line, surface }) => ({
+  paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+  font: { color: text, size: 12, family: "system-ui, sans-serif" },
+  showlegend: false, hovermode: "x", dragmode: false,
+  hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
+});
+
+export const axisStyle = ({ line, muted }) => ({
+  gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero",
+});
+
 function layoutOf(panels, x, colours) {
-  const { text, muted, line, surface } = colours;
-  const isNarrow = matchMedia(NARROW).matches;
-  const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
+  const axis = axisStyle(colours);
   const layout = {
+    ...layoutStyle(colours),
     autosize: true,
-    margin: { l: isNarrow ? 48 : 68, r: isNarrow ? 12 : 24, t: 12, b: 52 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: text, size: 12, family: "system-ui, sans-serif" },
-    showlegend: false, hovermode: "x", dragmode: false,
-    hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
+    margin: { l: isNarrow() ? 48 : 68, r: isNarrow() ? 12 : 24, t: 12, b: 52 },
     xaxis: {
-      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: line, nticks: isNarrow ? 4 : 8,
+      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: colours.line, nticks: isNarrow() ? 4 : 8,
       anchor: axisName(panels.length - 1), hoverformat: " ",
     },
-    annotations: panels.flatMap((panel, place) => wordsOf(panel, place, panels.length, colours)),
+    annotations: panels.flatMap((panel, index) => annotationsOf(panel, index, panels.length, colours)),
   };
-  const height = (1 - BETWEEN * (panels.length - 1)) / panels.length;
-  panels.forEach((panel, place) => {
-    const top = 1 - place * (height + BETWEEN);
-    const most = Math.max(panel.least, ...panel.lines.flatMap(({ values }) => values.map((value) => value ?? 0)));
-    layout[place ? `yaxis${place + 1}` : "yaxis"] = {
-      ...axis, ...panel.axis, domain: [Math.max(0, top - height), top - 0.03], range: [0, most * 1.1],
+  const height = (1 - GAP * (panels.length - 1)) / panels.length;
+  panels.forEach((panel, index) => {
+    const top = 1 - index * (height + GAP);
+    const max = Math.max(panel.minAxisMax, ...panel.lines.flatMap(({ values }) => values.map((value) => value ?? 0)));
+    layout[index ? `yaxis${index + 1}` : "yaxis"] = {
+      ...axis, ...panel.axis, domain: [Math.max(0, top - height), top - 0.03], range: [0, max * 1.1],
     };
   });
   return layout;
 }
 
 /** The title and the legend above a panel, which fit on a narrow page too. */
-function wordsOf({ title, lines }, place, number, colours) {
-  const height = (1 - BETWEEN * (number - 1)) / number;
-  const y = 1 - place * (height + BETWEEN) + 0.015;
+function annotationsOf({ title, lines }, index, number, colours) {
+  const height = (1 - GAP * (number - 1)) / number;
+  const y = 1 - index * (height + GAP) + 0.015;
   const common = { xref: "paper", yref: "paper", yanchor: "middle", y, showarrow: false };
-  const word = (text, colour) => ({ text, font: { size: 12, color: colours[colour] } });
+  const annotation = (text, colour) => ({ text, font: { size: 12, color: colours[colour] } });
   const names = lines.length > 1 ? [...lines].reverse() : [];
   return [
-    { ...common, ...word(title, "muted"), x: 0, xanchor: "left" },
-    ...names.map(({ name, colour }, at) => ({ ...common, ...word(name, colour), x: 1, xanchor: "right", xshift: -44 * at })),
+    { ...common, ...annotation(title, "muted"), x: 0, xanchor: "left" },
+    ...names.map(({ name, colour }, at) => ({ ...common, ...annotation(name, colour), x: 1, xanchor: "right", xshift: -44 * at })),
   ];
 }
 
-/** Ranges of consecutive known values: start, and end (excluded). */
-function known(values) {
-  const found = [];
-  for (const [place, value] of values.entries()) {
-    if (value === null) continue;
-    if (found.at(-1)?.[1] === place) found.at(-1)[1] = place + 1;
-    else found.push([place, place + 1]);
+/** Ranges of consecutive values that match: start, and end (excluded). */
+export function spans(values, isMatch) {
+  const result = [];
+  for (const [index, value] of values.entries()) {
+    if (!isMatch(value)) continue;
+    if (result.at(-1)?.[1] === index) result.at(-1)[1] = index + 1;
+    else result.push([index, index + 1]);
   }
-  return found;
+  return result;
 }
 
-function coloursOf(element) {
+/** The page's colours, from its CSS variables. */
+export function readColours(element) {
   const style = getComputedStyle(element);
   const names = ["accent", "second", "third", "text", "muted", "line", "surface"];
   const of = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -146,7 +167,7 @@ function coloursOf(element) {
 }
 
 /** A Unix time in the reader's zone, as text without a zone: plotly does not support zones. */
-export function local(unix) {
+export function localTime(unix) {
   const offset = new Date(unix * 1000).getTimezoneOffset() * 60;
   return new Date((unix - offset) * 1000).toISOString().slice(0, 19);
 }

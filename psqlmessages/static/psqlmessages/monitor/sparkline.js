@@ -1,7 +1,6 @@
-/** Sparkline: messages of the last 10 minutes in steps of 10 s, as SVG polylines. */
+/** Sparkline: a small line of equal steps, as SVG polylines with gaps for unknown values. */
 
 import { svg } from "./dom.js";
-import { count } from "./format.js";
 
 export const BUCKET_SECONDS = 10;
 const BUCKETS = 60;
@@ -14,41 +13,49 @@ export function wasObserved(state, from, to) {
 }
 
 /**
- * Draw a topic's sparkline.
+ * The messages of the last 10 minutes in steps of 10 s; null if a step was not observed.
  *
- * @param {SVGElement} element
  * @param {Map<number, number>} buckets messages by bucket; empty buckets are missing
  * @param {number} now Unix time
- * @param {{since: number|null, gaps: Array}} state periods without observation are not drawn as 0
+ * @param {{since: number|null, gaps: Array}} state
+ * @returns {(number|null)[]}
  */
-export function draw(element, buckets, now, state) {
+export function lastBuckets(buckets, now, state) {
   const newest = Math.floor(now / BUCKET_SECONDS) - 1;
-  const most = Math.max(1, ...buckets.values());
-  const lines = [[]];
-  let total = 0;
-  for (let place = 0; place < BUCKETS; place += 1) {
-    const bucket = newest - BUCKETS + 1 + place;
+  return Array.from({ length: BUCKETS }, (_, index) => {
+    const bucket = newest - BUCKETS + 1 + index;
     const messages = buckets.get(bucket) ?? 0;
-    // A bucket without observation is a gap, not 0; a partly observed bucket shows its count.
-    if (!messages && !wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS)) {
-      lines.push([]);
-      continue;
-    }
-    total += messages;
-    lines.at(-1).push(`${place},${(HEIGHT - 1.5 - (messages / most) * (HEIGHT - 3)).toFixed(1)}`);
-  }
-  const key = lines.map((line) => line.join(" ")).join("|");
-  if (element.dataset.drawn === key) return;
-  element.dataset.drawn = key;
-  element.setAttribute("aria-label", `${count(total)} messages`);
-  element.replaceChildren(
-    ...lines.filter((line) => line.length > 1).map((line) => svg("polyline", { points: line.join(" ") })),
-  );
+    // A partly observed bucket shows its count.
+    return messages || (wasObserved(state, bucket * BUCKET_SECONDS, (bucket + 1) * BUCKET_SECONDS) ? 0 : null);
+  });
 }
 
 /** Create an empty sparkline. */
-export function sparkline() {
-  return svg("svg", {
-    class: "spark", role: "img", viewBox: `0 0 ${BUCKETS - 1} ${HEIGHT}`, preserveAspectRatio: "none",
+export const sparkline = () => svg("svg", { class: "spark", role: "img", preserveAspectRatio: "none" });
+
+/**
+ * Draw values into a sparkline.
+ *
+ * @param {SVGElement} element
+ * @param {(number|null)[]} values
+ * @param {string} label for screen readers
+ */
+export function drawSparkline(element, values, label) {
+  const key = JSON.stringify(values);
+  if (element.dataset.drawn === key) return;
+  element.dataset.drawn = key;
+  element.setAttribute("viewBox", `0 0 ${Math.max(1, values.length - 1)} ${HEIGHT}`);
+  element.setAttribute("aria-label", label);
+  const max = Math.max(1e-9, ...values);
+  const lines = [[]];
+  values.forEach((value, index) => {
+    if (value === null) lines.push([]);
+    else lines.at(-1).push(`${index},${(HEIGHT - 1.5 - (value / max) * (HEIGHT - 3)).toFixed(1)}`);
   });
+  element.replaceChildren(
+    ...lines.filter((line) => line.length).map((line) =>
+      // A line with a single point is invisible, so draw a dot.
+      svg("polyline", { points: (line.length === 1 ? [...line, ...line] : line).join(" "), class: line.length === 1 ? "dot" : null }),
+    ),
+  );
 }

@@ -1,4 +1,4 @@
-/** Table: rows are updated in place, so that focus and selection stay. */
+/** Table: rows are updated in index, so that focus and selection stay. */
 
 import { h, setText } from "./dom.js";
 
@@ -31,30 +31,30 @@ export class Table {
    * @param {(entry: T) => Cell[]} cellsOf
    */
   fill(entries, keyOf, cellsOf) {
-    const kept = new Set();
-    entries.forEach((entry, place) => {
+    const keys = new Set();
+    entries.forEach((entry, index) => {
       const key = keyOf(entry);
-      kept.add(key);
+      keys.add(key);
       const cells = cellsOf(entry);
       let row = this.#rows.get(key);
-      if (!row) this.#rows.set(key, (row = this.#made(cells)));
-      cells.forEach((cell, at) => put(row.children[at], cell));
-      if (this.#body.children[place] !== row) this.#body.insertBefore(row, this.#body.children[place] ?? null);
+      if (!row) this.#rows.set(key, (row = this.#makeRow(cells)));
+      cells.forEach((cell, column) => setCell(row.children[column], cell));
+      if (this.#body.children[index] !== row) this.#body.insertBefore(row, this.#body.children[index] ?? null);
     });
     for (const [key, row] of this.#rows) {
-      if (kept.has(key)) continue;
+      if (keys.has(key)) continue;
       row.remove();
       this.#rows.delete(key);
     }
   }
 
-  #made(cells) {
-    const made = (_, at) => h(at ? "td" : "th", { scope: at ? null : "row", class: this.#classes[at] });
-    return h("tr", {}, ...cells.map(made));
+  #makeRow(cells) {
+    const makeCell = (_, column) => h(column ? "td" : "th", { scope: column ? null : "row", class: this.#classes[column] });
+    return h("tr", {}, ...cells.map(makeCell));
   }
 }
 
-function put(cell, value) {
+function setCell(cell, value) {
   if (typeof value === "function") {
     value(cell);
     return;

@@ -3,32 +3,33 @@
 import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
 
-const SHOWN = 50;
+const MAX_MESSAGES = 50;
 
 /** The list of messages. */
 export class Tail {
   #list = byId("tail");
-  #button = byId("hold");
+  #button = byId("pause");
   #newest = 0;
-  #held = null;
+  /** The messages that arrived during a pause; null: not paused. */
+  #waiting = null;
 
   constructor() {
-    this.#button.addEventListener("click", () => this.#hold(this.#held === null));
+    this.#button.addEventListener("click", () => this.#setPaused(this.#waiting === null));
   }
 
   /** Add the messages of a frame; a snapshot replaces them. */
-  take(frame) {
-    const isAll = frame.op === "snapshot";
-    if (this.#held !== null) {
-      if (isAll) this.#held = [];
-      this.#held = [...this.#held, ...frame.topic.tail].slice(-SHOWN);
+  update(frame) {
+    const isSnapshot = frame.op === "snapshot";
+    if (this.#waiting !== null) {
+      if (isSnapshot) this.#waiting = [];
+      this.#waiting = [...this.#waiting, ...frame.topic.tail].slice(-MAX_MESSAGES);
     } else {
-      this.#add(frame.topic.tail, isAll);
+      this.#add(frame.topic.tail, isSnapshot);
     }
   }
 
-  #add(messages, isAll) {
-    if (isAll) {
+  #add(messages, isSnapshot) {
+    if (isSnapshot) {
       this.#newest = 0;
       this.#list.replaceChildren();
     }
@@ -37,17 +38,17 @@ export class Tail {
       this.#newest = message.number;
       this.#list.prepend(item(message));
     }
-    while (this.#list.children.length > SHOWN) this.#list.lastChild.remove();
+    while (this.#list.children.length > MAX_MESSAGES) this.#list.lastChild.remove();
     show(byId("no-tail"), this.#list.children.length === 0);
   }
 
-  #hold(isHeld) {
-    const waiting = this.#held ?? [];
-    this.#held = isHeld ? [] : null;
-    this.#button.setAttribute("aria-pressed", String(isHeld));
-    setText(this.#button, isHeld ? `Paused at ${clock(Date.now() / 1000)}: resume` : "Pause");
-    this.#list.classList.toggle("held", isHeld);
-    if (!isHeld) this.#add(waiting, false);
+  #setPaused(isPaused) {
+    const messages = this.#waiting ?? [];
+    this.#waiting = isPaused ? [] : null;
+    this.#button.setAttribute("aria-pressed", String(isPaused));
+    setText(this.#button, isPaused ? `Paused at ${clock(Date.now() / 1000)}: resume` : "Pause");
+    this.#list.classList.toggle("paused", isPaused);
+    if (!isPaused) this.#add(messages, false);
   }
 }
 
@@ -59,11 +60,11 @@ function item(message) {
   return h("li", {}, head, message.body === undefined ? null : h("pre", {}, message.body + (message.is_cut ? " …" : "")));
 }
 
-function labels({ enc, wants_answer: asks, is_kept: isKept }) {
+function labels({ enc, wants_answer: wantsAnswer, is_kept: isKept }) {
   return [
     enc === "json" ? ["JSON", "the body is a JSON value"] : null,
     enc === "b64" ? ["base64", "the body is bytes, written as base64"] : null,
-    asks ? ["asks", "the sender expects answers"] : null,
+    wantsAnswer ? ["asks", "the sender expects answers"] : null,
     isKept ? ["large", "the body exceeds the NOTIFY limit and is not fetched for this page"] : null,
   ].filter(Boolean);
 }

@@ -1,7 +1,7 @@
 /** Topic: the page of one topic. */
 
 import { Chart } from "./chart.js";
-import { byId, h, setText } from "./dom.js";
+import { addCard, byId, setText } from "./dom.js";
 import { Events } from "./events.js";
 import { age, count, date, rate, size } from "./format.js";
 import { now, settings, start } from "./page.js";
@@ -17,24 +17,20 @@ const CARDS = [
 
 const chart = new Chart();
 const events = new Events(settings.name);
-const status = new TopicStatus(byId("who"), settings.ruleUrl);
+const status = new TopicStatus(byId("status"), settings.ruleUrl);
 const tail = new Tail();
-const cards = CARDS.map(([name, read]) => {
-  const [value, note] = [h("dd", { class: "value" }, "…"), h("dd", { class: "note" })];
-  byId("totals").append(h("div", {}, h("dt", {}, name), value, note));
-  return { value, note, read };
-});
+const cards = CARDS.map(([name, read]) => ({ ...addCard(byId("totals"), name), read }));
 let state = { since: null, gaps: [] };
 let topic = null;
 
 start(settings.name, (frame) => {
   state = frame.state ?? state;
-  events.take(frame);
-  chart.take(frame);
+  events.update(frame);
+  chart.update(frame);
   if (frame.topic) {
     topic = frame.topic;
-    status.take(topic, state.is === "live");
-    tail.take(frame);
+    status.update(topic, state.is === "live");
+    tail.update(frame);
   }
   draw();
 });
@@ -43,9 +39,9 @@ function draw() {
   if (topic === null || document.documentElement.classList.contains("stale")) return;
   chart.draw(now(), state);
   for (const { value, note, read } of cards) {
-    const [text, more] = read(topic);
+    const [text, noteText] = read(topic);
     setText(value, text);
-    setText(note, more);
+    setText(note, noteText);
   }
 }
 

@@ -10,8 +10,8 @@ import { h, setText } from "./dom.js";
 import { age, count, rate, size } from "./format.js";
 import { connect } from "./live.js";
 
-const KINDS = [
-  ["notifiers", "notifier_count", "Notifiers", "send", ["W", "RW"]],
+const COLUMNS = [
+  ["notifiers", "notifier_count", "Senders", "send", ["W", "RW"]],
   ["listeners", "listener_count", "Listeners", "listen", ["R", "RW"]],
 ];
 
@@ -19,7 +19,7 @@ const KINDS = [
 export class TopicStatus {
   #element;
   #ruleUrl;
-  #known = {};
+  #topic = {};
   #drawn = "";
 
   /**
@@ -32,99 +32,97 @@ export class TopicStatus {
   }
 
   /** Update from a frame's topic; draw it once the monitor is live. */
-  take(topic, isLive) {
-    Object.assign(this.#known, topic);
+  update(topic, isLive) {
+    Object.assign(this.#topic, topic);
     if (!isLive && !this.#drawn) return;
-    const { notifiers, listeners, rules, notifier_count: n, listener_count: l } = this.#known;
-    const shown = JSON.stringify([notifiers, listeners, rules, n, l]);
-    if (shown === this.#drawn) return;
-    this.#drawn = shown;
+    const { notifiers, listeners, rules, notifier_count: n, listener_count: l } = this.#topic;
+    const key = JSON.stringify([notifiers, listeners, rules, n, l]);
+    if (key === this.#drawn) return;
+    this.#drawn = key;
     this.#element.replaceChildren(
-      h("div", { class: "status" }, ...KINDS.map((kind) => this.#column(...kind))),
+      h("div", { class: "status" }, ...COLUMNS.map((kind) => this.#column(...kind))),
       ...this.#notes(),
     );
   }
 
-  #column(field, counted, title, verb, modes) {
-    const present = this.#known[field];
-    const rules = (this.#known.rules ?? []).filter((rule) => modes.includes(rule.mode));
-    const number = this.#known[counted];
+  #column(field, countField, title, verb, modes) {
+    const idents = this.#topic[field];
+    const rules = (this.#topic.rules ?? []).filter((rule) => modes.includes(rule.mode));
+    const number = this.#topic[countField];
     const heading = h("h3", {}, title, " ", h("span", { class: "count" }, count(number)));
-    const now = h("ul", { class: "present", "aria-label": `${title} now` });
-    now.append(...present.map((ident) => h("li", {}, h("span", { class: "dot" }), ident)));
-    if (number > present.length) now.append(h("li", {}, `and ${count(number - present.length)} more`));
+    const list = h("ul", { class: "present", "aria-label": `${title} now` });
+    list.append(...idents.map((ident) => h("li", {}, h("span", { class: "dot" }), ident)));
+    if (number > idents.length) list.append(h("li", {}, `and ${count(number - idents.length)} more`));
     return h(
       "div", { "data-kind": field },
       heading,
-      number ? now : h("p", { class: "nobody" }, `No node ${verb === "send" ? "sends" : "listens"} now.`),
-      this.#known.rules === null ? null : this.#authorized(rules, present, verb),
+      number ? list : h("p", { class: "nobody" }, `No node ${verb === "send" ? "sends" : "listens"} now.`),
+      this.#topic.rules === null ? null : this.#rules(rules, idents, verb),
     );
   }
 
-  #authorized(rules, present, verb) {
-    if (rules.length === 0) return h("p", { class: "may" }, `No rule allows anyone to ${verb}.`);
-    const list = h("ul", { class: "rules" }, ...rules.map((rule) => this.#rule(rule, present)));
-    return h("div", { class: "may" }, h("p", {}, `May ${verb}:`), list);
+  #rules(rules, idents, verb) {
+    if (rules.length === 0) return h("p", { class: "allowed" }, `No rule allows anyone to ${verb}.`);
+    const list = h("ul", { class: "rules" }, ...rules.map((rule) => this.#rule(rule, idents)));
+    return h("div", { class: "allowed" }, h("p", {}, `May ${verb}:`), list);
   }
 
-  #rule(rule, present) {
-    const { length } = present.filter((ident) => isMeant(ident, rule.ident));
-    const isPattern = rule.ident.endsWith("*");
-    const state = length ? (isPattern ? `${count(length)} connected` : "connected") : "not connected";
+  #rule(rule, idents) {
+    const connected = idents.filter((ident) => matches(ident, rule.ident)).length;
+    const number = rule.ident.endsWith("*") ? `${count(connected)} ` : "";
+    const state = connected ? `${number}connected` : "not connected";
     const name = this.#ruleUrl
       ? h("a", { href: this.#ruleUrl.replace(/\b0\b/, rule.id) }, rule.ident)
       : h("span", {}, rule.ident);
-    const dest = rule.dest === this.#known.name ? "" : `, by ${rule.dest}`;
+    const dest = rule.dest === this.#topic.name ? "" : `, by ${rule.dest}`;
     return h(
-      "li", { class: length ? "here" : "away" },
+      "li", { class: connected ? "connected" : null },
       name,
-      h("span", { class: "is" }, state),
+      h("span", { class: "state" }, state),
       h("span", { class: "role" }, `as role ${rule.role}${dest}`),
     );
   }
 
   #notes() {
-    const notes = [];
-    const observing = (this.#known.rules ?? []).filter((rule) => rule.mode === "O");
-    if (observing.length) {
-      const idents = observing.map((rule) => rule.ident).join(", ");
-      notes.push(h("p", { class: "aside" }, `May observe, without counting as a listener: ${idents}.`));
-    }
-    if (this.#known.rules === null) notes.push(h("p", { class: "aside" }, "Loading the rules."));
-    if (this.#known.has_more_rules) notes.push(h("p", { class: "aside" }, "There are more rules than shown."));
-    if (!this.#known.is_there) notes.push(h("p", { class: "aside" }, "No topic has this name yet."));
-    return notes;
+    const { rules, has_more_rules: hasMore, is_there: exists } = this.#topic;
+    const observers = (rules ?? []).filter((rule) => rule.mode === "O").map((rule) => rule.ident);
+    return [
+      observers.length ? `May observe, without counting as a listener: ${observers.join(", ")}.` : null,
+      rules === null ? "Loading the rules." : null,
+      hasMore ? "There are more rules than shown." : null,
+      exists ? null : "No topic has this name yet.",
+    ].filter(Boolean).map((text) => h("p", { class: "aside" }, text));
   }
 }
 
-function isMeant(ident, pattern) {
+function matches(ident, pattern) {
   return pattern.endsWith("*") ? ident.startsWith(pattern.slice(0, -1)) : ident === pattern;
 }
 
 /** Keep a section current, on a page without another socket. */
-function embed(section) {
-  const [live, figures, box] = [h("p", { class: "is-live", role: "status" }), h("p", { class: "now" }), h("div")];
-  const status = new TopicStatus(box, section.dataset.ruleUrl);
+function embedStatus(section) {
+  const [live, rateText, content] = [h("p", { class: "is-live", role: "status" }), h("p", { class: "now" }), h("div")];
+  const status = new TopicStatus(content, section.dataset.ruleUrl);
   let topic = null;
-  let ahead = 0;
+  let clockOffset = 0;
   let isLive = false;
-  const tell = () => {
+  const showRate = () => {
     if (!topic) return;
-    const last = topic.last ? age(Date.now() / 1000 + ahead - topic.last) : "none since the monitor started";
-    setText(figures, `${rate(topic.rate)} messages/s, ${size(topic.size_rate)}/s; last message: ${last}`);
+    const last = topic.last ? age(Date.now() / 1000 + clockOffset - topic.last) : "none since the monitor started";
+    setText(rateText, `${rate(topic.rate)} messages/s, ${size(topic.size_rate)}/s; last message: ${last}`);
   };
   connect({
     path: section.dataset.socket,
     topic: section.dataset.topic,
     onframe(frame) {
-      if (frame.now) ahead = frame.now - Date.now() / 1000;
+      if (frame.now) clockOffset = frame.now - Date.now() / 1000;
       if (frame.state) isLive = frame.state.is === "live";
       if (!frame.topic) return;
-      status.take(frame.topic, isLive);
+      status.update(frame.topic, isLive);
       if (topic === null && !isLive) return;
-      if (topic === null) section.replaceChildren(live, figures, box);
+      if (topic === null) section.replaceChildren(live, rateText, content);
       topic = frame.topic;
-      tell();
+      showRate();
     },
     onliveness({ is, text }) {
       live.dataset.is = is;
@@ -133,7 +131,7 @@ function embed(section) {
       if (topic === null && is === "denied") section.append(live);
     },
   });
-  setInterval(() => section.classList.contains("stale") || tell(), 1000);
+  setInterval(() => section.classList.contains("stale") || showRate(), 1000);
 }
 
-for (const section of document.querySelectorAll("section[data-topic]")) embed(section);
+for (const section of document.querySelectorAll("section[data-topic]")) embedStatus(section);

@@ -5,10 +5,10 @@ import { Events } from "./events.js";
 import { age, count, date, rate, size } from "./format.js";
 import { Health } from "./health.js";
 import { now, start, topicUrl } from "./page.js";
-import { BUCKET_SECONDS, draw, sparkline } from "./sparkline.js";
+import { BUCKET_SECONDS, drawSparkline, lastBuckets, sparkline } from "./sparkline.js";
 
-const SHOWN = 200;
-const KEPT_BUCKETS = 61;
+const MAX_ROWS = 200;
+const STORED_BUCKETS = 61;
 // Sort at most this often, so that rows can be read before they move.
 const SORT_MS = 2000;
 
@@ -21,9 +21,9 @@ const health = new Health();
 const events = new Events();
 const sorting = { by: "topic", isDescending: false, at: 0 };
 let state = { since: null, gaps: [] };
-let there = 0;
+let topicsInDatabase = 0;
 let limit = Infinity;
-let isAll = false;
+let showsAll = false;
 let order = [];
 
 start(null, (frame) => {
@@ -32,34 +32,34 @@ start(null, (frame) => {
     limit = frame.limit;
   }
   state = frame.state ?? state;
-  there = frame.topics_there ?? there;
+  topicsInDatabase = frame.topics_there ?? topicsInDatabase;
   for (const name of frame.gone ?? []) topics.delete(name);
-  for (const row of frame.topics ?? []) take(row);
-  health.take(frame);
-  events.take(frame);
+  for (const row of frame.topics ?? []) updateTopic(row);
+  health.update(frame);
+  events.update(frame);
   render(frame.op === "snapshot" || Boolean(frame.gone?.length));
 });
 
-function take(row) {
+function updateTopic(row) {
   const buckets = topics.get(row.topic)?.bucketMap ?? new Map();
   const [first, ...numbers] = row.buckets;
-  for (const [place, messages] of numbers.entries()) buckets.set(first + place, messages);
-  const oldest = now() / BUCKET_SECONDS - KEPT_BUCKETS;
+  for (const [index, messages] of numbers.entries()) buckets.set(first + index, messages);
+  const oldest = now() / BUCKET_SECONDS - STORED_BUCKETS;
   for (const bucket of buckets.keys()) if (bucket < oldest) buckets.delete(bucket);
   topics.set(row.topic, { ...row, bucketMap: buckets });
 }
 
 // List
 
-function render(isSortedAnew) {
-  const isRead = body.matches(":hover, :focus-within");
-  const isNew = order.length !== topics.size;
-  if (isSortedAnew || isNew || (performance.now() - sorting.at > SORT_MS && !isRead)) sort();
-  const wanted = byId("filter").value.trim().toLowerCase();
-  const found = order.filter((name) => topics.has(name) && fits(topics.get(name), wanted));
-  const shown = isAll ? found : found.slice(0, SHOWN);
-  place(shown.map((name) => update(topics.get(name))));
-  describe(found.length, shown.length, wanted);
+function render(mustSort) {
+  const isInUse = body.matches(":hover, :focus-within");
+  const hasNewTopics = order.length !== topics.size;
+  if (mustSort || hasNewTopics || (performance.now() - sorting.at > SORT_MS && !isInUse)) sort();
+  const filterText = byId("filter").value.trim().toLowerCase();
+  const matching = order.filter((name) => topics.has(name) && matches(topics.get(name), filterText));
+  const shown = showsAll ? matching : matching.slice(0, MAX_ROWS);
+  arrange(shown.map((name) => update(topics.get(name))));
+  showCounts(matching.length, shown.length, filterText);
 }
 
 function sort() {
@@ -74,15 +74,15 @@ function compare(a, b) {
   return first === second ? 0 : first < second ? -1 : 1;
 }
 
-function fits(topic, wanted) {
+function matches(topic, filterText) {
   const names = [topic.topic, ...topic.notifiers, ...topic.listeners];
-  return wanted === "" || names.some((name) => name.toLowerCase().includes(wanted));
+  return filterText === "" || names.some((name) => name.toLowerCase().includes(filterText));
 }
 
 /** Put these rows into the table. Move only rows in a wrong place: a moved row loses the focus. */
-function place(elements) {
-  const wanted = new Set(elements);
-  for (const element of [...body.children]) if (!wanted.has(element)) element.remove();
+function arrange(elements) {
+  const shown = new Set(elements);
+  for (const element of [...body.children]) if (!shown.has(element)) element.remove();
   let next = body.firstChild;
   for (const element of elements) {
     if (element === next) next = next.nextSibling;
@@ -95,58 +95,63 @@ function update(topic) {
   if (!row) rows.set(topic.topic, (row = makeRow(topic.topic)));
   if (row.shown !== topic) {
     row.shown = topic;
-    members(row.notifiers, topic.notifiers, topic.notifier_count);
-    members(row.listeners, topic.listeners, topic.listener_count);
+    showNames(row.senders, topic.notifiers, topic.notifier_count);
+    showNames(row.listeners, topic.listeners, topic.listener_count);
     setText(row.rate, rate(topic.rate));
     setText(row.size, size(topic.size_rate));
     row.element.classList.toggle("busy", topic.rate > 0);
   }
-  tell(row, topic);
+  updateTimes(row, topic);
   return row.element;
 }
 
 function makeRow(name) {
-  const [notifiers, listeners, last] = [h("td", { class: "names" }), h("td", { class: "names" }), h("time")];
-  const [rate, size, spark] = [h("td", { class: "number" }), h("td", { class: "number wide" }), sparkline()];
+  const senders = h("td", { class: "names" });
+  const listeners = h("td", { class: "names" });
+  const rate = h("td", { class: "number" });
+  const size = h("td", { class: "number wide" });
+  const spark = sparkline();
+  const last = h("time");
   const element = h(
     "tr", {},
     h("th", { scope: "row" }, h("a", { href: topicUrl(name) }, name)),
-    notifiers, listeners, rate, size,
+    senders, listeners, rate, size,
     h("td", { class: "wide" }, spark),
     h("td", { class: "number" }, last),
   );
-  return { element, notifiers, listeners, rate, size, spark, last, shown: null };
+  return { element, senders, listeners, rate, size, spark, last, shown: null };
 }
 
-function members(cell, names, number) {
-  const more = number > names.length ? `, +${count(number - names.length)}` : "";
-  const text = `${number}\n${names.join(", ")}${more}`;
-  if (cell.dataset.shown === text) return;
-  cell.dataset.shown = text;
+function showNames(cell, names, number) {
+  const text = names.join(", ") + (number > names.length ? `, +${count(number - names.length)}` : "");
+  const key = `${number}\n${text}`;
+  if (cell.dataset.shown === key) return;
+  cell.dataset.shown = key;
   cell.classList.toggle("none", number === 0);
-  cell.title = names.join(", ") + more;
-  cell.replaceChildren(h("b", {}, count(number)), h("span", {}, names.join(", ") + more));
+  cell.title = text;
+  cell.replaceChildren(h("b", {}, count(number)), h("span", {}, text));
 }
 
 /** Update the cells that change with time only. */
-function tell(row, topic) {
-  draw(row.spark, topic.bucketMap, now(), state);
+function updateTimes(row, topic) {
+  const values = lastBuckets(topic.bucketMap, now(), state);
+  drawSparkline(row.spark, values, `${count(values.reduce((sum, value) => sum + value, 0))} messages`);
   setText(row.last, topic.last ? age(now() - topic.last) : "none");
   row.last.title = topic.last ? date(topic.last) : "none since the monitor started";
 }
 
-function describe(found, shown, wanted) {
+function showCounts(matching, shown, filterText) {
   const known = topics.size;
-  const all = wanted ? `${count(found)} of ${count(known)}` : count(known);
-  const over = there > limit ? `, the busiest of ${count(there)}` : "";
-  setText(byId("topics-note"), known ? `${all}${over}` : "");
-  show(byId("no-topics"), found === 0 && state.is === "live");
+  const all = filterText ? `${count(matching)} of ${count(known)}` : count(known);
+  const limitText = topicsInDatabase > limit ? `, the busiest of ${count(topicsInDatabase)}` : "";
+  setText(byId("topics-note"), known ? `${all}${limitText}` : "");
+  show(byId("no-topics"), matching === 0 && state.is === "live");
   setText(
     byId("no-topics"),
     known ? "No topic matches the filter." : "There are no topics yet. Add a rule that names a topic to create it.",
   );
-  show(byId("more"), shown < found);
-  setText(byId("more-button"), `Show all ${count(found)}`);
+  show(byId("more"), shown < matching);
+  setText(byId("more-button"), `Show all ${count(matching)}`);
   for (const name of rows.keys()) if (!topics.has(name)) rows.delete(name);
 }
 
@@ -154,7 +159,7 @@ function describe(found, shown, wanted) {
 
 byId("filter").addEventListener("input", () => render(true));
 byId("more-button").addEventListener("click", () => {
-  isAll = true;
+  showsAll = true;
   render(true);
 });
 for (const button of document.querySelectorAll("[data-sort]")) {
@@ -170,5 +175,5 @@ for (const button of document.querySelectorAll("[data-sort]")) {
 }
 setInterval(() => {
   if (document.documentElement.classList.contains("stale")) return;
-  for (const row of rows.values()) if (row.element.isConnected) tell(row, row.shown);
+  for (const row of rows.values()) if (row.element.isConnected) updateTimes(row, row.shown);
 }, 1000);

@@ -1,19 +1,21 @@
 /** Traffic: messages per topic, as counted by the pipeline, and its jobs. */
 
-import { byId, setText, show } from "./dom.js";
-import { count, duration, rate, size } from "./format.js";
-import { showJobs } from "./jobs.js";
+import { byId, h, setText, show } from "./dom.js";
+import { age, count, duration, elapsed, rate, size } from "./format.js";
 import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
+import { drawSparkline, sparkline } from "./sparkline.js";
 import { Table } from "./table.js";
-import { trend } from "./trend.js";
 import { countedSeconds, windows } from "./windows.js";
 
-const table = new Table(byId("topics"), ["", "number", "number", "number wide", "line wide", "number", "number wide"]);
+const JOB_STATES = { starting: "starting", running: "running", waiting: "waiting for the database", stopped: "stopped", failed: "failed" };
+
+const jobTable = new Table(byId("jobs"), ["", "", "number", "number", "number wide", "wide", "wide"]);
+const topicTable = new Table(byId("topics"), ["", "number", "number", "number wide", "line wide", "number", "number wide"]);
 const filter = byId("filter");
 let last = null;
 
-start(null, (frame) => draw((last = frame)), polling(settings.figuresUrl));
+start(null, (frame) => draw((last = frame)), polling(settings.url));
 filter.addEventListener("input", () => last && draw(last));
 
 function draw(frame) {
@@ -22,34 +24,71 @@ function draw(frame) {
   const shown = frame.topics.filter(({ topic }) => topic.toLowerCase().includes(wanted));
   show(byId("traffic-box"), shown.length > 0);
   show(byId("no-traffic"), shown.length === 0);
-  setText(byId("no-traffic"), frame.topics.length ? "No topic matches the filter." : whyNone(frame));
+  setText(byId("no-traffic"), frame.topics.length ? "No topic matches the filter." : emptyText(frame));
   setText(byId("traffic-note"), note(frame));
-  table.fill(shown, ({ topic }) => topic, (entry) => row(entry, frame));
+  topicTable.fill(shown, ({ topic }) => topic, (entry) => topicRow(entry, frame));
 }
 
-function row({ topic, count: messages, bytes, points, latency, size: sizes }, frame) {
+function topicRow({ topic, count: messages, bytes, points, latency, size: sizes }, frame) {
   const query = `${new URLSearchParams({ name: topic })}&${settings.query}`;
   const values = windows(frame, new Map(points), 0).map(({ value, seconds }) => (value === null ? null : value / seconds));
-  const counted = countedSeconds(frame);
+  const period = countedSeconds(frame);
   return [
     { text: topic, url: `${settings.topicUrl}?${query}` },
     count(messages),
-    rate(messages / counted),
-    size(bytes / counted),
-    (cell) => trend(cell, values, `at most ${rate(Math.max(0, ...values))} messages per second`),
+    rate(messages / period),
+    size(bytes / period),
+    (cell) => {
+      if (!cell.firstElementChild) cell.append(sparkline());
+      drawSparkline(cell.firstElementChild, values, `at most ${rate(Math.max(0, ...values))} messages per second`);
+    },
     duration(latency[1] / 1000),
     size(sizes[1]),
   ];
 }
 
-function whyNone({ until, is_counting: isCounting }) {
+function emptyText({ until, is_counting: isCounting }) {
   if (isCounting) return "No messages were published in this time.";
   if (until === null) return "Nothing has been counted yet. Start the job “traffic”.";
   return "Nothing was counted in this time because the job “traffic” is not running.";
 }
 
 function note({ topics, limit, has_more: hasMore, is_counting: isCounting }) {
-  const more = hasMore ? `, the busiest ${count(limit)}` : "";
-  const number = topics.length ? `${count(topics.length)} topics${more}` : "";
+  const limitText = hasMore ? `, the busiest ${count(limit)}` : "";
+  const number = topics.length ? `${count(topics.length)} topics${limitText}` : "";
   return [number, isCounting ? "" : "the job “traffic” is not running: new messages are not counted"].filter(Boolean).join("; ");
 }
+
+// Jobs. A job without a heartbeat is not shown as running.
+
+function showJobs({ jobs, now }) {
+  show(byId("no-jobs"), jobs.length === 0);
+  show(byId("jobs-box"), jobs.length > 0);
+  const running = jobs.filter((job) => job.is_alive).length;
+  setText(byId("jobs-note"), jobs.length ? `${count(running)} of ${count(jobs.length)} alive` : "");
+  jobTable.fill(jobs, ({ name }) => name, (job) => jobRow(job, now));
+}
+
+function jobRow(job, now) {
+  const silence = Math.max(0, now - job.seen_at);
+  const isOver = job.state === "stopped" || job.state === "failed";
+  const isLost = !isOver && !job.is_alive;
+  return [
+    (cell) => showNameAndError(cell, job),
+    { is: isLost ? "lost" : job.state, text: isLost ? `no heartbeat for ${elapsed(silence)}` : (JOB_STATES[job.state] ?? job.state) },
+    job.is_alive && job.lag_seconds !== null ? lag(job.lag_seconds) : "-",
+    job.is_alive ? rate(job.rows_per_second) : "-",
+    count(job.rows),
+    job.last_batch < 0 ? "none yet" : `${count(job.last_batch)}, ${job.last_batch_at ? age(now - job.last_batch_at) : "at an unknown time"}`,
+    age(silence),
+  ];
+}
+
+function showNameAndError(cell, { name, error }) {
+  if (!cell.firstChild) cell.append(h("span"), h("span", { class: "error" }));
+  setText(cell.firstChild, name);
+  setText(cell.lastChild, error);
+  show(cell.lastChild, error !== "");
+}
+
+const lag = (seconds) => (seconds === 0 ? "none" : duration(seconds));

@@ -3,20 +3,19 @@
 import { byId, h, setText, show } from "./dom.js";
 import { clock, count, date, duration, percent, rate, size } from "./format.js";
 import { settings, start } from "./page.js";
-import { BYTES, draw as drawPanels, onlook, SECONDS } from "./panels.js";
+import { BYTES, draw as drawPanels, onRedrawNeeded, percentilesPanel, SECONDS } from "./panels.js";
 import { polling } from "./poll.js";
 import { Table } from "./table.js";
 import { countedSeconds, windows } from "./windows.js";
 
-const PARTS = [["half", "accent"], ["95 %", "second"], ["99 %", "third"]];
 const NONE = { count: 0, bytes: 0, latency: [null, null, null], size: [null, null, null] };
 
 const table = new Table(byId("senders"), ["", "number", "number", "number wide", "number", "number wide"]);
-let last = null;
-let drawn = "";
+let lastFrame = null;
+let drawnKey = "";
 
-start(null, (frame) => draw((last = frame)), polling(settings.figuresUrl));
-onlook(() => last && drawCharts(last));
+start(null, (frame) => draw((lastFrame = frame)), polling(settings.url));
+onRedrawNeeded(() => lastFrame && drawCharts(lastFrame));
 
 function draw(frame) {
   drawTotals(frame);
@@ -25,10 +24,10 @@ function draw(frame) {
   setText(byId("senders-note"), frame.has_more ? `the ${count(frame.limit)} with the most messages` : "");
   table.fill(frame.senders, ({ sender }) => sender, (entry) => senderRow(entry, frame.total));
   // Redraw charts only if their data has changed, so that a tooltip stays open.
-  const { now, jobs, ...figures } = frame;
-  const key = JSON.stringify([figures, Math.floor(now / frame.window)]);
-  if (key !== drawn) drawCharts(frame);
-  drawn = key;
+  const { now, jobs, ...data } = frame;
+  const key = JSON.stringify([data, Math.floor(now / frame.window)]);
+  if (key !== drawnKey) drawCharts(frame);
+  drawnKey = key;
 }
 
 function senderRow({ sender, count: messages, bytes, latency, size: sizes }, total) {
@@ -37,12 +36,12 @@ function senderRow({ sender, count: messages, bytes, latency, size: sizes }, tot
 
 function drawTotals(frame) {
   const { total, window } = frame;
-  const counted = countedSeconds(frame);
-  const most = Math.max(0, ...frame.windows.map(([, { count: messages }]) => messages));
+  const period = countedSeconds(frame);
+  const max = Math.max(0, ...frame.windows.map(([, { count: messages }]) => messages));
   const entries = [
     ["Messages", total ? count(total.count) : "0", total ? size(total.bytes) : ""],
-    ["Mean", `${rate((total?.count ?? 0) / counted)} msg/s`, `${size((total?.bytes ?? 0) / counted)}/s`],
-    ["Maximum", `${rate(most / window)} msg/s`, "in a single window"],
+    ["Mean", `${rate((total?.count ?? 0) / period)} msg/s`, `${size((total?.bytes ?? 0) / period)}/s`],
+    ["Maximum", `${rate(max / window)} msg/s`, "in a single window"],
     ["Latency p95", total ? duration(total.latency[1] / 1000) : "-", total ? `half within ${duration(total.latency[0] / 1000)}` : ""],
     ["Size p95", total ? size(total.size[1]) : "-", total ? `half at most ${size(total.size[0])}` : ""],
   ];
@@ -57,36 +56,21 @@ function drawTotals(frame) {
 
 function drawCharts(frame) {
   if (!globalThis.Plotly) return;
-  const found = windows(frame, new Map(frame.windows), NONE);
-  const times = found.map(({ at }) => at);
   const name = frame.window < 3600 ? clock : date;
-  const hover = (say) => found.map(({ at, value }) => (value === null ? "" : `${name(at)}: ${say(value)}`));
-  const values = (read) => found.map(({ value, seconds }) => (value === null ? null : read(value, seconds)));
+  const steps = windows(frame, new Map(frame.windows), NONE).map((step) => ({ ...step, label: name(step.at) }));
+  const times = steps.map(({ at }) => at);
+  const line = (field, colour, describe) => ({
+    name: field, colour,
+    values: steps.map(({ value, seconds }) => (value === null ? null : value[field] / seconds)),
+    texts: steps.map(({ label, value }) => (value === null ? "" : `${label}: ${describe(value)}`)),
+  });
   drawPanels(byId("rates"), times, frame.window, [
-    {
-      title: "messages/s", least: 1, isStep: true,
-      lines: [{ name: "messages", colour: "accent", values: values((each, seconds) => each.count / seconds), texts: hover((each) => `${count(each.count)} messages`) }],
-    },
-    {
-      title: "bytes/s", least: 100, isStep: true, axis: BYTES,
-      lines: [{ name: "bytes", colour: "second", values: values((each, seconds) => each.bytes / seconds), texts: hover((each) => size(each.bytes)) }],
-    },
+    { title: "messages/s", minAxisMax: 1, isStep: true, lines: [line("count", "accent", (value) => `${count(value.count)} messages`)] },
+    { title: "bytes/s", minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "second", (value) => size(value.bytes))] },
   ]);
+  const latency = (value, index) => (value === null || value.latency[index] === null ? null : value.latency[index] / 1000);
   drawPanels(byId("shares"), times, frame.window, [
-    {
-      title: "latency until the pipeline", least: 0.1, axis: SECONDS,
-      lines: PARTS.map(([part, colour], place) => ({
-        name: part, colour,
-        values: values((each) => (each.latency[place] === null ? null : each.latency[place] / 1000)),
-        texts: hover((each) => `${part} within ${duration((each.latency[place] ?? 0) / 1000)}`),
-      })),
-    },
-    {
-      title: "size of bodies", least: 100, axis: BYTES,
-      lines: PARTS.map(([part, colour], place) => ({
-        name: part, colour, values: values((each) => each.size[place]),
-        texts: hover((each) => `${part} at most ${size(each.size[place] ?? 0)}`),
-      })),
-    },
+    percentilesPanel("latency until the pipeline", SECONDS, 0.1, steps, latency, (value) => `within ${duration(value)}`),
+    percentilesPanel("size of bodies", BYTES, 100, steps, (value, index) => value?.size[index] ?? null, (value) => `at most ${size(value)}`),
   ]);
 }

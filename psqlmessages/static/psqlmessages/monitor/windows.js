@@ -1,9 +1,9 @@
 /** Windows: equal steps of time. A window that no job counted is unknown, not 0. */
 
-// A running job has counted messages that are older than this.
+// A running job has counted all messages that are older than this.
 const DELAY_SECONDS = 3;
-// An hour is shown once a minute of it has been counted, a shorter window when it is complete.
-const LEAST_SECONDS = 60;
+// The last window is shown when this much of it is counted; a shorter window when it is complete.
+const MIN_SECONDS = 60;
 
 /**
  * The windows of a frame, with their values.
@@ -12,29 +12,29 @@ const LEAST_SECONDS = 60;
  * @param {{begin: number, now: number, window: number, since: number|null, until: number|null, is_counting: boolean, lag: number}} frame
  *   `since`, `until`: start of the oldest window of any topic, and end of the newest;
  *   `is_counting`: a job is running, and is `lag` seconds behind
- * @param {Map<number, T>} found values by the start of their window
- * @param {T} none the value of a window without messages
+ * @param {Map<number, T>} values by the start of their window
+ * @param {T} empty the value of a window without messages
  * @returns {{at: number, seconds: number, value: T|null}[]} oldest first; `seconds`: the part
  *   counted so far; `value` is null if it is unknown or the window has only just begun
  */
-export function windows(frame, found, none) {
+export function windows(frame, values, empty) {
   const { begin, now, window, since, until, is_counting: isCounting } = frame;
-  const known = [];
+  const result = [];
   for (let at = begin; at <= now; at += window) {
-    const passed = isCounting ? counted(frame) - at : window;
-    const seconds = Math.min(window, passed);
+    const available = isCounting ? countedUntil(frame) - at : window;
+    const seconds = Math.min(window, available);
     const isKnown = since !== null && at >= since && (isCounting || at < until);
-    const value = found.get(at) ?? (isKnown ? none : null);
-    known.push({ at, seconds, value: seconds >= Math.min(window, LEAST_SECONDS) ? value : null });
+    const value = values.get(at) ?? (isKnown ? empty : null);
+    result.push({ at, seconds, value: seconds >= Math.min(window, MIN_SECONDS) ? value : null });
   }
-  return known;
+  return result;
 }
 
 /** The number of counted seconds in the frame's range; at least one window. */
 export function countedSeconds(frame) {
   const { begin, window, since, until, is_counting: isCounting } = frame;
   if (since === null) return window;
-  return Math.max(window, (isCounting ? counted(frame) : until) - Math.max(begin, since));
+  return Math.max(window, (isCounting ? countedUntil(frame) : until) - Math.max(begin, since));
 }
 
-const counted = ({ now, lag }) => now - DELAY_SECONDS - lag;
+const countedUntil = ({ now, lag }) => now - DELAY_SECONDS - lag;
