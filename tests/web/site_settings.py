@@ -13,7 +13,7 @@ from project.settings import INSTALLED_APPS as EXAMPLE_APPS
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Times of the product that a busy machine would miss: {"psqlmessages.retry.MAX_WAIT_SECONDS": 60}.
-PATCHED: dict[str, object] = {"psqlmessages.monitor.json_views.TICK_SECONDS": 0.2}
+PATCHED: dict[str, object] = {"psqlmessages.monitor.json_views.READ_INTERVAL_SECONDS": 0.2}
 INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.site_settings.Patched"]
 
 globals().update(json.loads(os.environ.get("SITE_SETTINGS", "{}")))

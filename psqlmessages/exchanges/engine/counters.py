@@ -42,11 +42,11 @@ class Histogram:
         """
         rank = share * sum(self.buckets)
         below, lower = 0, 0.0
-        for number, upper in zip(self.buckets, (*BUCKET_SECONDS, float("inf")), strict=True):
+        for number, upper in zip(self.buckets, BUCKET_SECONDS, strict=False):
             if number and below + number >= rank:
-                return lower + (upper - lower) * max(rank - below, 0) / number
+                return lower + (upper - lower) * (rank - below) / number
             below, lower = below + number, upper
-        return None
+        return float("inf") if self.buckets[-1] else None
 
 
 class ExchangeCounters:

@@ -1,9 +1,11 @@
 /** Panels: stacked charts with a common time axis, drawn by plotly. */
 
-export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 const NARROW = "(max-width: 40rem)";
-export const isNarrow = () => matchMedia(NARROW).matches;
+const isNarrow = () => matchMedia(NARROW).matches;
 const GAP = 0.1;
+// A label fits into a period of more values.
+const MIN_LABELLED = 90;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
 // The name and colour of each percentile that the server sends.
@@ -27,14 +29,17 @@ export const BYTES = { tickformat: "~s", ticksuffix: "B" };
  * @param {number} window their length in seconds
  * @param {Panel[]} panels
  * @param {(unix: number) => string} formatTime formats a time as `2000-12-31T12:00:00`, in the zone to show
+ * @param {string} unknownText the label of periods whose values are unknown; "": do not shade them
  */
-export function draw(element, times, window, panels, formatTime = localTime) {
+export function draw(element, times, window, panels, formatTime = localTime, unknownText = "") {
   const colours = readColours(element);
   const x = [...times, times.at(-1) + window].map(formatTime);
   const traces = panels.flatMap((panel, index) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(index), x, colours)));
   // When the width of the page changes, plotly uses the height of the element.
   element.style.height = `${heightOf(panels.length)}px`;
-  globalThis.Plotly.react(element, traces, layoutOf(panels, x, colours), CONFIG);
+  const layout = layoutOf(panels, x, colours);
+  if (unknownText) shadeUnknown(layout, panels, x, unknownText, colours);
+  globalThis.Plotly.react(element, traces, layout, CONFIG);
 }
 
 /**
@@ -99,26 +104,18 @@ function tracesOf(line, { isStep }, yaxis, x, colours) {
   }));
 }
 
-/** The style of all charts, for plotly's layout. */
-export const layoutStyle = ({ text, line, surface }) => ({
-  paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-  font: { color: text, size: 12, family: "system-ui, sans-serif" },
-  showlegend: false, hovermode: "x", dragmode: false,
-  hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
-});
-
-export const axisStyle = ({ line, muted }) => ({
-  gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero",
-});
-
 function layoutOf(panels, x, colours) {
-  const axis = axisStyle(colours);
+  const { text, muted, line, surface } = colours;
+  const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
   const layout = {
-    ...layoutStyle(colours),
     autosize: true,
     margin: { l: isNarrow() ? 48 : 68, r: isNarrow() ? 12 : 24, t: 12, b: 52 },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: text, size: 12, family: "system-ui, sans-serif" },
+    showlegend: false, hovermode: "x", dragmode: false,
+    hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
     xaxis: {
-      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: colours.line, nticks: isNarrow() ? 4 : 8,
+      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: line, nticks: isNarrow() ? 4 : 8,
       anchor: axisName(panels.length - 1), hoverformat: " ",
     },
     annotations: panels.flatMap((panel, index) => annotationsOf(panel, index, panels.length, colours)),
@@ -132,6 +129,19 @@ function layoutOf(panels, x, colours) {
     };
   });
   return layout;
+}
+
+/** Shade the unknown values of the first line, with a label if there is space. */
+function shadeUnknown(layout, panels, x, text, { muted }) {
+  const unknown = spans(panels[0].lines[0].values, (value) => value === null);
+  const font = { color: muted };
+  layout.shapes = unknown.flatMap(([from, to]) => panels.map((_, index) => ({
+    type: "rect", x0: x[from], x1: x[to], yref: `${axisName(index)} domain`, y0: 0, y1: 1,
+    line: { width: 0 }, fillcolor: `${muted}12`, layer: "below",
+  })));
+  for (const [from, to] of unknown.filter(([from, to]) => to - from > MIN_LABELLED)) {
+    layout.annotations.push({ x: x[(from + to) >> 1], yref: "y domain", y: 0.5, text, showarrow: false, font });
+  }
 }
 
 /** The title and the legend above a panel, which fit on a narrow page too. */
@@ -148,7 +158,7 @@ function annotationsOf({ title, lines }, index, number, colours) {
 }
 
 /** Ranges of consecutive values that match: start, and end (excluded). */
-export function spans(values, isMatch) {
+function spans(values, isMatch) {
   const result = [];
   for (const [index, value] of values.entries()) {
     if (!isMatch(value)) continue;
@@ -159,7 +169,7 @@ export function spans(values, isMatch) {
 }
 
 /** The page's colours, from its CSS variables. */
-export function readColours(element) {
+function readColours(element) {
   const style = getComputedStyle(element);
   const names = ["accent", "second", "third", "text", "muted", "line", "surface"];
   const of = (name) => style.getPropertyValue(`--${name}`).trim();
