@@ -73,8 +73,8 @@ def hurry(route: Route) -> None:
     """Serve poll.js so that it asks ten times as often."""
     answer = route.fetch()
     text = answer.text()
-    assert "EVERY_MS = 2000" in text
-    route.fulfill(response=answer, body=text.replace("EVERY_MS = 2000", "EVERY_MS = 200"))
+    assert "INTERVAL_MS = 2000" in text
+    route.fulfill(response=answer, body=text.replace("INTERVAL_MS = 2000", "INTERVAL_MS = 200"))
 
 
 class Visitors:

@@ -197,7 +197,7 @@ async def test_it_names_the_broken_part(server: TestedServer, monkeypatch: pytes
     """The database answers new connections, but nobody finds out who a visitor is."""
     monkeypatch.setattr(queries, "dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
-    monkeypatch.setattr(revalidation, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(revalidation, "SLOW_QUERY_SECONDS", 0.0)
     release = threading.Event()
     hanging = asyncio.create_task(revalidation.in_thread(release.wait, 60))
     await asyncio.sleep(0)

@@ -161,7 +161,7 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytes
         return [frame.get("state") for frame in frames]
 
     watching = await stage.live()
-    monkeypatch.setattr(viewer, "_NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(viewer, "_STATUS_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", -1.0)
     await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
     # It is told again and again, and nothing else, that PostgreSQL is away.

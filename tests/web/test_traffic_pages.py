@@ -81,7 +81,7 @@ def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch: py
     assert found[0]["points"] == [[begin(10, 2), 5], [begin(10, 1), 30]]
     (topic,) = figures(viewer, window="60", seconds="3600")["topics"]
     assert topic["count"] == 100
-    monkeypatch.setattr(monitored, "TOPICS", 1)
+    monkeypatch.setattr(monitored, "MAX_TOPICS", 1)
     found = figures(viewer)
     assert [topic["topic"] for topic in found["topics"]] == ["B"]
     assert found["has_more"]

@@ -56,17 +56,17 @@ function drawTotals(frame) {
 
 function drawCharts(frame) {
   if (!globalThis.Plotly) return;
-  const name = frame.window < 3600 ? clock : date;
-  const steps = windows(frame, new Map(frame.windows), NONE).map((step) => ({ ...step, label: name(step.at) }));
+  const formatTime = frame.window < 3600 ? clock : date;
+  const steps = windows(frame, new Map(frame.windows), NONE).map((step) => ({ ...step, label: formatTime(step.at) }));
   const times = steps.map(({ at }) => at);
-  const line = (field, colour, describe) => ({
-    name: field, colour,
+  const line = (name, field, colour, describe) => ({
+    name, colour,
     values: steps.map(({ value, seconds }) => (value === null ? null : value[field] / seconds)),
     texts: steps.map(({ label, value }) => (value === null ? "" : `${label}: ${describe(value)}`)),
   });
   drawPanels(byId("rates"), times, frame.window, [
-    { title: "messages/s", minAxisMax: 1, isStep: true, lines: [line("count", "accent", (value) => `${count(value.count)} messages`)] },
-    { title: "bytes/s", minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "second", (value) => size(value.bytes))] },
+    { title: "messages/s", minAxisMax: 1, isStep: true, lines: [line("messages", "count", "accent", (value) => `${count(value.count)} messages`)] },
+    { title: "bytes/s", minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "bytes", "second", (value) => size(value.bytes))] },
   ]);
   const latency = (value, index) => (value === null || value.latency[index] === null ? null : value.latency[index] / 1000);
   drawPanels(byId("shares"), times, frame.window, [

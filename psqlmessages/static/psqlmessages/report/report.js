@@ -18,14 +18,14 @@ const isKnown = (at) => !data.counted || (at >= data.counted[0] && at < data.cou
 
 function drawCharts() {
   const steps = times.map((at) => ({ at, label: utc(at).replace("T", " "), value: amounts.get(at) ?? null }));
-  const line = (field, colour, describe) => ({
-    name: field, colour,
+  const line = (name, field, colour, describe) => ({
+    name, colour,
     values: steps.map(({ at, value }) => (isKnown(at) ? (value?.[field] ?? 0) / data.step : null)),
     texts: steps.map(({ label, value }) => `${label}: ${describe(value?.[field] ?? 0)}`),
   });
   draw(byId("rates"), times, data.step, [
-    { title: "messages/s", minAxisMax: 0, isStep: true, lines: [line("count", "accent", (number) => `${count(number)} messages`)] },
-    { title: "bytes/s", minAxisMax: 0, isStep: true, axis: BYTES, lines: [line("bytes", "second", size)] },
+    { title: "messages/s", minAxisMax: 0, isStep: true, lines: [line("messages", "count", "accent", (number) => `${count(number)} messages`)] },
+    { title: "bytes/s", minAxisMax: 0, isStep: true, axis: BYTES, lines: [line("bytes", "bytes", "second", size)] },
   ], utc);
   const hasLatency = data.steps.some(([, amount]) => amount.latency);
   const seconds = (amount, index) => (amount?.latency?.[index] == null ? null : amount.latency[index] / 1000);
