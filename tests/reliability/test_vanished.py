@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Message, Node, Options
+from psqlmessages.client import async_session
 from psqlmessages.exceptions import ConnectionLost, IdentTaken
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
@@ -40,10 +41,7 @@ KINDS = (
     "pop by SQL",
 )  # fmt: skip
 RULES = ("user1 WRITER Topic NEWS W 3600", "user2 READER* Topic NEWS R 3600")
-ASKING = Options(
-    probe_interval=timedelta(seconds=3), probe_timeout=timedelta(seconds=0.5),
-    answer_timeout=timedelta(seconds=60),
-)  # fmt: skip
+ASKING = Options(probe_timeout=timedelta(seconds=0.5), answer_timeout=timedelta(seconds=60))
 TIMEOUT = timedelta(seconds=1)
 
 
@@ -142,9 +140,10 @@ def ended(call: Callable[[], Any]) -> tuple[type[BaseException], float]:
 
 
 def test_a_question_on_a_stalled_network_ends_with_its_timeout(
-    server: TestedServer, world: World, proxy: Proxy
+    server: TestedServer, world: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where another thread of the node waits for an answer that does not come."""
+    """Also if another thread of the node waits for an answer that does not come."""
+    monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.5)
     world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
     dsn = through(proxy, server.url("user1"))
 
