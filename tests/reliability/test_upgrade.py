@@ -215,7 +215,7 @@ REMOVED = {
         "messages._secret", "messages._settings", "messages._gate", "messages._evaluation",
         "messages._rules", "messages._recheck", "messages._unfinished", "messages._queues",
         "messages._role_memberships", "messages._stream", "messages._stream_last",
-        "messages._stream_gone", "messages._clock_gap",
+        "messages._stream_gone", "messages._clock_gap", "messages._scan_start",
     },
     "0001_initial": {
         "psqlmessages_queue", "psqlmessages_element", "psqlmessages_elementkey",
