@@ -23,7 +23,12 @@ from psqlmessages.client.connection import (
     NotificationBuffer,
     is_broken,
 )
-from psqlmessages.client.node_state import NodeState, logger
+from psqlmessages.client.node_state import (
+    IDENT_RETRY_SECONDS,
+    IDENT_WAIT_SECONDS,
+    NodeState,
+    logger,
+)
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import (
     Steps,
@@ -32,7 +37,7 @@ from psqlmessages.client.transactions import (
     run_steps_async,
     run_transaction_async,
 )
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
+from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, NodeClosed
 
 # Queue of calls. No I/O.
 
@@ -104,14 +109,24 @@ class AsyncNodeSession:
         self.is_closed = False
 
     async def open(self) -> None:
-        """Connect and register; raise errors without a retry."""
+        """Connect and register; retry only while the name is taken, and only for a moment."""
         async with self._opening:
             self._raise_if_closed()
             if self._worker is None:
                 self._loop = asyncio.get_running_loop()
-                await self._connect()
+                await self._open()
                 name = f"node {self._state.ident}"
                 self._worker = asyncio.create_task(self._work(), name=name)
+
+    async def _open(self) -> None:
+        deadline = monotonic() + IDENT_WAIT_SECONDS
+        while True:
+            try:
+                return await self._connect()
+            except IdentTaken:
+                if monotonic() > deadline or self._state.is_stopped:
+                    raise
+            await asyncio.sleep(IDENT_RETRY_SECONDS)
 
     def stop(self) -> None:
         """End all waits immediately; callable from any thread and from signal handlers."""

@@ -76,6 +76,10 @@ logger = logging.getLogger("psqlmessages")
 
 # A connection must last this long before its loss resets the backoff.
 _STABLE_SECONDS = 5.0
+# For this long, opening a node tries again to take its name: the connection of a process that was
+# killed a moment ago may not be closed yet.
+IDENT_WAIT_SECONDS = 0.5
+IDENT_RETRY_SECONDS = 0.02
 # A node that only reads streams or queues drops further events.
 _MAX_UNREAD_EVENTS = 1_000
 

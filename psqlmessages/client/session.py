@@ -23,7 +23,12 @@ from psqlmessages.client.connection import (
     is_broken,
     is_readable,
 )
-from psqlmessages.client.node_state import NodeState, logger
+from psqlmessages.client.node_state import (
+    IDENT_RETRY_SECONDS,
+    IDENT_WAIT_SECONDS,
+    NodeState,
+    logger,
+)
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import (
     Steps,
@@ -32,7 +37,7 @@ from psqlmessages.client.transactions import (
     run_steps,
     run_transaction,
 )
-from psqlmessages.exceptions import ConnectionLost, MessagesError, NodeClosed
+from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, NodeClosed
 
 T = TypeVar("T")
 
@@ -61,17 +66,27 @@ class NodeSession:
         self.is_closed = False
 
     def open(self) -> None:
-        """Connect and register; raise errors without a retry."""
+        """Connect and register; retry only while the name is taken, and only for a moment."""
         with self._io:
             self._raise_if_closed()
             if self.connection is not None:
                 return
             self._waker.open()
             try:
-                self._connect()
+                self._open()
             except BaseException:
                 self._waker.close()
                 raise
+
+    def _open(self) -> None:
+        deadline = monotonic() + IDENT_WAIT_SECONDS
+        while True:
+            try:
+                return self._connect()
+            except IdentTaken:
+                if monotonic() > deadline or self._state.is_stopped:
+                    raise
+            self._waker.wait(None, IDENT_RETRY_SECONDS)
 
     def stop(self) -> None:
         """End all waits immediately; callable from any thread and from signal handlers."""

@@ -5,12 +5,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 
 import pytest
 
 from project.postgres import Server
 from psqlmessages import Node
+from psqlmessages.exceptions import IdentTaken
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import counted, size
@@ -105,6 +107,37 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
     assert told == {(ear, ident): rounds for ear in ears.idents for ident in idents}
     assert left == 0
     assert slowest < BOUND_SECONDS
+
+
+def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
+    rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[2:4]
+    with Nursery(own.url("user1")) as nursery, ears_of(own, "node") as ears:
+        living = nursery.make(*victims)
+        for _ in range(rounds):
+            killed = nursery.kill_all(living)
+            # Before anybody can have found them dead.
+            living = nursery.make(*victims)
+            slowest = max(slowest, monotonic() - killed)
+        ears.wait_for_crashes(rounds * len(idents_of(victims)))
+        told = ears.crashes()
+    counted(
+        FAULT, "the same names again, by processes that start at once",
+        returned=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
+    )  # fmt: skip
+    assert told == {("HEAR.NODE", ident): rounds for ident in idents_of(victims)}
+    assert slowest < BOUND_SECONDS
+
+
+def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(
+    own: TestedServer, ruled: World
+) -> None:
+    former = ruled.node("user1", "v0")
+    with pytest.raises(IdentTaken, match=f"pid {former.pid}"), Node("v0", own.url("user1")):
+        pass
+    end = Timer(0.1, former.close)
+    end.start()
+    with Node("v0", own.url("user1")):
+        end.join()
 
 
 def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
