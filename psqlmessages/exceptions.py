@@ -194,9 +194,9 @@ class NotSubscribed(NotExistent, number=61):
 
 
 class QueueNotExistent(NotExistent, number=62):
-    """The queue has never been used."""
+    """There is no such queue."""
 
-    hint = "push, pop and reserve create it"
+    hint = "the first push creates it, and so does the first wait for an element"
 
 
 class MessageExpired(MessagesError, number=12):

@@ -94,7 +94,7 @@ class QueueForm(VerbatimForm):
 
 @admin.register(Queue)
 class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
-    """The queues. The first push or take that a rule allows creates a queue."""
+    """The queues. The first push or wait that a rule allows creates a queue."""
 
     form = QueueForm
     list_display = (

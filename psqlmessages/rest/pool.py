@@ -12,7 +12,8 @@ from psqlmessages.client.calls import raise_for_error, translate_error
 from psqlmessages.client.connect import limit_statements
 from psqlmessages.client.connection import AsyncConnection, is_broken, is_readable
 from psqlmessages.client.options import conninfo
-from psqlmessages.exceptions import ServerUnreachable
+from psqlmessages.exceptions import QueueNotExistent, ServerUnreachable
+from psqlmessages.models import Queue
 from psqlmessages.rest.errors import ServiceUnavailable
 
 Row = tuple[Any, ...]
@@ -155,6 +156,11 @@ _LIST: Final = (
     ") AS l WHERE l.sizes ->> 'Err' = '0' LIMIT %s"
 )
 
+_NO_ELEMENTS: Final = {
+    **dict.fromkeys(("Total", "Available", "Scheduled", "Reserved"), 0),
+    "Paused": False,
+}
+
 
 class TakenRow(NamedTuple):
     """A reserved element: its encoded body, and its headers as JSON text."""
@@ -175,8 +181,12 @@ async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float
 
 
 async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
-    """Return the sizes and counters of a queue."""
+    """Return the sizes and counters of a queue: of an empty one if it does not exist."""
     ((sizes, counters),) = await pool.fetch(_READ_STATUS, (ident, queue, queue))
+    if sizes["Err"] == str(QueueNotExistent.number) and not queue.endswith("*"):
+        new = Queue(name=queue)
+        settings = {name: getattr(new, name) for name in ("dead_letter_queue", "key_timeout")}
+        return _queue_status(queue, _NO_ELEMENTS, settings)
     return _queue_status(queue, raise_for_error(sizes), counters or {})
 
 

@@ -88,6 +88,8 @@ CREATE OR REPLACE FUNCTION messages._validated_queue(
 RETURNS psqlmessages_queue
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_queue psqlmessages_queue;
 BEGIN
     IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'R'));
@@ -98,12 +100,13 @@ BEGIN
     ELSIF duration <= 0 OR duration IS NULL OR messages._seconds(duration) IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'duration'));
     END IF;
-    RETURN messages._queue(queue, false);
+    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
+    RETURN v_queue;
 END
 $$;
 
 COMMENT ON FUNCTION messages._validated_queue IS
-    'The queue to take elements from, if _authorized_queue found none or an argument is wrong; null if another transaction is making it. Raises errors 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'The queue to take elements from, if _authorized_queue found none or an argument is wrong; null if it does not exist. Raises errors 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -172,7 +175,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.pop IS
-    'Take and remove elements of a queue, oldest mature time first; none while it is paused. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take and remove elements of a queue, oldest mature time first; none while it is paused, or if it does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE FUNCTION messages.reserve(
@@ -245,4 +248,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.reserve(text, text, int, float8) IS
-    'Take elements and hide them for duration seconds. Elements that are not committed until then become available again, with one more try. lease: for commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take elements and hide them for duration seconds; none if the queue is paused or does not exist. Elements that are not committed until then become available again, with one more try. lease: for commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';

@@ -82,7 +82,10 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    v_queue := messages._queue(queue);
+    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
+    IF NOT FOUND THEN
+        RETURN messages._error(62, queue);
+    END IF;
     UPDATE psqlmessages_queue AS q SET is_paused = _set_paused.is_paused
     WHERE q.id = v_queue.id AND q.is_paused <> _set_paused.is_paused;
     IF NOT FOUND THEN
@@ -152,7 +155,7 @@ BEGIN
     IF messages._may_use(client_id, queue, 'RW') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'RW');
     END IF;
-    v_queue := messages._queue(queue);
+    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
     WITH locked AS MATERIALIZED (
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = v_queue.id AND e.available_at <= (SELECT clock_timestamp())
@@ -170,7 +173,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.drain IS
-    'Remove all available elements, also while the queue is paused. Removed: how many. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove all available elements, also while the queue is paused. Removed: how many, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.sizes(
@@ -270,7 +273,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.queue_listen IS
-    'Be notified, on Channel and for Seconds from now, when elements may be available. Next: seconds until the next element becomes available, null if there is none; Paused: the queue returns no elements. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Be notified, on Channel of the queue, which is made if it does not exist, and for Seconds from now, when elements may be available. Next: seconds until the next element becomes available, null if there is none; Paused: the queue returns no elements. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE VIEW messages.queued_rows AS

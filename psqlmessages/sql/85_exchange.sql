@@ -61,7 +61,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.take IS
-    'Lock elements until the end of this transaction, which delivers them or leaves them unchanged; other readers skip them. delivered: marks of copies from earlier deliveries. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Lock elements until the end of this transaction, which delivers them or leaves them unchanged; other readers skip them. None if the queue is paused or does not exist. delivered: marks of copies from earlier deliveries. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE VIEW messages._copies AS

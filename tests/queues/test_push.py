@@ -10,11 +10,16 @@ from tests.sql.conftest import World
 from tests.sql.simultaneous import in_background, wait_until_blocked
 
 
-def test_naming_a_queue_makes_it_where_a_rule_allows(desk: Desk) -> None:
+def test_only_a_push_or_a_wait_makes_a_queue(desk: Desk) -> None:
     desk.push("x", queue="NEW.1")
     assert desk.pop(queue="NEW.1") == ["x"]
-    assert desk.pop(queue="NEW.2") == []
+    desk.wait(queue="NEW.2")
+    for function in ("pop", "reserve", "take", "peek"):
+        assert desk.reader.elements(function, "GET", "NEW.3", 1) == [], function
     assert desk.reader.error("sizes", "GET", "NEW.3") == (62, "Queue NEW.3 is not existent")
+    assert desk.pusher.ok("drain", "BOSS", "OTHER") == {"Err": "0", "Removed": 0}
+    for function in ("pause", "resume"):
+        assert desk.pusher.error(function, "BOSS", "OTHER")[0] == 62
     names = "SELECT array_agg(queue ORDER BY queue) FROM messages.queues"
     assert desk.world.owner.query(names) == ["NEW.1", "NEW.2"]
 
@@ -123,7 +128,7 @@ def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World
         desk.push("rolled back", key="k")
         assert desk.pop() == []
     # A push leaves with its transaction.
-    assert (desk.pop(), desk.counts()) == ([], {})
+    assert (desk.pop(), desk.reader.error("sizes", "GET", "Q")[0]) == ([], 62)
     desk.pusher.execute("BEGIN")
     first = desk.push("first", key="k")
     with in_background(lambda: other.query(push)["Id"]) as second:

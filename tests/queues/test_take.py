@@ -77,7 +77,7 @@ def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(des
 
 
 def test_sizes_tell_what_there_is(desk: Desk) -> None:
-    desk.pop()
+    desk.wait()
     assert desk.sizes()["Next"] is None
     desk.push("reserved", "a", "b", "c")
     desk.lease(duration=100)

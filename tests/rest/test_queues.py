@@ -59,7 +59,7 @@ def test_headers_travel_each_by_itself_and_all_as_json(worker: Caller):
 def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
     for body in (b'{"n": ', b"", b"NaN", b"\xff", b"[" * 100_000, b"\xef\xbb\xbf1"):
         assert worker.push("orders", body, "application/json").status == 400
-    assert worker.call("GET", at("orders", "status")).status == 404
+    assert worker.call("GET", at("orders", "status")).json["puts"] == 0
 
 
 def test_what_others_pushed_can_be_taken_whatever_it_is(worker: Caller, rest: World):
@@ -222,8 +222,15 @@ def test_names_of_queues_that_no_rule_gives_are_not_where_to_go_on(worker: Calle
 
 
 def test_what_is_not_there_is_404(worker: Caller):
-    unknown = worker.call("GET", at("orders.unknown", "status"))
+    # Its status before the first push is the status after it, without the push.
+    unused = worker.call("GET", at("orders.unused", "status")).json
+    assert worker.take("orders.unused").status == 504
+    unknown = worker.call("PATCH", at("orders.unused", "pause"))
     assert (unknown.status, unknown.json["err"]) == (404, 62)
+    worker.push("orders.unused")
+    assert worker.take("orders.unused").status == 200
+    used = worker.call("GET", at("orders.unused", "status")).json
+    assert used == unused | {"puts": 1, "reserves": 1, "commits": 1}
     assert worker.call("GET", "q/nowhere/orders/status").status == 404
     assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404

@@ -29,7 +29,7 @@ RULES = [
     "user2 OTHER Topic WRITE R 10", "user2 OTHER Topic READ W 10",
     "user2 OTHER Topic ELSEWHERE RW 10", "user2 ABSENT Topic ELSEWHERE R 10",
     "user3 ASKER* Rpc OTHER W 10", "user1 ME Queue QBOTH RW 10", "user1 ME Queue QREAD R 10",
-    "user1 ME Queue QWRITE W 10", "user2 OTHER Queue QELSE RW 10",
+    "user1 ME Queue QWRITE W 10", "user1 ME Queue QUNUSED RW 10", "user2 OTHER Queue QELSE RW 10",
 ]  # fmt: skip
 STATE = (
     "auth", "session", "client", "topic", "membership", "observation", "subscription", "queue",
@@ -243,6 +243,7 @@ CASES = [
     *wrong(61, ["subscription"], 0, "ME", ident="ME", topic="BOTH"),
     *wrong(62, WITH_QUEUE, "QBOTH", "Q*", queue=GIVEN),
     *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
+    *wrong(62, ["pause", "resume"], 1, "QUNUSED", queue=GIVEN),
     *wrong(
         63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
         "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN,

@@ -66,6 +66,7 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(desk: Desk, wor
 
 def test_the_list_is_filtered_by_state(desk: Desk, worker: Program):
     push(worker, "orders", "x")
+    worker.ok("queue_listen", "W", "halted")
     worker.ok("pause", "W", "halted")
     push(worker, "__deadletter__", "x")
     found = {}
