@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client import calls
+from psqlmessages.client.call_queue import Batch, CallQueue, QueuedCall, halves
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
@@ -38,46 +38,6 @@ from psqlmessages.client.transactions import (
     run_transaction_async,
 )
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, NodeClosed
-
-# Queue of calls. No I/O.
-
-_MAX_BATCH_CALLS = 500
-_MAX_BATCH_CHARACTERS = 4 * 1024 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class QueuedCall:
-    """A call that a task waits for; without a connection, it fails at ``deadline``."""
-
-    call: Call[Any]
-    future: asyncio.Future[Any]
-    deadline: float
-
-    def fail(self, error: BaseException) -> None:
-        """Raise an error in the waiting task, unless the task was cancelled."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class CallQueue(deque[QueuedCall]):
-    """The queue of a node's calls, oldest first."""
-
-    def take_batch(self) -> list[QueuedCall]:
-        """Take the oldest call, and those behind it that may share its round trip."""
-        batch, characters = [self.popleft()], 0
-        while self and batch[0].call.may_share_round_trip and len(batch) < _MAX_BATCH_CALLS:
-            following = self[0].call
-            characters += following.weight
-            if following.sql != batch[0].call.sql or characters > _MAX_BATCH_CHARACTERS:
-                break
-            batch.append(self.popleft())
-        return [queued for queued in batch if not queued.future.done()]
-
-    def fail_until(self, now: float, error: BaseException) -> None:
-        """Fail the calls whose deadline has passed."""
-        while self and self[0].deadline <= now:
-            self.popleft().fail(error)
-
 
 T = TypeVar("T")
 
@@ -199,13 +159,14 @@ class AsyncNodeSession:
         return await self.submit(call)
 
     def submit(self, call: Call[T]) -> asyncio.Future[T]:
-        """Queue a call; calls run in this order. The future receives the result."""
+        """Queue a call; calls of one task run in this order. The future receives the result."""
         self._raise_if_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
-        self._queue.append(QueuedCall(call, future, deadline))
+        task = asyncio.current_task(self._loop)
+        self._queue.append(QueuedCall(call, future, deadline, task))
         self._wakeup.set()
         return future
 
@@ -285,6 +246,7 @@ class AsyncNodeSession:
             await self._pause(until, connection)
             return
         batch = self._queue.take_batch()
+        self._state.counters.calls += sum(map(len, batch))
         try:
             await self._send_batch(connection, batch)
         except asyncio.CancelledError:
@@ -350,30 +312,48 @@ class AsyncNodeSession:
 
     # Queued calls
 
-    async def _send_batch(self, connection: AsyncConnection, batch: list[QueuedCall]) -> None:
-        self._state.counters.calls += len(batch)
+    async def _send_batch(self, connection: AsyncConnection, batch: Batch) -> None:
         try:
-            answers = await self._execute(connection, [queued.call for queued in batch])
+            answers = await self._execute(connection, batch)
         except psycopg.Error as error:
-            if len(batch) > 1 and error.sqlstate and not is_broken(connection, error):
-                # The batch was one transaction, which was rolled back: run each call in its own.
-                for queued in batch:
-                    await self._send_batch(connection, [queued])
+            is_single = sum(map(len, batch)) == 1
+            if not is_single and error.sqlstate and not is_broken(connection, error):
+                # The transaction was rolled back. Halve it until the failing call is alone.
+                for half in halves(batch):
+                    await self._send_batch(connection, half)
                 return
             is_lost = is_broken(connection, error)
             await self._fail(batch, calls.translate_error(error, is_broken=is_lost))
         except Exception as error:  # noqa: BLE001 - handed to the task that called
             await self._fail(batch, error)
         else:
-            if batch and batch[0].call.must_follow_events:
-                self._process_notifications()
-            for queued, answer in zip(batch, answers, strict=True):
-                self._succeed(queued, answer)
+            await self._on_answers(connection, batch, answers)
         finally:
             self._process_notifications()
 
-    async def _fail(self, batch: list[QueuedCall], error: Exception) -> None:
-        for queued in batch:
+    async def _on_answers(
+        self, connection: AsyncConnection, batch: Batch, answers: list[Any]
+    ) -> None:
+        refused: Batch = []
+        for group, answer in zip(batch, answers, strict=True):
+            if group[0].call.must_follow_events:
+                self._process_notifications()
+            try:
+                results = group.answers(answer)
+            except Exception as error:  # noqa: BLE001 - handed to the tasks that called
+                await self._fail([group], error)
+                continue
+            if results is None:
+                refused += group.single_calls()
+                continue
+            for queued, result in zip(group, results, strict=True):
+                self._succeed(queued, result)
+        if refused:
+            # A refused statement has done nothing. Run its calls unmerged: each has its own answer.
+            await self._send_batch(connection, refused)
+
+    async def _fail(self, batch: Batch, error: Exception) -> None:
+        for queued in chain.from_iterable(batch):
             queued.fail(error)
         if isinstance(error, ConnectionLost):
             await self._drop_connection(error)
@@ -385,28 +365,32 @@ class AsyncNodeSession:
             queued.fail(error)
             return
         self._state.on_call_succeeded(queued.call, result)
-        # The waiting task may have been cancelled.
-        if not queued.future.done():
-            queued.future.set_result(result)
+        queued.succeed(result)
 
-    @staticmethod
-    async def _execute(connection: AsyncConnection, batch: list[Call[Any]]) -> list[Any]:
-        """Run calls of the same SQL in one round trip; return the first column of each answer."""
+    async def _execute(self, connection: AsyncConnection, batch: Batch) -> list[Any]:
+        """Run groups of calls in one transaction; return the answer of each group."""
         if not batch:
             return []
-        call = batch[0]
-        if isinstance(call, TransactionCall):
-            return [await run_transaction_async(connection, call.script())]
         if len(batch) > 1:
-            return await connection.execute_prepared_many(call.sql, [each.params for each in batch])
+            return await connection.execute_prepared_many([group.statement for group in batch])
+        (group,) = batch
+        if len(group) == 1:
+            return [await self._execute_single(connection, group[0].call)]
+        return [await connection.execute_prepared(*group.statement)]
+
+    @staticmethod
+    async def _execute_single(connection: AsyncConnection, call: Call[Any]) -> Any:
+        """Run one call; return the first column of its answer."""
+        if isinstance(call, TransactionCall):
+            return await run_transaction_async(connection, call.script())
         if call.is_prepared:
-            return [await connection.execute_prepared(call.sql, call.params)]
+            return await connection.execute_prepared(call.sql, call.params)
         row = await (await connection.execute(call.sql, call.params)).fetchone()
-        return [row[0] if row else None]
+        return row[0] if row else None
 
     async def _execute_call(self, connection: AsyncConnection, call: Call[T]) -> T:
         try:
-            (answer,) = await self._execute(connection, [call])
+            answer = await self._execute_single(connection, call)
         except psycopg.Error as error:
             raise calls.translate_error(error, is_broken=is_broken(connection, error)) from error
         return call.read(answer)

@@ -110,18 +110,18 @@ class PreparedStatements:
         return first_value(result)
 
     def execute_many(
-        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+        self, pgconn: pq.abc.PGconn, statements: Sequence[tuple[str, Sequence[Any]]]
     ) -> PQGen[list[Any]]:
-        """Run a statement for each of these rows, in one round trip and one transaction.
+        """Run statements, each with its parameters, in one round trip and one transaction.
 
-        Raises psycopg's error for the first row that failed, or for the commit; then all rows are
+        Raises psycopg's error for the first one that failed, or for the commit; then all are
         rolled back.
         """
         # psycopg's own pipelines are unusable after a failed commit.
-        results = yield from self._execute_many(pgconn, sql, rows)
+        results = yield from self._execute_many(pgconn, statements)
         if results[-1].error_field(pq.DiagnosticField.SQLSTATE) in _STALE_SQLSTATES:
             self._statements.clear()
-            results = yield from self._execute_many(pgconn, sql, rows)
+            results = yield from self._execute_many(pgconn, statements)
         if results[-1].status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(results[-1])
         return [first_value(result) for result in results]
@@ -148,13 +148,15 @@ class PreparedStatements:
         return statement
 
     def _execute_many(
-        self, pgconn: pq.abc.PGconn, sql: str, rows: Sequence[Sequence[Any]]
+        self, pgconn: pq.abc.PGconn, statements: Sequence[tuple[str, Sequence[Any]]]
     ) -> PQGen[list[pq.abc.PGresult]]:
-        """Execute a statement for each row; return the results up to the first error."""
-        name, _, formats = yield from self._prepare(pgconn, sql)
-        commands: deque[Callable[[], None]] = deque(
-            partial(pgconn.send_query_prepared, name, encode_params(row), formats) for row in rows
-        )
+        """Execute statements; return their results up to the first error."""
+        commands: deque[Callable[[], None]] = deque()
+        for sql, params in statements:
+            name, _, formats = yield from self._prepare(pgconn, sql)
+            commands.append(
+                partial(pgconn.send_query_prepared, name, encode_params(params), formats)
+            )
         commands.append(pgconn.pipeline_sync)
         pgconn.enter_pipeline_mode()
         # One list of results per command.
@@ -345,9 +347,11 @@ class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...
         """See :meth:`Connection.execute_prepared`."""
         return await self.wait(self._statements.execute(self.pgconn, sql, params))
 
-    async def execute_prepared_many(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a prepared statement for many rows of parameters, in one transaction."""
-        return await self.wait(self._statements.execute_many(self.pgconn, sql, rows))
+    async def execute_prepared_many(
+        self, statements: Sequence[tuple[str, tuple[Any, ...]]]
+    ) -> list[Any]:
+        """Run prepared statements in one transaction; see :meth:`execute_prepared`."""
+        return await self.wait(self._statements.execute_many(self.pgconn, statements))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""

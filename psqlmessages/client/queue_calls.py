@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, raise_for_error, read_is_new
+from psqlmessages.client.calls import (
+    Call,
+    Merging,
+    check_names,
+    raise_for_error,
+    read_is_new,
+)
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import (
     Rows,
@@ -119,6 +126,13 @@ _BEGIN_WITH_TIMEOUT = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100
 _COMMIT = SqlStatement("COMMIT")
 
 
+_MERGE_PUSHES: Final = Merging(
+    "SELECT messages.push_many(%s, %s, %b::text[], %s)",
+    (2,),
+    lambda answer, _: [{"Err": "0", "Id": id_} for id_ in answer["Ids"]],
+)
+
+
 def push(
     ident: str,
     queue: str,
@@ -138,11 +152,20 @@ def push(
     encoded = EncodedBody.of(body)
     sql = "SELECT messages.push(%s, %s, %s, %s)"
     params: tuple[Any, ...] = (*check_names(ident, queue), encoded.text, encoded.enc)
+    merging: Merging | None = _MERGE_PUSHES
     # Without the other five parameters the client needs a fifth less time per call.
     if not (headers is None and mature is None and delay is None and key is None and tries == 0):
         sql = "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
         params += (_headers(headers), _mature(mature), _seconds(delay), tries, _key(key))
-    return Call(sql, params, _read_id, may_share_round_trip=True)
+        merging = None
+    return Call(
+        sql,
+        params,
+        _read_id,
+        may_share_round_trip=True,
+        merging=merging,
+        lock_order=(queue, key or ""),
+    )
 
 
 def push_many(
@@ -177,6 +200,7 @@ def push_many(
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
         may_share_round_trip=True,
+        lock_order=(queue,),
     )
 
 
@@ -242,13 +266,28 @@ def take_recorded(
     return transaction(script)
 
 
+def _split_commit(answer: dict[str, Any], merged_calls: Sequence[Call[Any]]) -> list[Any]:
+    done = iter(answer["Done"])
+    return [{"Err": "0", "Done": list(islice(done, call.size))} for call in merged_calls]
+
+
+_COMMIT_LEASES: Final = "SELECT messages.commit(%s, VARIADIC %b::text[])"
+_MERGE_COMMITS: Final = Merging(_COMMIT_LEASES, (1,), _split_commit)
+_LEASE: Final = re.compile(r"[1-9][0-9]{0,17}\.[0-9a-f-]{36}")
+
+
 def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
     """Remove reserved elements for good; pass the elements or their leases.
 
     The result has a bool for each and is true if all were removed. False: the lease had run out
     and another consumer has taken the element.
     """
-    return _acknowledge("SELECT messages.commit(%s, VARIADIC %b::text[])", ident, elements)
+    call = _acknowledge(_COMMIT_LEASES, ident, elements)
+    leases: list[str] = call.params[1]
+    ids = [lease.partition(".")[0] for lease in leases if _LEASE.fullmatch(lease)]
+    # One malformed lease makes the function refuse all.
+    merging = _MERGE_COMMITS if len(ids) == len(leases) else None
+    return replace(call, merging=merging, element_ids=frozenset(ids))
 
 
 def rollback(

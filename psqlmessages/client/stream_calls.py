@@ -9,7 +9,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from psqlmessages import wire
-from psqlmessages.client.calls import Call, check_names, raise_for_error, read_channel, read_is_new
+from psqlmessages.client.calls import (
+    Call,
+    Merging,
+    check_names,
+    raise_for_error,
+    read_channel,
+    read_is_new,
+)
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
 from psqlmessages.exceptions import MessagesError
@@ -127,6 +134,14 @@ class MessageBatch(NamedTuple):
     state: SubscriptionState | None
 
 
+_PUBLISH_MANY: Final = "SELECT messages.publish_many(%s, %s, %b, %s)"
+_MERGE_PUBLISHES: Final = Merging(
+    _PUBLISH_MANY,
+    (2,),
+    lambda answer, _: [{**answer, "Id": id_} for id_ in answer["Ids"]],
+)
+
+
 def publish(ident: str, topic: str, body: Any) -> Call[Published]:
     """Store a body for a topic's subscriptions, and send it to its listeners."""
     encoded = EncodedBody.of(body)
@@ -135,6 +150,8 @@ def publish(ident: str, topic: str, body: Any) -> Call[Published]:
         (*check_names(ident, topic), encoded.text, encoded.enc),
         _read_published,
         may_share_round_trip=True,
+        merging=_MERGE_PUBLISHES,
+        lock_order=(topic,),
     )
 
 
@@ -142,10 +159,11 @@ def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Publishe
     """Publish many bodies in one call and one transaction, in their order."""
     texts, enc = encode_many(list(bodies))
     return Call(
-        "SELECT messages.publish_many(%s, %s, %b, %s)",
+        _PUBLISH_MANY,
         (*check_names(ident, topic), texts, enc),
         _read_published,
         may_share_round_trip=True,
+        lock_order=(topic,),
     )
 
 

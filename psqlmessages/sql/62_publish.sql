@@ -405,25 +405,27 @@ CREATE OR REPLACE FUNCTION messages._store(
     payloads text[],
     enc text
 )
-RETURNS bigint
+RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
     -- Take the locks before ids are drawn.
     v_is_begun boolean := messages._begin_publishing(topic_id, last_id, secret);
+    v_ids bigint[];
 BEGIN
-    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
-    SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')
-    FROM unnest(payloads) AS p (payload);
-    IF FOUND THEN
-        RETURN currval('messages._stream_id');
-    END IF;
-    RETURN NULL;
+    WITH stored AS (
+        INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
+        SELECT topic_id, nextval('messages._stream_id'), slot, sender, clock_timestamp(), enc, coalesce(p.payload, '')
+        FROM unnest(payloads) AS p (payload)
+        RETURNING id
+    )
+    SELECT coalesce(array_agg(s.id), '{}') INTO v_ids FROM stored AS s;
+    RETURN v_ids;
 END
 $$;
 
 COMMENT ON FUNCTION messages._store IS
-    'Store messages for the subscriptions of a topic, in order. Returns the last id.';
+    'Store messages for the subscriptions of a topic, in order. Returns their ids.';
 
 -- Publishing: store messages, then notify listeners and subscribers. It needs no session.
 
@@ -575,7 +577,7 @@ DECLARE
     v_error json := messages._publishing_error(client_id, topic);
     v_topic record;
     v_timeout int;
-    v_id bigint;
+    v_ids bigint[];
 BEGIN
     PERFORM messages._log_command(command, client_id, topic);
     v_error := coalesce(v_error, messages._content_error(NULL, enc, v_largest));
@@ -594,7 +596,7 @@ BEGIN
         -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
-    v_id := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
+    v_ids := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
     IF v_topic.channels <> '{}' THEN
         PERFORM messages._notify_all(
             v_topic.id, v_timeout,
@@ -607,14 +609,15 @@ BEGIN
     PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
     PERFORM messages._run_housekeeping_if_due();
     RETURN (
-        '{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Listeners":' || v_topic.listeners
-        || ',"Subscribers":' || v_topic.subscriptions || '}'
+        '{"Err":"0","Id":' || coalesce(v_ids[cardinality(v_ids)]::text, 'null') || ',"Listeners":' || v_topic.listeners
+        || ',"Subscribers":' || v_topic.subscriptions
+        || CASE WHEN command = 'publish_many' THEN ',"Ids":[' || array_to_string(v_ids, ',') || ']}' ELSE '}' END
     )::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Store and send any number of payloads, or return the error. Id: of the last.';
+    'Store and send any number of payloads, or return the error. Id: of the last; publish_many also answers all Ids.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(
@@ -693,4 +696,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish_many IS
-    'Publish many messages in one call, with one check. Id: of the last. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+    'Publish many messages in one call, with one check. Id: of the last; Ids: in the order of the payloads. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';

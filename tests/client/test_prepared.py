@@ -28,7 +28,8 @@ def connection(server: TestedServer) -> Iterator[Connection]:
 
 def execute_prepared_many(connection: Connection, sql: str, *rows: tuple[Any, ...]) -> list[Any]:
     """As an AsyncNode asks, on a connection that is none's but its own."""
-    return connection.wait(connection._statements.execute_many(connection.pgconn, sql, rows))
+    statements = [(sql, row) for row in rows]
+    return connection.wait(connection._statements.execute_many(connection.pgconn, statements))
 
 
 def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection) -> None:

@@ -1,0 +1,187 @@
+"""Calls that wait at the same time: one statement for many, and for each its own result."""
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from psqlmessages import AsyncNode, Element, exceptions
+from tests.client.nodes import QUICK, SOON, end_backend, in_a_loop
+from tests.sql.conftest import World
+
+TASKS, CALLS = 20, 12
+LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
+FUNCTIONS = ("send", "publish", "push", "push with a key", "commit")
+ELEMENTS = """
+    SELECT e.id, e.body FROM psqlmessages_element AS e
+    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name ^@ %s ORDER BY e.id
+"""
+
+
+@pytest.fixture
+def gathering(conversation: World) -> Iterator[World]:
+    """NODE1 may also publish to and push to names that begin with N; bodies are limited."""
+    topics = (f"user1 NODE1 Topic N{n} RW 60" for n in (1, 2))
+    conversation.rules(*topics, "user1 NODE1 Queue N* RW 60")
+    conversation.execute("UPDATE messages._settings SET max_body_bytes = 20000")
+    yield conversation
+    conversation.execute("UPDATE messages._settings SET max_body_bytes = DEFAULT")
+
+
+@dataclass
+class Outcome:
+    """What the calls answered: by function and task the bodies that were sent, in their order."""
+
+    done: defaultdict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
+    ids: dict[tuple[str, str], int] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+
+    def compare(self, function: str, rows: list[tuple[int, str]]) -> None:
+        """Assert that these are the calls that succeeded, once, in each task's order."""
+        bodies = [body for _, body in rows]
+        assert [body for body, number in Counter(bodies).items() if number > 1] == []
+        in_order = [each for (name, _), each in self.done.items() if name == function]
+        done = {body for each in in_order for body in each}
+        assert done <= set(bodies) <= done | self.unknown
+        ids = {body: id_ for id_, body in rows}
+        assert all(each == sorted(each, key=ids.__getitem__) for each in in_order)
+        answered = {body: id_ for (name, body), id_ in self.ids.items() if name == function}
+        assert answered.items() <= ids.items()
+
+
+@dataclass
+class Tasks:
+    """Tasks that share a node: each makes calls one after the other, some of them refused."""
+
+    node: AsyncNode
+    chance: random.Random
+    leases: list[Element]
+    outcome: Outcome = field(default_factory=Outcome)
+
+    def a_call(self, function: str, text: str) -> tuple[Any, str, bool]:
+        """Create a call; return its body, too, and whether it must be refused."""
+        is_refused, at = self.chance.random() < 0.2, self.chance.choice("12")
+        if function == "commit":
+            element = self.leases.pop()
+            return self.node.commit("no" if is_refused else element), element.body, is_refused
+        if is_refused and self.chance.random() < 0.5:
+            at = "REFUSED*"
+        else:
+            text += TOO_LARGE if is_refused else self.chance.choice(["", LARGE])
+        if function == "send":
+            call: Any = self.node.topic_send("ORDERS" if len(at) == 1 else at, text)
+        elif function == "publish":
+            call = self.node.publish(f"N{at}", text)
+        else:
+            key = text[:50] if function == "push with a key" else None
+            call = self.node.push(f"N{function}.{at}", text, key=key)
+        return call, text, is_refused
+
+    async def run(self, task: int) -> None:
+        """Make the calls of one task; cancel some."""
+        for number in range(CALLS):
+            function = self.chance.choice(FUNCTIONS)
+            call, body, is_refused = self.a_call(function, f"{task}-{number}-")
+            try:
+                async with asyncio.timeout(0.002 if self.chance.random() < 0.1 else None):
+                    answer = await call
+            except (TimeoutError, exceptions.ConnectionLost):
+                self.outcome.unknown.add(body)
+            except exceptions.MessagesError as error:
+                if not is_refused:
+                    self.outcome.wrong.append(f"{function} {body:.20}: {error}")
+            else:
+                if is_refused or (function == "commit" and not answer):
+                    self.outcome.wrong.append(f"{function} {body:.20}: {answer}")
+                self.outcome.done[function, task].append(body)
+                if function not in {"send", "commit"}:
+                    self.outcome.ids[function, body] = getattr(answer, "id", answer)
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(1, 0), (2, 0), (3, 3), (4, 3)])
+@in_a_loop
+async def test_gathered_calls_answer_as_if_each_ran_alone(
+    gathering: World, seed: int, kills: int
+) -> None:
+    chance, url = random.Random(seed), gathering.server.url  # noqa: S311 - no secret
+    for topic in "N1", "N2":
+        gathering.program("user1").read("NODE1", topic, 3600)
+    async with (
+        AsyncNode("NODE2", url("user2")) as listener,
+        AsyncNode("NODE1", url("user1"), options=QUICK) as node,
+    ):
+        await listener.topic_listen("ORDERS")
+        await node.topic_notify("ORDERS")
+        bodies = [f"leased {n:03}" for n in range(TASKS * CALLS)]
+        await node.push_many("NLEASED", bodies)
+        tasks = Tasks(node, chance, await node.reserve("NLEASED", TASKS * CALLS, SOON))
+        async with asyncio.TaskGroup() as group:
+            for task in range(TASKS):
+                group.create_task(tasks.run(task))
+            for _ in range(kills):
+                await asyncio.sleep(chance.random() / 20)
+                await asyncio.to_thread(end_backend, gathering)
+        await node.topic_send("ORDERS", "last")
+        received = [message.body async for message in until_last(listener)]
+    assert tasks.outcome.wrong == []
+    tasks.outcome.compare("send", list(enumerate(received)))
+    published = gathering.execute("SELECT id, payload FROM psqlmessages_streammessage ORDER BY id")
+    tasks.outcome.compare("publish", published.fetchall())
+    for function in "push", "push with a key":
+        rows = gathering.execute(ELEMENTS, (f"N{function}.",)).fetchall()
+        tasks.outcome.compare(function, rows)
+    left = {body for _, body in gathering.execute(ELEMENTS, ("NLEASED",))}
+    removed = [(n, body) for n, body in enumerate(bodies[::-1]) if body not in left]
+    tasks.outcome.compare("commit", removed)
+
+
+async def until_last(listener: AsyncNode) -> Any:
+    async for message in listener.messages(timeout=SOON):
+        if message.body == "last":
+            return
+        if message.type == "Topic":
+            yield message
+    raise AssertionError("the last message did not arrive")
+
+
+@in_a_loop
+async def test_calls_that_wait_together_are_one_statement(gathering: World) -> None:
+    gathering.watcher.execute("ALTER ROLE user1 SET track_functions = 'all'")
+    try:
+        async with AsyncNode("NODE1", gathering.server.url("user1")) as node:
+            await node.topic_listen("ORDERS")
+            await node.topic_notify("ORDERS")
+            await node.push_many("N.1", range(100))
+            elements = await node.reserve("N.1", 100)
+            await asyncio.gather(
+                *(node.topic_send("ORDERS", str(n)) for n in range(100)),
+                *(node.publish("N1", str(n)) for n in range(100)),
+                *(node.push("N.2", str(n)) for n in range(100)),
+                *(node.commit(element) for element in elements),
+            )
+    finally:
+        gathering.watcher.execute("ALTER ROLE user1 RESET track_functions")
+    gathering.wait_for(
+        "SELECT jsonb_object_agg(funcname, calls) = %s::jsonb FROM pg_stat_user_functions"
+        " WHERE schemaname = 'messages' AND funcname ~ '^(topic_send|publish|push|commit)'",
+        '{"topic_send_many": 1, "publish_many": 1, "push_many": 2, "commit": 1}',
+    )
+
+
+@in_a_loop
+async def test_an_element_that_two_tasks_commit_is_removed_for_one(gathering: World) -> None:
+    async with AsyncNode("NODE1", gathering.server.url("user1")) as node:
+        await node.push_many("N.1", range(2))
+        both = await node.reserve("N.1", 2)
+        results = await asyncio.gather(*(node.commit(element) for element in both * 2))
+        assert list(map(bool, results)) == [True, True, False, False]
+        await node.push("N.1", 3)
+        (late,) = await node.reserve("N.1", duration=0.001)
+        (taken,) = await node.reserve("N.1", timeout=SOON)
+        results = await asyncio.gather(node.commit(late), node.commit(taken))
+        assert list(map(bool, results)) == [False, True]
