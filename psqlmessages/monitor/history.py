@@ -66,6 +66,7 @@ class PerSecondRing:
 
 
 MAX_TOPICS: Final = 2000
+# The page has the same maximum: tail.js.
 MAX_MESSAGES: Final = 50
 MAX_EVENTS: Final = 200
 # Limits for stored beginnings of bodies: per message, and in total.

@@ -214,7 +214,7 @@ async def take(
     request: HttpRequest,
     ns: str,
     queue: str,
-    to: schemas.Seconds = 0,
+    to: schemas.WaitSeconds = 0,
     reserve: bool = False,
     duration: schemas.LeaseSeconds = _LEASE_SECONDS,
     tid: schemas.Tid = None,
