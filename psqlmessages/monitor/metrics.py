@@ -236,7 +236,7 @@ class MetricsCollector:
         self._database = database
 
     def collect(self) -> Iterator[Any]:
-        """Yield all metric job_families."""
+        """Yield all metric families."""
         yield from self.collect_database()
         yield from self.collect_queues()
         text = "Django connections closed because an answer was lost"
