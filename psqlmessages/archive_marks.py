@@ -17,7 +17,7 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """
     if is_marked(topic, using):
         return False
-    position = orm.run(marks.removed(topic), using)
+    position = orm.run(marks.read_removed_id(topic), using)
     orm.run(marks.mark({topic: position}), using)
     return True
 
@@ -29,9 +29,9 @@ def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Return whether a topic's messages are stored until they are archived."""
-    return topic in marked(using)
+    return topic in list_marked(using)
 
 
-def marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
+def list_marked(using: str = DEFAULT_DB_ALIAS) -> list[str]:
     """List the marked topics, ordered by name."""
-    return orm.run(marks.marked(), using)
+    return orm.run(marks.list_marked(), using)

@@ -75,12 +75,12 @@ def run(arguments: Namespace) -> int:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from psqlmessages.pipeline.job_runner import JobFailed, sentence
+    from psqlmessages.pipeline.job_runner import JobFailed, cause_line
 
     try:
         code: int = arguments.job(arguments)
     except (PySparkException, Py4JError) as error:
-        raise JobFailed(sentence(error)) from error
+        raise JobFailed(cause_line(error)) from error
     return code
 
 
@@ -98,12 +98,12 @@ class JobContext:
         self._is_unreachable = False
 
     def __enter__(self) -> Self:
-        from psqlmessages.pipeline.database import VARIABLE, variable_of
+        from psqlmessages.pipeline.database import VARIABLE, dsn_variable
 
         # The addresses of the databases, for Spark's processes.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
-                os.environ[variable_of(alias)] = dsn(alias)
+                os.environ[dsn_variable(alias)] = dsn(alias)
         os.environ[VARIABLE] = dsn(self._using)
         PipelineJob.objects.using(self._using).update_or_create(
             name=self.name,
@@ -126,7 +126,7 @@ class JobContext:
 
         # If a query failed, `follow` has recorded the error with its figures.
         if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
-            self._update(state=PipelineJob.State.FAILED, error=job_runner.sentence(error))
+            self._update(state=PipelineJob.State.FAILED, error=job_runner.cause_line(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
             self._update(state=PipelineJob.State.STOPPED)
         if "spark" in self.__dict__:
@@ -176,11 +176,11 @@ class JobContext:
         try:
             rows.update(seen_at=Now(), **fields)
         except (OperationalError, InterfaceError) as error:
-            from psqlmessages.pipeline.job_runner import sentence
+            from psqlmessages.pipeline.job_runner import cause_line
 
             connections[self._using].close()
             if not self._is_unreachable:
-                self.say(f"could not write the job's progress: {sentence(error)}")
+                self.say(f"could not write the job's progress: {cause_line(error)}")
             self._is_unreachable = True
         else:
             self._is_unreachable = False

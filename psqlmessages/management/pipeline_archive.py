@@ -79,7 +79,7 @@ def _open_archive(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.Jo
 
     root = archive_folder(arguments)
     with pipeline.JobContext(f"archive {what}", arguments) as context:
-        yield context, Archive.opened(context.spark, root)
+        yield context, Archive.open(context.spark, root)
         context.record(job_runner.JobProgress(job_runner.STOPPED))
 
 
@@ -114,7 +114,7 @@ def _verify(arguments: Namespace) -> int:
 
 def _describe(compared: Comparison) -> str:
     where = f"{one_line(compared.topic)}, ids {compared.low + 1} to {compared.high}"
-    kept, archived = compared.kept, compared.archived
+    kept, archived = compared.stored, compared.archived
     if compared.is_equal:
         return f"{where}: equal, {kept.rows:,} messages, {kept.checksum:x}"
     return (
@@ -130,7 +130,7 @@ def _replay(arguments: Namespace) -> int:
     plan = replay_module.ReplayPlan(
         arguments.topic, arguments.as_topic or arguments.topic, arguments.client
     )
-    plan = replay_module.plan_between(plan, arguments.first, arguments.last)
+    plan = replay_module.limit_plan(plan, arguments.first, arguments.last)
     with _open_archive("replay", arguments) as (context, archive):
         context.say(f"replay {name}: if it is interrupted, continue with --name {name}")
         for done, parts in replay_module.replay(archive, name, plan):
@@ -211,10 +211,10 @@ def _run_query(context: pipeline.JobContext, job: ArchiveJob) -> bool:
     checkpoint = context.arguments.checkpoint
     if checkpoint == _DEFAULT_CHECKPOINT:
         checkpoint = job.archive.log.folder.address("_checkpoint")
-    query = job.started(topics, checkpoint, context.trigger)
+    query = job.start(topics, checkpoint, context.trigger)
     lag = Lag(query, archive_job.READER, topics)
     try:
-        with job.ended_by_change(query, topics) as is_changed:
+        with job.stop_on_mark_change(query, topics) as is_changed:
             job_runner.follow(
                 query, context.record, lag, context.say, stop_seconds=get_settings().STOP_SECONDS
             )
@@ -252,7 +252,7 @@ def _unmark(arguments: Namespace) -> int:
 
 
 def _marks(arguments: Namespace) -> int:
-    for topic in archive_marks.marked(arguments.database):
+    for topic in archive_marks.list_marked(arguments.database):
         sys.stdout.write(f"{one_line(topic)}\n")
     return 0
 

@@ -20,11 +20,11 @@ from psqlmessages.management.pipeline import JobContext
 from psqlmessages.models import Exchange, ExchangeCount, Traffic
 from psqlmessages.pipeline.report import contents, html
 from psqlmessages.pipeline.report.contents import (
-    DRAWN,
+    CHART_TOPICS,
     ExchangeFlow,
     Period,
-    ReportFigures,
-    TrafficAmount,
+    ReportStatistics,
+    TrafficStatistics,
 )
 from psqlmessages.traffic_retention import PERCENTILES, Window
 
@@ -66,17 +66,17 @@ def run(arguments: Namespace) -> int:
     """Write the page, and print its path."""
     now = datetime.now(UTC)
     period = contents.Period(
-        contents.moment(arguments.begin, now), contents.moment(arguments.end, now)
+        contents.parse_time(arguments.begin, now), contents.parse_time(arguments.end, now)
     )
     if period.begin >= period.end:
         raise ValueError(f"--from {arguments.begin} is not before --to {arguments.end}")
-    figures = _read_figures(arguments, period)
-    page = html.page(
+    figures = _read_statistics(arguments, period)
+    page = html.render_page(
         contents.Report(
             database=_describe_database(arguments.database),
             period=period,
             made_at=now,
-            figures=figures,
+            statistics=figures,
             flows=_read_flows(arguments.database),
         )
     )
@@ -87,7 +87,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _read_figures(arguments: Namespace, period: Period) -> ReportFigures:
+def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
     if arguments.of != "messages" and not arguments.archive:
         found = read_windows(period, arguments.topic, arguments.database)
         if found is not None:
@@ -97,7 +97,7 @@ def _read_figures(arguments: Namespace, period: Period) -> ReportFigures:
     return _count_messages(arguments, period)
 
 
-def _count_messages(arguments: Namespace, period: Period) -> ReportFigures:
+def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
     from psqlmessages.pipeline import job_runner
 
     with JobContext(COMMAND.name, arguments) as context, ThreadPoolExecutor(1) as executor:
@@ -108,7 +108,7 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportFigures:
 
         context.say("reading the messages with Spark")
         computing = executor.submit(
-            compute.figures,
+            compute.compute_statistics,
             context.spark,
             period,
             topics=arguments.topic,
@@ -177,7 +177,7 @@ _POINTS: Final = f"""
 """  # noqa: S608
 
 
-def read_windows(period: Period, topics: str, using: str) -> ReportFigures | None:
+def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | None:
     """Read the figures of a period from traffic windows; None if there are none.
 
     ``topics`` are names and patterns, separated by commas.
@@ -194,13 +194,13 @@ def read_windows(period: Period, topics: str, using: str) -> ReportFigures | Non
             kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
             for kind in "ats"
         }
-        drawn = list(by_kind["t"])[:DRAWN]
+        drawn = list(by_kind["t"])[:CHART_TOPICS]
         cursor.execute(_POINTS, {**parameters, "drawn": drawn})
         points: dict[str, dict[int, int]] = {topic: {} for topic in drawn}
         for topic, at, count in cursor.fetchall():
             points[topic][at] = count
     steps = {int(at): amount for at, amount in by_kind["a"].items()}
-    return ReportFigures(
+    return ReportStatistics(
         source=f"windows of {Window(window).label}, counted by the job “traffic”",
         step=step,
         total=amounts.get(""),
@@ -261,8 +261,8 @@ def _split_topics(topics: str) -> dict[str, list[str]]:
     }
 
 
-def _to_amount(count: int, size: int, percentiles: dict[str, Any]) -> TrafficAmount:
-    return TrafficAmount(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
+def _to_amount(count: int, size: int, percentiles: dict[str, Any]) -> TrafficStatistics:
+    return TrafficStatistics(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
 
 
 def _to_flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:

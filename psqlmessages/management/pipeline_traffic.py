@@ -122,7 +122,7 @@ def _print_topics(context: JobContext) -> None:
 
     arguments = context.arguments
     with closing(Database({})) as database:
-        found = offsets.ask(database, traffic.CLIENT, _topic_names(arguments)).topics
+        found = offsets.read_watermarks(database, traffic.CLIENT, _topic_names(arguments)).topics
     topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
     context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:

@@ -1,4 +1,4 @@
-"""Columns of the source: Spark and Arrow types, and filters pushed to SQL."""
+"""Columns of the source: their types, and Spark filters as SQL conditions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ QUEUE: Final = _schema(
 )
 
 
-def chosen(schema: types.StructType, known: types.StructType) -> tuple[str, ...]:
-    """Return the column names of a schema; raises ColumnRefused if one is unknown."""
+def column_names(schema: types.StructType, known: types.StructType) -> tuple[str, ...]:
+    """Return the column names of a schema; raise ColumnRefused if one is unknown."""
     names = tuple(schema.fieldNames())
     unknown = [name for name in names if name not in known.fieldNames()]
     if unknown:
@@ -53,22 +53,21 @@ def chosen(schema: types.StructType, known: types.StructType) -> tuple[str, ...]
     return names
 
 
-def fitted(
+def cast_batch(
     batch: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, str | None]
 ) -> pa.RecordBatch:
-    """Cast a batch to a schema, column by column; raises ColumnRefused if a cast fails.
+    """Cast a batch to a schema, column by column; raise ColumnRefused if a cast fails.
 
-    The batch lacks the columns in ``constants``, whose value is the same in each row. It has extra
-    columns after those of the schema.
+    The batch lacks the columns in ``constants``, which have the same value in each row. It may have
+    more columns after those of the schema.
     """
     columns = []
-    read = iter(batch.columns)
+    batch_columns = iter(batch.columns)
     for field in schema:
         if field.name in constants:
-            value = pa.scalar(constants[field.name], pa.string())
-            column = pa.repeat(value, batch.num_rows)
+            column = pa.repeat(pa.scalar(constants[field.name], pa.string()), batch.num_rows)
         else:
-            column = next(read)
+            column = next(batch_columns)
         try:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowException as error:
@@ -78,7 +77,7 @@ def fitted(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-# Filters: Spark filters that PostgreSQL evaluates with the same result, as SQL. Pure functions.
+# Filters that PostgreSQL evaluates with the same result as Spark. Pure functions.
 
 _COMPARISONS: Final[dict[type[spark.Filter], str]] = {
     spark.GreaterThan: ">",
@@ -86,102 +85,99 @@ _COMPARISONS: Final[dict[type[spark.Filter], str]] = {
     spark.LessThan: "<",
     spark.LessThanOrEqual: "<=",
 }
-_MOST_ID: Final = 2**63 - 1
+_MAX_ID: Final = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class Condition:
     """A filter as SQL, with the topics and the range of ids for which it can be true.
 
-    ``is_by_range``: the filter is true for all rows of that range, so no row needs filtering.
+    ``is_exact``: it is true for all rows of these topics and ids, so it need not be evaluated.
     """
 
     sql: str
     topics: frozenset[str] | None = None
-    low: int = -_MOST_ID
-    high: int = _MOST_ID
-    is_by_range: bool = False
+    low: int = -_MAX_ID
+    high: int = _MAX_ID
+    is_exact: bool = False
 
 
-def condition(filter_: spark.Filter, schema: types.StructType) -> Condition | None:
-    """Return a filter as SQL; None if Spark has to evaluate it."""
+def to_condition(filter_: spark.Filter, schema: types.StructType) -> Condition | None:
+    """Convert a filter to SQL; None if Spark must evaluate it."""
     try:
-        return _condition(filter_, schema)
+        return _convert_filter(filter_, schema)
     except ValueError:
-        # A value that PostgreSQL cannot store equals nothing there; Spark may see that differently.
+        # PostgreSQL cannot store the value, so it cannot compare it as Spark does.
         return None
 
 
-def topics_left(topics: Iterable[str], conditions: Sequence[Condition]) -> list[str]:
+def matching_topics(topics: Iterable[str], conditions: Sequence[Condition]) -> list[str]:
     """Return the topics that may have a row that meets all conditions."""
     bounds = [c.topics for c in conditions if c.topics is not None]
     return [topic for topic in topics if all(topic in bound for bound in bounds)]
 
 
-def bounded(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
-    """Return the range of ids that may meet all conditions: low exclusive, high inclusive."""
+def limit_ids(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
+    """Return the range of ids that may meet all conditions: above low, up to high."""
     low = max([low, *(c.low for c in conditions)])
     return low, max(low, min([high, *(c.high for c in conditions)]))
 
 
-def _condition(filter_: Any, schema: types.StructType) -> Condition | None:
+def _convert_filter(filter_: Any, schema: types.StructType) -> Condition | None:
     if isinstance(filter_, spark.Not):
-        inner = _condition(filter_.child, schema)
+        inner = _convert_filter(filter_.child, schema)
         if inner is None or not isinstance(filter_.child, spark.EqualTo | spark.In):
             return None
         return Condition(f"NOT ({inner.sql})")
     name = ".".join(getattr(filter_, "attribute", ()))
-    if name not in schema.fieldNames() or not _is_pushed(name, schema[name].dataType):
+    if name not in schema.fieldNames() or not _can_push_down(name, schema[name].dataType):
         return None
     if isinstance(filter_, spark.IsNull | spark.IsNotNull):
         is_null = isinstance(filter_, spark.IsNull)
-        # None of these columns is ever null.
-        return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_by_range=not is_null)
-    return _compared(filter_, name)
+        # These columns are never null.
+        return Condition(f"{name} IS {'' if is_null else 'NOT '}NULL", is_exact=not is_null)
+    return _convert_comparison(filter_, name)
 
 
-def _compared(filter_: Any, name: str) -> Condition | None:
+def _convert_comparison(filter_: Any, name: str) -> Condition | None:
     value = filter_.value
     if isinstance(filter_, spark.EqualTo | spark.EqualNullSafe | spark.In):
         values = value if isinstance(filter_, spark.In) else [value]
         if None in values or not values:
             return None
-        return _among(name, values)
+        return _in_condition(name, values)
     operator = _COMPARISONS.get(type(filter_))
     # PostgreSQL compares text by collation, Spark by bytes.
     if value is None or operator is None or name in ("topic", "sender"):
         return None
-    sql = f"{name} {operator} {_constant(name, value)}"
+    sql = f"{name} {operator} {_sql_constant(name, value)}"
     if name != "id":
         return Condition(sql)
     is_inclusive = operator.endswith("=")
     if operator.startswith(">"):
-        return Condition(sql, low=value - is_inclusive, is_by_range=True)
-    return Condition(sql, high=value - (not is_inclusive), is_by_range=True)
+        return Condition(sql, low=value - is_inclusive, is_exact=True)
+    return Condition(sql, high=value - (not is_inclusive), is_exact=True)
 
 
-def _is_pushed(name: str, type_: types.DataType) -> bool:
-    """Return whether a column has filters pushed down; not if its type is unusual."""
-    if name == "id":
-        return isinstance(type_, types.LongType)
-    if name == "published_at":
-        return isinstance(type_, types.TimestampType)
-    return name in ("topic", "sender") and type_ == types.StringType()
+def _can_push_down(name: str, type_: types.DataType) -> bool:
+    """Return whether PostgreSQL may evaluate filters of a column: only for its usual type."""
+    is_filtered = name in ("id", "topic", "sender", "published_at")
+    return is_filtered and type_ == TOPIC[name].dataType
 
 
-def _among(name: str, values: Sequence[Any]) -> Condition:
-    sql = f"{name} IN ({', '.join(_constant(name, value) for value in values)})"
+def _in_condition(name: str, values: Sequence[Any]) -> Condition:
+    sql = f"{name} IN ({', '.join(_sql_constant(name, value) for value in values)})"
     if name == "topic":
-        return Condition(sql, frozenset(values), is_by_range=True)
+        return Condition(sql, frozenset(values), is_exact=True)
     if name == "id":
         low, high = min(values) - 1, max(values)
-        return Condition(sql, low=low, high=high, is_by_range=high - low == 1)
+        return Condition(sql, low=low, high=high, is_exact=high - low == 1)
     return Condition(sql)
 
 
-def _constant(name: str, value: Any) -> str:
+def _sql_constant(name: str, value: Any) -> str:
     """Return a value of a column as SQL; raises ValueError if PostgreSQL cannot store it."""
-    if name == "id" and type(value) is int and abs(value) <= _MOST_ID:
+    if name == "id" and type(value) is int and abs(value) <= _MAX_ID:
         return f"({value})::bigint"
     if name in ("topic", "sender") and isinstance(value, str):
         return literals.text(value)

@@ -1,4 +1,4 @@
-"""Spark data source, format("psqlmessages")."""
+"""Spark data source `format("psqlmessages")`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psqlmessages.pipeline.topic_source import (
     TopicStreamReader,
 )
 
-_PUSHDOWN: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MessagesSource(datasource.DataSource):
@@ -38,7 +38,7 @@ class MessagesSource(datasource.DataSource):
         options = SourceOptions.of(self.options)
         if options.queue is not None:
             return QueueBatchReader(options, schema)
-        reader = FilteredTopicBatchReader if _is_asked_for_filters() else TopicBatchReader
+        reader = FilteredTopicBatchReader if _is_pushdown_worker() else TopicBatchReader
         return reader(options, schema)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:  # noqa: N802
@@ -57,11 +57,11 @@ class MessagesSource(datasource.DataSource):
         return MessagesStreamWriter(self.options, schema, overwrite=overwrite)
 
 
-def _is_asked_for_filters() -> bool:
+def _is_pushdown_worker() -> bool:
     """Return whether this is the worker process in which Spark pushes filters down.
 
-    Spark starts it only if spark.sql.python.filterPushdown.enabled is true. If it is false, the
-    other workers reject a reader that takes filters, and they cannot read the setting.
+    Spark starts it only if filter pushdown is enabled. Otherwise Spark rejects readers that accept
+    filters, and workers cannot read the setting.
     """
-    started_as = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHDOWN in sys.modules or getattr(started_as, "name", None) == _PUSHDOWN
+    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_MODULE in sys.modules or getattr(main_spec, "name", None) == _PUSHDOWN_MODULE

@@ -1,6 +1,7 @@
-"""DSN: the address of the database, from the environment or a file, never from an option.
+"""Database of the pipeline: its address, retries during outages, and single statements.
 
-Options are pickled into plans and shown in Spark's web UI; the environment and files are not.
+The address comes from the environment or a file, never from an option: Spark pickles options into
+plans and shows them in its web UI.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psqlmessages.client import calls
 from psqlmessages.client.connection import is_broken
 from psqlmessages.exceptions import ConnectionLost, MessagesError, ServerUnreachable
-from psqlmessages.pipeline.errors import DsnMissing, KeptConnectionLost, LoginRefused
-from psqlmessages.pipeline.private_folder import shared_by_own_processes
+from psqlmessages.pipeline.errors import CachedConnectionLost, DsnMissing, LoginRefused
+from psqlmessages.pipeline.private_folder import user_folder
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
 VARIABLE = "PSQLMESSAGES_DSN"
 OPTION = "dsnFile"
 
-# Keep-alives detect a server that disappeared silently within a minute. Names are read as UTF-8:
-# see connectable.
-_DEFAULTS = {
+# TCP keep-alives detect within a minute that a server has disappeared.
+_CONNECTION_DEFAULTS = {
     "application_name": "psqlmessages pipeline",
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -45,18 +45,18 @@ _DEFAULTS = {
 
 
 def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") -> str:
-    """Return the address of a namespace's database, in libpq's form.
+    """Read the address of a namespace's database, in libpq's form; raises DsnMissing.
 
     The first of these wins: the file in the option ``dsnFile``, the variable PSQLMESSAGES_DSN, the
-    file in PSQLMESSAGES_DSN_FILE. A namespace other than "default" has variables of its own,
-    PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE. Each call reads them again, on the
-    driver and on executors. Raises DsnMissing.
+    file in PSQLMESSAGES_DSN_FILE. A namespace other than "default" has its own variables:
+    PSQLMESSAGES_DSN_<NAME> and PSQLMESSAGES_DSN_<NAME>_FILE.
     """
-    variable = variable_of(namespace)
+    variable = dsn_variable(namespace)
     # Spark passes options in lower case or in a case-insensitive mapping.
-    path = {name.lower(): value for name, value in (options or {}).items()}.get(OPTION.lower())
+    lowered = {name.lower(): value for name, value in (options or {}).items()}
+    path = lowered.get(OPTION.lower())
     if path is None and os.environ.get(variable):
-        return _checked(os.environ[variable], variable)
+        return _validate(os.environ[variable], variable)
     path = path or os.environ.get(f"{variable}_FILE")
     if not path:
         raise DsnMissing(
@@ -67,24 +67,24 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
         address = Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise DsnMissing(f"the file with the database address cannot be read: {error}") from None
-    return _checked(address, f"the file {path}")
+    return _validate(address, f"the file {path}")
 
 
-def connectable(address: str) -> str:
-    """Add the pipeline's defaults to an address, unless it sets these options."""
+def add_defaults(address: str) -> str:
+    """Add the pipeline's defaults to an address that lacks them; names are always UTF-8."""
     given = conninfo_to_dict(address)
-    missing = {name: value for name, value in _DEFAULTS.items() if name not in given}
+    missing = {name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in given}
     return make_conninfo(address, client_encoding="UTF8", **missing)
 
 
-def variable_of(namespace: str) -> str:
+def dsn_variable(namespace: str) -> str:
     """Return the name of the environment variable for the address of a namespace."""
     if namespace == "default":
         return VARIABLE
     return f"{VARIABLE}_{re.sub(r'[^A-Z0-9]', '_', namespace.upper())}"
 
 
-def _checked(address: str, origin: str) -> str:
+def _validate(address: str, origin: str) -> str:
     try:
         conninfo_to_dict(address)
     except ProgrammingError:
@@ -95,108 +95,100 @@ def _checked(address: str, origin: str) -> str:
     return address
 
 
-# Retrying while a database is down: with backoff, log messages, and a timeout.
-
 logger = logging.getLogger("psqlmessages.pipeline")
 
 T = TypeVar("T")
 
-# Enough for a restart, a failover or nightly maintenance; after that a supervisor should know.
+# Enough for a restart, a failover or nightly maintenance. After it the job fails, visibly.
 OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
 NO_RETRY: Final = timedelta(0)
 
-# Errors that may be gone a moment later. The last two have rolled back the transaction.
+# Errors after which a retry may succeed. The last two have rolled back the transaction.
 TRANSIENT: Final = (ConnectionLost, errors.DeadlockDetected, errors.SerializationFailure)
 
-_LEAST, _MOST = timedelta(seconds=0.2), timedelta(seconds=5)
+_MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries of one call. After ``timeout`` without a success it raises ServerUnreachable."""
+    """Retries one call with backoff; after ``timeout`` without success, ServerUnreachable."""
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._timeout = timeout
-        self._backoff = Backoff(_LEAST, _MOST)
+        self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
         self._log = RateLimitedLogger(logger)
-        self._since: float | None = None
+        self._down_since: float | None = None
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call until an attempt raises none of the errors in TRANSIENT; return its result."""
+        """Call until no error of TRANSIENT is raised; return the result."""
         while True:
             try:
                 result = attempt()
             except TRANSIENT as error:
-                self.after(error)
+                self.wait_after(error)
             else:
-                self.over()
+                self.reset()
                 return result
 
-    def after(self, error: object) -> None:
+    def wait_after(self, error: object) -> None:
         """Wait after a failure; raise ServerUnreachable if the timeout is over."""
-        if isinstance(error, KeptConnectionLost):
-            # The connection may have died long ago while the database is up: retry immediately.
+        if isinstance(error, CachedConnectionLost):
+            # The connection may have been lost long ago, so the database may be up.
             return
         now = monotonic()
-        self._since = self._since or now
+        self._down_since = self._down_since or now
         text = (str(error).strip() or repr(error)).splitlines()[0]
-        if now - self._since >= self._timeout.total_seconds():
+        if now - self._down_since >= self._timeout.total_seconds():
             raise ServerUnreachable(f"the database is unreachable: {text}") from None
         self._log.warning("the database is unreachable, retrying: %s", text)
         sleep(self._backoff.failed(now))
 
-    def over(self) -> None:
+    def reset(self) -> None:
         """Reset the backoff after a success; log it if there was an outage."""
-        if self._since is not None:
-            logger.warning("the database is back after %.1f s", monotonic() - self._since)
-        self._since = None
+        if self._down_since is not None:
+            logger.warning("the database is back after %.1f s", monotonic() - self._down_since)
+        self._down_since = None
         self._backoff.succeeded()
 
 
-# Connecting: classifies connection errors, and remembers which databases this machine has reached.
-#
-# Reads and writes wait for a database that was reached before. A database that was never reached is
-# an error immediately: its address is likely wrong. Spark starts new processes while a query runs,
-# so this is stored in files, not in memory.
-
 # libpq gives no SQLSTATE for a failed connection. If the server's messages are in another language,
-# none of these matches, and the connection is retried as if the server were down.
-_REFUSALS: Final = re.compile(
+# no pattern matches, and the connection is retried as if the server were down.
+_LOGIN_REFUSED: Final = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|is not permitted to log in"
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate verify failed|server does not support SSL"
 )
-_ATTEMPT: Final = "connection to server"
-# The parts of an address that identify a database; not the password.
-_PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
+_ATTEMPT_PREFIX: Final = "connection to server"
+_IDENTIFYING_PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
 
-def not_connected(text: str) -> ConnectionLost | LoginRefused:
-    """Make the error for a failed connection: LoginRefused if every server refused the login."""
-    attempts = [line for line in text.splitlines() if _ATTEMPT in line] or [text]
-    kind = LoginRefused if all(_REFUSALS.search(line) for line in attempts) else ConnectionLost
+def connection_error(text: str) -> ConnectionLost | LoginRefused:
+    """Return the error for a failed connection: LoginRefused if every host refused the login."""
+    attempts = [line for line in text.splitlines() if _ATTEMPT_PREFIX in line] or [text]
+    kind = LoginRefused if all(_LOGIN_REFUSED.search(line) for line in attempts) else ConnectionLost
     return kind(f"cannot connect: {text.strip()}")
 
 
-def note_reached(address: str) -> None:
-    """Record that a database answered at this address, if a file can be written."""
+def record_reached(address: str) -> None:
+    """Record in a file that a database answered at this address.
+
+    Later processes of this machine then retry if it is down. If it was never reached, they fail
+    immediately, since the address is probably wrong.
+    """
     with suppress(OSError):
-        _mark(address).touch(mode=0o600)
+        _reached_file(address).touch(mode=0o600)
 
 
-def _mark(address: str) -> Path:
+def _reached_file(address: str) -> Path:
     given = conninfo_to_dict(address)
-    text = repr([given.get(part) for part in _PARTS])
-    return shared_by_own_processes() / f"reached-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
-
-
-# Database: single statements with psycopg, on a connection that is reopened after a restart.
+    text = repr([given.get(part) for part in _IDENTIFYING_PARTS])
+    return user_folder() / f"reached-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 class Database:
     """Runs statements one by one in autocommit mode; threads may share it.
 
-    If the connection breaks, the statement is run again, so it may be executed twice. If the
-    database is down, it retries for ``timeout``, but only if this machine has reached it before.
+    If the connection breaks, the statement is repeated, so it may be executed twice. If the
+    database is down, retries for ``timeout``, but only if this machine has reached it before.
     """
 
     def __init__(self, address: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
@@ -204,7 +196,7 @@ class Database:
         self._timeout = timeout
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
-        self._closings = 0
+        self._close_count = 0
 
     def ask(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         """Call a function that returns JSON; raise the error for its error number."""
@@ -213,17 +205,17 @@ class Database:
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        address = connectable(dsn(self._address))
+        address = add_defaults(dsn(self._address))
         with self._lock:
             was_reached = False
             with suppress(OSError):
-                was_reached = _mark(address).exists()
+                was_reached = _reached_file(address).exists()
             retry = OutageRetry(self._timeout if was_reached else NO_RETRY)
-            closings = self._closings
+            close_count = self._close_count
 
             def attempt() -> list[tuple[Any, ...]]:
-                # Another thread has stopped the query: do not reconnect.
-                if closings != self._closings:
+                # After `close` by another thread, do not reconnect.
+                if close_count != self._close_count:
                     raise ServerUnreachable("the connection was closed while it was in use")
                 return self._run(sql, parameters)
 
@@ -231,7 +223,7 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; a later call reconnects."""
-        self._closings += 1
+        self._close_count += 1
         self._drop()
 
     def _drop(self) -> None:
@@ -240,14 +232,14 @@ class Database:
             connection.close()
 
     def _run(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-        is_kept = self._connection is not None
+        is_reused = self._connection is not None
         if self._connection is None:
-            address = connectable(dsn(self._address))
+            address = add_defaults(dsn(self._address))
             try:
                 self._connection = psycopg.connect(address, autocommit=True)
             except psycopg.OperationalError as error:
-                raise not_connected(str(error)) from None
-            note_reached(address)
+                raise connection_error(str(error)) from None
+            record_reached(address)
         connection = self._connection
         try:
             return connection.execute(sql.encode(), parameters or None).fetchall()
@@ -255,44 +247,42 @@ class Database:
             is_lost = is_broken(connection, error)
             if is_lost:
                 self._drop()
-            if is_lost and is_kept:
-                raise KeptConnectionLost(str(error).strip()) from None
+            if is_lost and is_reused:
+                raise CachedConnectionLost(str(error).strip()) from None
             raise calls.translate_error(error, is_broken=is_lost) from error
 
 
-# Keep-alive: repeats a call while Spark is busy with a batch.
-
-_LONGEST_SECONDS: Final = 60.0
+_MAX_INTERVAL_SECONDS: Final = 60.0
 
 
 class KeepAliveThread:
-    """Calls ``ping`` in its own thread, at least three times within ``seconds``.
+    """Calls ``ping`` at least three times within ``seconds``, also while Spark runs a batch.
 
-    Database and permission errors are only logged: the stream's own next call raises them too.
+    Its errors are only logged: the stream's own next call raises them too.
     """
 
     def __init__(self, ping: Callable[[], None], seconds: float) -> None:
         self._ping = ping
-        self._seconds = min(seconds / 3, _LONGEST_SECONDS)
-        self._ended = threading.Event()
+        self._seconds = min(seconds / 3, _MAX_INTERVAL_SECONDS)
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread, unless it has been started."""
         if self._thread is None:
-            # A daemon thread, because Spark ends its worker without warning.
+            # A daemon, because Spark ends its worker without notice.
             self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Stop the thread, without waiting for a running ping."""
-        self._ended.set()
+        self._stopped.set()
 
     def _run(self) -> None:
-        while not self._ended.wait(self._seconds):
+        while not self._stopped.wait(self._seconds):
             try:
                 self._ping()
             except (MessagesError, psycopg.Error) as error:
-                if self._ended.is_set():
+                if self._stopped.is_set():
                     return
                 logger.warning("stream heartbeat failed: %s", error)

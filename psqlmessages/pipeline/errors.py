@@ -22,7 +22,7 @@ class OptionRefused(InvalidArgument):
 
 
 class ColumnRefused(InvalidArgument):
-    """A schema has a column that the source lacks, or a type that it cannot be cast to."""
+    """A schema has an unknown column, or a type to which a column cannot be cast."""
 
 
 class OtherCluster(MessagesError):
@@ -34,18 +34,16 @@ class MessagesGone(MessagesError):
 
 
 class ReadBroken(MessagesError):
-    """The connection broke during a read after Spark had received part of the rows."""
+    """The connection broke during a read that Spark had received in part."""
 
 
 class LoginRefused(ServerUnreachable):
-    """PostgreSQL refuses the password, the role or the database: retrying does not help."""
+    """PostgreSQL refuses the password, role or database: a retry does not help."""
 
 
-class KeptConnectionLost(ConnectionLost):
-    """A connection that was cached by an earlier call is dead."""
+class CachedConnectionLost(ConnectionLost):
+    """A connection that an earlier call had cached is lost."""
 
-
-# The error if packages of the extra psqlmessages[pipeline] are missing.
 
 _PACKAGES = ("adbc_driver_manager", "adbc_driver_postgresql", "py4j", "pyarrow", "pyspark")
 

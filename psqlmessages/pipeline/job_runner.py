@@ -21,7 +21,7 @@ RUNNING, WAITING, STOPPED, FAILED = "running", "waiting", "stopped", "failed"
 
 RECORD_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.25
-# How often to check whether the current batch has ended after a stop was requested.
+# After a stop was requested, check this often whether the current batch has ended.
 _STOP_POLL_SECONDS: Final = 0.02
 _LAG_SECONDS: Final = 0.5
 _RATE_SECONDS: Final = 10.0
@@ -55,19 +55,18 @@ def follow(
 ) -> None:
     """Wait until the query ends; print a line for each batch, and record every two seconds.
 
-    SIGINT and SIGTERM end it after the current batch. A second one ends the process immediately;
-    it also ends if that batch takes longer than ``stop_seconds``.
-    ``rows`` returns the number of rows of a batch from Spark's progress of it.
-    ``lag`` returns seconds (None: unknown). If it raises ServerUnreachable, the job's state is
-    waiting for the database. After other database errors the lag is unknown. Must be called in
-    the main thread. Raises JobFailed with the query's error.
+    SIGINT and SIGTERM stop the query after the current batch. A second signal ends the process
+    immediately; it also ends if the batch takes longer than ``stop_seconds``. ``rows`` counts the
+    rows of a batch in Spark's progress of it. ``lag`` returns seconds (None: unknown). If it raises
+    ServerUnreachable, the job waits for the database; after other database errors the lag is
+    unknown. Call this in the main thread. Raises JobFailed with the query's error.
     """
     _Follower(query, record, lag, print, rows).run(stop_seconds)
 
 
 @dataclass
 class _Follower:
-    """The state of one query: its reported batches, their rows, the lag."""
+    """Follows one query: see `follow`."""
 
     query: StreamingQuery
     record: Callable[[JobProgress], None]
@@ -95,12 +94,12 @@ class _Follower:
                         self.wait_for_batch()
                         self.query.stop()
         except StreamingQueryException as error:
-            self.fail(sentence(error), error)
+            self.fail(cause_line(error), error)
         except Py4JError as error:
             # Probably killed by the kernel because memory ran out.
             self.fail("the Java process that runs Spark has ended", error)
         self.report()
-        # Include the last batch: the previous measurement may have been taken during it.
+        # Measure again: the previous measurement may have been taken during the last batch.
         self.measure_lag()
         self.save(state=STOPPED)
 
@@ -129,8 +128,9 @@ class _Follower:
             )
             if rows:
                 self.print_batch(batch, rows)
-            # Spark counts them after grouping: these are groups, not rows.
-            if late := sum(each.numRowsDroppedByWatermark for each in batch.stateOperators):
+            # Spark counts late groups, not rows.
+            late = sum(state.numRowsDroppedByWatermark for state in batch.stateOperators)
+            if late:
                 self.dropped += late
                 self.print(
                     f"too late: {late:,} windows were closed when more messages arrived, and are"
@@ -147,19 +147,19 @@ class _Follower:
             return []
         # While idle, Spark reports the next batch now and then although it has not run.
         number = last.batchId if "addBatch" in last.durationMs else last.batchId - 1
-        before, self.reported = self.reported, (str(last.runId), number)
-        if before == self.reported:
+        previous, self.reported = self.reported, (str(last.runId), number)
+        if previous == self.reported:
             return []
-        # Spark keeps the last ones: more than can end between two calls.
+        # Spark keeps more batches than can end between two calls.
         return [
             batch
             for batch in self.query.recentProgress
-            if "addBatch" in batch.durationMs and batch.batchId > before[1]
+            if "addBatch" in batch.durationMs and batch.batchId > previous[1]
         ]
 
     def rate(self) -> float:
-        since = monotonic() - _RATE_SECONDS
-        while self.recent and self.recent[0][0] < since:
+        oldest = monotonic() - _RATE_SECONDS
+        while self.recent and self.recent[0][0] < oldest:
             self.recent.popleft()
         return sum(rows for _, rows in self.recent) / _RATE_SECONDS
 
@@ -167,11 +167,13 @@ class _Follower:
         if monotonic() - self.lag_at >= _LAG_SECONDS:
             self.measure_lag()
         lag = self.progress.lag_seconds
-        behind = "" if lag is None else ", all messages read" if not lag else f", lag {lag:,.1f} s"
+        lag_text = f", lag {lag:,.1f} s" if lag else ", all messages read"
+        if lag is None:
+            lag_text = ""
         seconds = batch.durationMs["triggerExecution"] / 1000
         self.print(
             f"batch {batch.batchId}: {rows:,} rows in {seconds:.2f} s,"
-            f" {rows / max(seconds, 1e-3):,.0f}/s{behind}"
+            f" {rows / max(seconds, 1e-3):,.0f}/s{lag_text}"
         )
 
     def measure_lag(self) -> None:
@@ -182,9 +184,9 @@ class _Follower:
         except ServerUnreachable:
             lag, state = self.progress.lag_seconds, WAITING
         except (MessagesError, psycopg.Error) as error:
-            # Continue: if a permission or topic is missing, the query fails with that error.
+            # If a permission or topic is missing, the query itself fails with that error.
             lag = None
-            text = f"the lag is unknown: {sentence(error)}"
+            text = f"the lag is unknown: {cause_line(error)}"
             if text != self.lag_error:
                 self.lag_error = text
                 self.print(text)
@@ -194,25 +196,25 @@ class _Follower:
 
     def wait_for_batch(self) -> None:
         """Wait until the current batch has ended, but not for the next one."""
-        last = self.reported
+        reported = self.reported
         status = self.query.status
-        while status["isTriggerActive"] and status["isDataAvailable"] and self.reported == last:
+        while status["isTriggerActive"] and status["isDataAvailable"] and self.reported == reported:
             if self.query.awaitTermination(_STOP_POLL_SECONDS):  # type: ignore[arg-type]
                 return
             self.report()
             status = self.query.status
 
 
-def sentence(error: BaseException) -> str:
-    """Return the cause of an error in one line, without the wrapping of Java and Python."""
+def cause_line(error: BaseException) -> str:
+    """Return the cause of an error in one line, without the traces of Java and Python."""
     text = str(error)
     head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
             if found := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
-                kind, said = found["kind"], found["text"].strip()
+                kind, message = found["kind"], found["text"].strip()
                 is_own = kind.startswith("psqlmessages.")
-                return said if is_own else f"{kind.rpartition('.')[2]}: {said}"
+                return message if is_own else f"{kind.rpartition('.')[2]}: {message}"
         text = head
     text = text.partition("terminated with exception: ")[2] or text
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")

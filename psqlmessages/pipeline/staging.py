@@ -1,4 +1,4 @@
-"""Staging: tasks COPY rows to messages.staged, and one call commits them."""
+"""Staging: tasks copy rows to messages.staged, and one call per batch commits them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import pyarrow as pa
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline import literals
 from psqlmessages.pipeline.arrow_connections import (
-    MOST_KEPT,
+    MAX_CONNECTIONS,
     ArrowConnections,
     DriverError,
-    sentence,
+    first_line,
 )
 from psqlmessages.pipeline.database import (
     NO_RETRY,
     TRANSIENT,
     Database,
     OutageRetry,
-    connectable,
+    add_defaults,
     dsn,
-    note_reached,
+    record_reached,
 )
 from psqlmessages.pipeline.reader import freeze_modules
 
-# A task buffers this much until it is committed, so that it can copy it again.
-_HELD_BYTES: Final = 16 * 1024 * 1024
+# A task buffers this much until the copy is committed, so that it can repeat the copy.
+_BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 # Spark's workers run one task at a time, and are reused.
 _connections: Final = ArrowConnections()
@@ -42,19 +42,18 @@ def stage(
 ) -> tuple[tuple[str, ...], int]:
     """Copy batches into messages.staged; return the names of the rows, and the number of bodies.
 
-    Does not connect if there are no rows. Retries if the database is down, also between rows. If
-    reading the batches raises an error, deletes the rows staged before and raises that error.
-    Raises MessagesError with PostgreSQL's message.
+    Retries if the database is down. After another error, deletes the staged rows and raises it:
+    the error of reading the batches, or MessagesError with PostgreSQL's message.
     """
     freeze_modules()
-    task = _Task(connectable(dsn(options)), batches)
+    task = _StagingTask(add_defaults(dsn(options)), batches)
     try:
         for batch in batches:
             task.stage_from(batch)
     except BaseException:
         unstage(options, [*task.names, *task.abandoned])
         raise
-    # The connection broke before the answer, so these may or may not be staged.
+    # A connection broke before the answer, so these rows may be staged or not.
     unstage(options, task.abandoned)
     return tuple(task.names), task.rows
 
@@ -72,20 +71,20 @@ def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
                 cursor.execute(f"SELECT messages.unstage({quoted})")
                 cursor.fetchall()
         except DriverError as error:
-            raise _connections.failed(address, error) from None
+            raise _connections.drop_failed(address, error) from None
 
     with suppress(MessagesError, DriverError):
-        address = connectable(dsn(options))
+        address = add_defaults(dsn(options))
         OutageRetry(NO_RETRY).call(attempt)
 
 
-class _Task:
+class _StagingTask:
     """The rows of a task, and the names under which they were staged, in order."""
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
         self._address = address
         self._batches = batches
-        self._held: list[pa.RecordBatch] = []
+        self._buffer: list[pa.RecordBatch] = []
         self._error: BaseException | None = None
         self.names: list[str] = []
         self.abandoned: list[str] = []
@@ -93,28 +92,23 @@ class _Task:
 
     def stage_from(self, batch: pa.RecordBatch) -> None:
         """Copy a batch and those after it, up to the limit, in one transaction."""
-        self._held = [batch]
+        self._buffer = [batch]
         name = OutageRetry().call(self._attempt)
         if self._error is not None:
-            # The driver's error has only its text.
+            # The error of the driver would have only its text.
             raise self._error
         self.names.append(name)
-        self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._held)
+        self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._buffer)
 
     def _attempt(self) -> str:
-        # A new name for each attempt: one whose connection broke may have been committed.
+        # A new name for each attempt: an earlier one may have been committed unnoticed.
         staging = uuid4()
         connection = _connections.get(self._address)
+        schema = _add_name(self._buffer[0], staging).schema
+        rows = pa.RecordBatchReader.from_batches(schema, self._batches_to_copy(staging))
         try:
             with connection.cursor() as cursor:
-                cursor.adbc_ingest(
-                    "staged",
-                    pa.RecordBatchReader.from_batches(
-                        _named(self._held[0], staging).schema, self._some(staging)
-                    ),
-                    mode="append",
-                    db_schema_name="messages",
-                )
+                cursor.adbc_ingest("staged", rows, mode="append", db_schema_name="messages")
         except BaseException as error:
             if self._error is not None or not isinstance(error, DriverError):
                 _connections.drop(self._address)
@@ -122,21 +116,21 @@ class _Task:
                 return ""
             if not isinstance(error, DriverError):
                 raise
-            found = _connections.failed(self._address, error)
-            if isinstance(found, TRANSIENT):
+            translated = _connections.drop_failed(self._address, error)
+            if isinstance(translated, TRANSIENT):
                 self.abandoned.append(str(staging))
-                raise found from None
-            text = sentence(error).rpartition("ERROR:")[2].strip()
+                raise translated from None
+            text = first_line(error).rpartition("ERROR:")[2].strip()
             raise MessagesError(f"the rows cannot be staged: {text}") from error
         return str(staging)
 
-    def _some(self, staging: UUID) -> Iterator[pa.RecordBatch]:
-        """Yield the batches that earlier attempts have read, then more, up to the limit."""
+    def _batches_to_copy(self, staging: UUID) -> Iterator[pa.RecordBatch]:
+        """Yield the buffered batches, then more, up to the limit of the buffer."""
         size = 0
-        for batch in self._held:
+        for batch in self._buffer:
             size += batch.nbytes
-            yield _named(batch, staging)
-        while size < _HELD_BYTES:
+            yield _add_name(batch, staging)
+        while size < _BUFFER_BYTES:
             try:
                 batch = next(self._batches)
             except StopIteration:
@@ -144,17 +138,15 @@ class _Task:
             except BaseException as error:
                 self._error = error
                 raise
-            self._held.append(batch)
+            self._buffer.append(batch)
             size += batch.nbytes
-            yield _named(batch, staging)
+            yield _add_name(batch, staging)
 
 
-def _named(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
+def _add_name(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
     column = pa.repeat(pa.scalar(staging.bytes, pa.binary()), batch.num_rows)
     return batch.append_column("staging", column)
 
-
-# Committing: one call moves staged rows to a topic or queue, once per batch of a query.
 
 # How long a permission check is cached. The commit itself checks again.
 _CHECK_SECONDS: Final = 60.0
@@ -172,22 +164,19 @@ class SinkDestination:
     client: str
 
 
-# Cached per process as for staging: Spark reuses its planning processes too.
+# Cached like _connections: Spark also reuses the processes that commit.
 _databases: dict[str, Database] = {}
 _checked_at: dict[tuple[str, SinkDestination], float] = {}
 
 
 class StagingClient:
-    """Calls the SQL functions that check and commit staged rows, on a cached connection.
-
-    Each call retries if the database is down, in any process.
-    """
+    """Checks and commits staged rows on a cached connection; retries if the database is down."""
 
     def __init__(self, options: Mapping[str, str], destination: SinkDestination) -> None:
         self._destination = destination
-        self._address = connectable(dsn(options))
+        self._address = add_defaults(dsn(options))
         if self._address not in _databases:
-            if len(_databases) >= MOST_KEPT:
+            if len(_databases) >= MAX_CONNECTIONS:
                 close()
             _databases[self._address] = Database(options)
         self._database = _databases[self._address]
@@ -197,20 +186,17 @@ class StagingClient:
         key = (self._address, self._destination)
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
-        self._call(None, 0, (), 0)
-        # Again: the file may have been cleaned up since.
-        note_reached(self._address)
+        self.commit(None, 0, (), 0)
+        # Again: the file of the first connection may have been deleted.
+        record_reached(self._address)
         _checked_at[key] = monotonic()
 
-    def commit(self, query: str, number: int, names: Sequence[str], rows: int) -> None:
+    def commit(self, query: str | None, number: int, names: Sequence[str], rows: int) -> None:
         """Commit the staged rows of a batch; if that was done before, only delete them.
 
-        If the connection breaks, the result is unknown. The call is then repeated until the outage
-        timeout, and does nothing if an earlier attempt has committed. Raises MessagesError.
+        A retry is harmless if an earlier attempt has committed. Without ``query``, only checks the
+        permission. Raises MessagesError.
         """
-        self._call(query, number, names, rows)
-
-    def _call(self, query: str | None, number: int, names: Sequence[str], rows: int) -> None:
         to = self._destination
         arguments = (to.client, to.name, query, number, list(names), rows)
         self._database.ask(_PUSH if to.is_queue else _PUBLISH, arguments)

@@ -1,4 +1,4 @@
-"""Ranges of topic ids, and their distribution among partitions."""
+"""Ranges of message ids: distribution among partitions, and SQL that reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from psqlmessages.pipeline.reader import ReadStatement
 class IdRange:
     """The messages of a topic with ids above ``low``, up to ``high``.
 
-    ``is_checked``: it is an error if any of them were removed.
+    ``is_checked``: it is an error if one of them was removed.
     """
 
     topic: str
@@ -41,30 +41,30 @@ class WeightedRange:
     weight: int
 
 
-def shared_out(weighed: Iterable[WeightedRange], parts: int) -> list[list[IdRange]]:
+def split_evenly(weighted: Iterable[WeightedRange], parts: int) -> list[list[IdRange]]:
     """Split ranges into non-empty parts with about the same number of messages."""
     # Also read ranges that are estimated to be empty.
-    found = [WeightedRange(w.range, max(1, w.weight)) for w in weighed if w.range.width > 0]
-    size = -(-sum(w.weight for w in found) // max(1, parts))
-    return [_joined(part) for part in _filled(found, size)]
+    ranges = [WeightedRange(w.range, max(1, w.weight)) for w in weighted if w.range.width > 0]
+    size = -(-sum(w.weight for w in ranges) // max(1, parts))
+    return [_merge_adjacent(part) for part in _fill_parts(ranges, size)]
 
 
-def _joined(parts: Iterable[IdRange]) -> list[IdRange]:
+def _merge_adjacent(parts: Iterable[IdRange]) -> list[IdRange]:
     """Merge ranges that follow each other."""
-    found: list[IdRange] = []
+    merged: list[IdRange] = []
     for part in parts:
-        if found and (found[-1].topic, found[-1].high) == (part.topic, part.low):
-            found[-1] = replace(found[-1], high=part.high)
+        if merged and (merged[-1].topic, merged[-1].high) == (part.topic, part.low):
+            merged[-1] = replace(merged[-1], high=part.high)
         else:
-            found.append(part)
-    return found
+            merged.append(part)
+    return merged
 
 
-def _filled(weighed: Iterable[WeightedRange], size: int) -> Iterator[list[IdRange]]:
+def _fill_parts(weighted: Iterable[WeightedRange], size: int) -> Iterator[list[IdRange]]:
     part: list[IdRange] = []
     room = size
-    for whole in weighed:
-        for piece in _cut(whole, room, size):
+    for whole in weighted:
+        for piece in _split_range(whole, room, size):
             part.append(piece.range)
             room -= piece.weight
             if room <= 0:
@@ -74,7 +74,7 @@ def _filled(weighed: Iterable[WeightedRange], size: int) -> Iterator[list[IdRang
         yield part
 
 
-def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
+def _split_range(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
     """Split a range into one of weight ``first``, some of weight ``others``, and the rest."""
     low, taken = whole.range.low, first
     while taken < whole.weight:
@@ -85,31 +85,26 @@ def _cut(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRang
     yield WeightedRange(replace(whole.range, low=low), whole.weight - taken + first)
 
 
-# Stream calls: read ranges of topics with messages.read_stream, a few thousand rows per call.
-#
-# PostgreSQL collects the rows of a call before it returns them. Small calls reuse the same memory,
-# which stays in the CPU cache: for 300,000 bodies of 1 kB the server took 0.35 s with calls of
-# 2,000 rows, and 0.55 s with calls of 10,000, measured on a busy machine.
-
-# The target size of a call: fewer rows if they are large.
-_ROWS: Final = 2_000
-_LEAST_ROWS: Final = 200
-_BYTES: Final = 512 * 1024
-# A call covers more ids than rows, because other topics use ids from the same range. The limit is
-# needed because all of the next ids may belong to this topic.
-_MOST_IDS: Final = 100 * _ROWS
-_CALLS_A_STATEMENT: Final = 100
+# The target size of a call of messages.read_stream: fewer rows if they are large. PostgreSQL
+# collects the rows of a call in memory, which stays in the CPU cache if calls are small: 300,000
+# bodies of 1 kB took 0.35 s with calls of 2,000 rows, and 0.55 s with calls of 10,000.
+_MAX_ROWS: Final = 2_000
+_MIN_ROWS: Final = 200
+_MAX_BYTES: Final = 512 * 1024
+# A call covers more ids than rows, because topics share one sequence of ids. It needs a limit,
+# because all of the next ids may belong to this topic.
+_MAX_IDS: Final = 100 * _MAX_ROWS
+_CALLS_PER_STATEMENT: Final = 100
 # The first statement reads this many topics, and this many rows of each.
-_TOPICS: Final = 50
-_ROWS_OF_EACH: Final = 400
+_TOPICS_PER_STATEMENT: Final = 50
+_ROWS_PER_TOPIC: Final = 400
 
 
 @dataclass(frozen=True)
-class StreamCalls:
-    """The statements that read ranges of topics.
+class StreamStatements:
+    """The statements that read ranges of topics; ``conditions`` are SQL that filters the rows.
 
-    Each statement is made after the previous one was read. ``conditions`` are SQL that filters the
-    returned rows.
+    Each statement is made after the previous one was read, and depends on its rows.
     """
 
     client: str
@@ -118,64 +113,66 @@ class StreamCalls:
     conditions: Sequence[str] = ()
 
     def __iter__(self) -> Iterator[ReadStatement]:
-        for first in range(0, len(self.ranges), _TOPICS):
-            group = self.ranges[first : first + _TOPICS]
+        for first in range(0, len(self.ranges), _TOPICS_PER_STATEMENT):
+            group = self.ranges[first : first + _TOPICS_PER_STATEMENT]
             if self.conditions or len({part.topic for part in group}) < len(group):
                 # The number of rows is unknown if conditions filter them.
                 for part in group:
-                    yield from self._rest(part, _MOST_IDS // 10)
+                    yield from self._read_rest(part, _MAX_IDS // 10)
             else:
-                yield from self._whole(group)
+                yield from self._read_group(group)
 
-    def _whole(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
-        """Begin with one call per topic, which is enough for most topics."""
-        most = _ROWS if len(group) == 1 else _ROWS_OF_EACH
-        calls = [call(self.client, part, most, with_bodies=self._has_bodies) for part in group]
-        found = {part.topic: _Found() for part in group}
+    def _read_group(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
+        """Read each topic with one call, which is enough for most; then read the rest."""
+        max_rows = _MAX_ROWS if len(group) == 1 else _ROWS_PER_TOPIC
+        calls = [
+            read_call(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group
+        ]
+        found = {part.topic: _RowStatistics() for part in group}
         if len(group) == 1:
-            yield self._statement(calls, group, found[group[0].topic].note, ("id",))
+            yield self._statement(calls, group, found[group[0].topic].count_ids, ("id",))
         else:
-            yield self._statement(calls, group, partial(_note, found), ("id", "topic"))
+            yield self._statement(calls, group, partial(_count_by_topic, found), ("id", "topic"))
         for part in group:
             of_part = found[part.topic]
-            if of_part.rows >= most:
+            if of_part.rows >= max_rows:
                 # Count from the first id found: the ids before it may belong to other topics.
                 step = of_part.step(of_part.last - of_part.first + 1)
-                yield from self._rest(replace(part, low=of_part.last), step)
+                yield from self._read_rest(replace(part, low=of_part.last), step)
 
-    def _rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
-        """Continue with calls of ``step`` ids each, adapted to the number of rows that they return.
+    def _read_rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
+        """Read with calls of ``step`` ids each, adapted to the number of rows that they return.
 
-        Ids may have gaps, for instance after a restore. If a statement returns no rows, continue
-        at the next message.
+        If a statement returns no rows, for instance in a gap of ids after a restore, continue at
+        the next message.
         """
         low = part.low
         names = f"{literals.text(self.client)}, {literals.text(part.topic)}"
         while low < part.high:
-            step = max(1, min(step, _MOST_IDS))
-            high = min(part.high, low + step * _CALLS_A_STATEMENT)
+            step = max(1, min(step, _MAX_IDS))
+            high = min(part.high, low + step * _CALLS_PER_STATEMENT)
             calls = (
                 f"generate_series({low}::bigint, {high - 1}, {step}) AS g CROSS JOIN LATERAL"
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
                 f" with_bodies => {self._has_bodies})"
             )
-            found = _Found()
+            found = _RowStatistics()
             yield self._statement([calls], [part], found.count, ())
             if not self.conditions:
                 step = found.step(high - low)
             low = high
             if not found.rows and low < part.high:
-                following = _Found()
-                source = call(self.client, replace(part, low=low), 1, with_bodies=False)
+                following = _RowStatistics()
+                source = read_call(self.client, replace(part, low=low), 1, with_bodies=False)
                 sql = f"SELECT id FROM {source}"  # noqa: S608
-                yield ReadStatement(sql, note=following.note, is_returned=False)
+                yield ReadStatement(sql, on_batch=following.count_ids, are_rows_returned=False)
                 low = following.first - 1 if following.rows else part.high
 
     def _statement(
         self,
         calls: Sequence[str],
         group: Sequence[IdRange],
-        note: Callable[[pa.RecordBatch], None],
+        count_ids: Callable[[pa.RecordBatch], None],
         needed: Sequence[str],
     ) -> ReadStatement:
         # Each column costs time, so omit constant ones. Messages of topics have no headers.
@@ -188,24 +185,24 @@ class StreamCalls:
         columns = ", ".join(f"r.{name}" for name in names)
         conditions = " AND ".join(f"({condition})" for condition in self.conditions)
         end = f" WHERE {conditions}" if conditions else ""
-        selects = (f"SELECT {columns} FROM {one} AS r{end}" for one in calls)  # noqa: S608
-        return ReadStatement(" UNION ALL ".join(selects), constants, note)
+        selects = (f"SELECT {columns} FROM {call} AS r{end}" for call in calls)  # noqa: S608
+        return ReadStatement(" UNION ALL ".join(selects), constants, count_ids)
 
     @property
     def _has_bodies(self) -> bool:
         return "body" in self.columns
 
 
-def call(client: str, part: IdRange, most: int | None, *, with_bodies: bool) -> str:
-    """Return the SQL call that reads a range, with at most ``most`` rows."""
+def read_call(client: str, part: IdRange, max_rows: int | None, *, with_bodies: bool) -> str:
+    """Return the SQL call that reads a range, with at most ``max_rows`` rows."""
     return (
         f"messages.read_stream({literals.text(client)}, {literals.text(part.topic)}, {part.low},"
-        f" {part.high}, {'NULL' if most is None else most}, {with_bodies})"
+        f" {part.high}, {'NULL' if max_rows is None else max_rows}, {with_bodies})"
     )
 
 
 @dataclass
-class _Found:
+class _RowStatistics:
     """Statistics of the rows that a statement returned of a topic."""
 
     rows: int = 0
@@ -218,18 +215,18 @@ class _Found:
         self.size += batch.nbytes
 
     def step(self, ids: int) -> int:
-        """Return how many ids a call should cover, if ``ids`` ids contained these rows."""
+        """Return how many ids a call should cover, after these rows in ``ids`` ids."""
         rows = max(1, self.rows)
-        return ids * max(_LEAST_ROWS, min(_ROWS, _BYTES * rows // max(1, self.size))) // rows
+        return ids * max(_MIN_ROWS, min(_MAX_ROWS, _MAX_BYTES * rows // max(1, self.size))) // rows
 
-    def note(self, batch: pa.RecordBatch) -> None:
+    def count_ids(self, batch: pa.RecordBatch) -> None:
         self.count(batch)
         if batch.num_rows:
             ids = batch.column("id")
             self.first, self.last = self.first or ids[0].as_py(), ids[-1].as_py()
 
 
-def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
+def _count_by_topic(found: Mapping[str, _RowStatistics], batch: pa.RecordBatch) -> None:
     """Count a batch with several topics."""
     table = pa.table({name: batch.column(name) for name in ("topic", "id")})
     measures = [("id", "count"), ("id", "min"), ("id", "max")]
@@ -240,41 +237,44 @@ def _note(found: Mapping[str, _Found], batch: pa.RecordBatch) -> None:
         of_topic.last = max(of_topic.last, row["id_max"])
 
 
-# Density: how the messages of a topic are distributed over its ids, from a sample of one percent.
-#
-# All topics take their ids from one sequence, so the density of one topic varies.
-
-# Split narrower ranges evenly: counting would cost more than an uneven split.
-_WIDE: Final = 200_000
-_WINDOWS: Final = 64
-_SHARE: Final = 100
-_MOST_TOPICS: Final = 16
+# Split narrower ranges evenly: sampling would cost more than an uneven split.
+_MIN_SAMPLED_WIDTH: Final = 200_000
+_WINDOWS_PER_RANGE: Final = 64
+_SAMPLE_DIVISOR: Final = 100
+_MAX_SAMPLED_TOPICS: Final = 16
 
 
-def weighed(database: Database, client: str, wholes: Sequence[IdRange]) -> list[WeightedRange]:
-    """Split wide ranges into windows, and estimate the number of messages in each part."""
-    widest = sorted((r for r in wholes if r.width > _WIDE), key=lambda r: -r.width)
+def estimate_weights(
+    database: Database, client: str, wholes: Sequence[IdRange]
+) -> list[WeightedRange]:
+    """Split wide ranges into windows, and estimate the messages of each from a sample of 1 %.
+
+    All topics take their ids from one sequence, so the density of a topic varies.
+    """
+    widest = sorted((r for r in wholes if r.width > _MIN_SAMPLED_WIDTH), key=lambda r: -r.width)
     cut: dict[IdRange, list[IdRange]] = {}
-    for whole in widest[:_MOST_TOPICS]:
-        bounds = [whole.low + whole.width * n // _WINDOWS for n in range(_WINDOWS + 1)]
+    for whole in widest[:_MAX_SAMPLED_TOPICS]:
+        bounds = [
+            whole.low + whole.width * n // _WINDOWS_PER_RANGE for n in range(_WINDOWS_PER_RANGE + 1)
+        ]
         cut[whole] = [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
     windows = [window for of_one in cut.values() for window in of_one]
-    counts = dict(zip(windows, _counts(database, client, windows), strict=True))
+    counts = dict(zip(windows, _count_samples(database, client, windows), strict=True))
     return [
-        WeightedRange(part, counts[part] * _SHARE if part in counts else part.width)
+        WeightedRange(part, counts[part] * _SAMPLE_DIVISOR if part in counts else part.width)
         for whole in wholes
         for part in cut.get(whole, [whole])
     ]
 
 
-def _counts(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:
+def _count_samples(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:
     if not windows:
         return ()
     counts = []
     for window in windows:
         middle = (window.low + window.high) // 2
-        part = IdRange(window.topic, middle, middle + max(1, window.width // _SHARE))
-        rows = call(client, part, None, with_bodies=False)
+        part = IdRange(window.topic, middle, middle + max(1, window.width // _SAMPLE_DIVISOR))
+        rows = read_call(client, part, None, with_bodies=False)
         counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
     (row,) = database.rows(f"SELECT {', '.join(counts)}")
     return row

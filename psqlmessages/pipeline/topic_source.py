@@ -15,26 +15,23 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from psqlmessages.pipeline import columns, offsets, reader, topic_ranges
-from psqlmessages.pipeline.columns import Condition, bounded, condition, topics_left
+from psqlmessages.pipeline.columns import Condition, limit_ids, matching_topics, to_condition
 from psqlmessages.pipeline.database import Database, KeepAliveThread, logger
 from psqlmessages.pipeline.errors import MessagesGone, ReadBroken
 from psqlmessages.pipeline.offsets import Offset, TopicWatermark, Watermarks
 from psqlmessages.pipeline.source_options import LATEST, SourceOptions
-from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls, WeightedRange
-
-# Batch reads of topics: all stored messages, in partitions of about equal size.
+from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements, WeightedRange
 
 
 class TopicBatchReader(DataSourceReader):
-    """Reads the stored messages of topics that are visible when the read is planned.
+    """Reads the messages of topics that are stored when the read is planned.
 
-    Each partition reads in its own transaction. If a message with a lower id is committed between
-    two of them, it may or may not be read.
+    Each partition has its own transaction. Messages committed between these may be missing.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.chosen(schema, columns.TOPIC)
+        self._columns = columns.column_names(schema, columns.TOPIC)
         self._schema = schema
         self._conditions: list[Condition] = []
 
@@ -42,54 +39,51 @@ class TopicBatchReader(DataSourceReader):
         """Split the topics into ranges of ids with about the same number of messages."""
         options = self._options
         with closing(Database(options.address)) as database:
-            found = offsets.ask(database, options.client, options.topics).topics
-            names = topics_left(found, self._conditions)
+            found = offsets.read_watermarks(database, options.client, options.topics).topics
+            names = matching_topics(found, self._conditions)
             wholes = [
-                IdRange(name, *bounded(found[name].removed, found[name].newest, self._conditions))
+                IdRange(name, *limit_ids(found[name].removed, found[name].newest, self._conditions))
                 for name in names
             ]
-            weighed = topic_ranges.weighed(database, options.client, wholes)
-            parts = topic_ranges.shared_out(weighed, options.partitions)
-        # Never return an empty list: Spark would treat it as one unknown partition.
+            weighted = topic_ranges.estimate_weights(database, options.client, wholes)
+            parts = topic_ranges.split_evenly(weighted, options.partitions)
+        # Not an empty list: Spark would treat it as one unknown partition.
         return [InputPartition(part) for part in parts or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, on an executor."""
         if not partition.value:
             return iter(())
-        conditions = [c.sql for c in self._conditions if not c.is_by_range]
-        reads = StreamCalls(self._options.client, partition.value, self._columns, conditions)
-        return reader.batches(self._options.address, reads, self._schema)
+        conditions = [c.sql for c in self._conditions if not c.is_exact]
+        reads = StreamStatements(self._options.client, partition.value, self._columns, conditions)
+        return reader.read_batches(self._options.address, reads, self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
     """A TopicBatchReader with filters; Spark rejects it if filter pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Accept the filters that PostgreSQL evaluates like Spark, and return the others."""
+        """Take the filters that PostgreSQL evaluates like Spark; return the others."""
         for filter_ in filters:
-            pushed = condition(filter_, self._schema)
+            pushed = to_condition(filter_, self._schema)
             if pushed is None:
                 yield filter_
             else:
                 self._conditions.append(pushed)
 
 
-# Subscriptions of a stream, which retain its unread messages, and its watermarks.
-
 _SUBSCRIBE: Final = "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s::int)"
-_SINCE: Final = """
+_FIRST_SINCE: Final = """
     SELECT min(id) FILTER (WHERE published_at >= %s), max(id), count(*)
     FROM messages.read_stream(%s, %s, %s, %s, %s, false)
 """
-_SINCE_ROWS: Final = 100_000
+_ROWS_PER_SEARCH: Final = 100_000
 
 
 class TopicSubscription:
-    """The driver side of a topic stream: keeps its position in the database.
+    """The driver side of a topic stream: subscriptions that retain its unread messages.
 
-    Lives in one worker while the query runs. From its first call it is a subscription at the last
-    committed position, renewed at least three times within the timeout.
+    They are at the last committed position, and renewed three times within the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -97,20 +91,20 @@ class TopicSubscription:
         self._database = Database(options.address)
         self._lock = threading.RLock()
         self._positions: dict[str, int] = {}
-        self._lost: dict[str, int] = {}
+        self._reported_gaps: dict[str, int] = {}
         self._keep_alive = KeepAliveThread(self._ping, options.timeout)
 
     def start(self) -> Offset:
-        """Return the start position of a new query, and subscribe from it."""
-        found = self.ask()
-        positions = {topic.name: self._start_of(topic) for topic in found.topics.values()}
+        """Return the start of a new query, and subscribe from it."""
+        found = self.read_watermarks()
+        positions = {topic.name: self._start_position(topic) for topic in found.topics.values()}
         offset = Offset(found.cluster, positions)
         self._subscribe_all(offset, found)
         return offset
 
-    def watermarks(self, start: Offset, max_rows: int | None = None) -> Watermarks:
-        """Return how far topics can be read after a committed offset."""
-        found = self.ask(start.positions, max_rows)
+    def resume(self, start: Offset, max_rows: int | None = None) -> Watermarks:
+        """Subscribe from a committed offset; return how far topics can be read after it."""
+        found = self.read_watermarks(start.positions, max_rows)
         offsets.check_cluster(start.cluster, found.cluster)
         if not isinstance(self._options.starting, int):
             offsets.check_not_restored(start, found.topics)
@@ -118,11 +112,11 @@ class TopicSubscription:
         return found
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return the position of an offset in a topic, which may be newer than the offset."""
+        """Return the position in a topic; a topic that is newer than the offset has one too."""
         return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
-    def committed(self, offset: Offset) -> None:
-        """Move the subscriptions to an offset: messages before it may be removed."""
+    def move_to(self, offset: Offset) -> None:
+        """Move the subscriptions to an offset: earlier messages may be removed."""
         with self._lock:
             known = self._positions
             self._subscribe({t: p for t, p in offset.positions.items() if known.get(t, p) != p})
@@ -132,49 +126,51 @@ class TopicSubscription:
         self._keep_alive.stop()
         self._database.close()
 
-    def ask(
+    def read_watermarks(
         self, after: Mapping[str, int] | None = None, max_rows: int | None = None
     ) -> Watermarks:
         """Return how far topics can be read now."""
         options = self._options
-        return offsets.ask(self._database, options.client, options.topics, after, max_rows)
+        return offsets.read_watermarks(
+            self._database, options.client, options.topics, after, max_rows
+        )
 
-    def _start_of(self, topic: TopicWatermark) -> int:
+    def _start_position(self, topic: TopicWatermark) -> int:
         starting = self._options.starting
-        newest = max(topic.horizon, topic.removed)
+        newest = max(topic.watermark, topic.removed)
         if isinstance(starting, datetime):
-            return self._before(starting, topic, newest)
+            return self._position_before(starting, topic, newest)
         if isinstance(starting, int):
             return max(starting - 1, 0)
         return newest if starting == LATEST else topic.removed
 
-    def _before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
+    def _position_before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
         """Return the id before the first message published at ``moment`` or later."""
         position, client = topic.removed, self._options.client
         while True:
             ((first, last, count),) = self._database.rows(
-                _SINCE, (moment, client, topic.name, position, newest, _SINCE_ROWS)
+                _FIRST_SINCE, (moment, client, topic.name, position, newest, _ROWS_PER_SEARCH)
             )
             if first is not None:
                 return int(first) - 1
-            if count < _SINCE_ROWS:
+            if count < _ROWS_PER_SEARCH:
                 return newest
             position = int(last)
 
     def _subscribe_all(self, offset: Offset, found: Watermarks) -> None:
-        """Subscribe to all known topics that are not subscribed at their position yet."""
+        """Subscribe to all topics that are not subscribed at their position yet."""
         positions = {t.name: self.position(offset, t) for t in found.topics.values()}
         self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
         with self._lock:
-            # A removed topic cannot be subscribed to; its subscription expires.
+            # A removed topic has no subscription.
             self._positions = {t: p for t, p in self._positions.items() if t in positions}
             self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
         self._keep_alive.start()
 
     def _ping(self) -> None:
         with self._lock:
-            # If a topic of a pattern is gone, the others must still be renewed.
-            found = self.ask().topics
+            # If a topic of a pattern was removed, renew the others.
+            found = self.read_watermarks().topics
             self._subscribe({t: p for t, p in self._positions.items() if t in found})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
@@ -189,38 +185,40 @@ class TopicSubscription:
     def _check(self, positions: Mapping[str, int], removed: Iterable[tuple[str, int]]) -> None:
         """Raise or log MessagesGone if messages after a position were removed."""
         for topic, last in removed:
-            if last > max(positions[topic], self._lost.get(topic, 0)):
-                error = offsets.messages_gone(topic, positions[topic], last, self._options.timeout)
-                _report(error, self._options)
-                self._lost[topic] = last
+            if last > max(positions[topic], self._reported_gaps.get(topic, 0)):
+                error = offsets.messages_gone_error(
+                    topic, positions[topic], last, self._options.timeout
+                )
+                _raise_or_log(error, self._options)
+                self._reported_gaps[topic] = last
 
 
-def _report(error: MessagesGone, options: SourceOptions) -> None:
+def _raise_or_log(error: MessagesGone, options: SourceOptions) -> None:
     """Raise an error, or log it if the option failOnDataLoss is false."""
     if options.fail_on_data_loss:
         raise error
     logger.warning("%s", error.text)
 
 
-# For fewer ids, a second task costs more than it saves.
-_NARROW: Final = 5_000
+# For fewer ids in a batch, a second task costs more time than it saves.
+_MAX_IDS_PER_TASK: Final = 5_000
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics by position. Spark's driver and each executor have their own copy."""
+    """Reads topics by position; Spark's driver and each executor have their own copy."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.chosen(schema, columns.TOPIC)
+        self._columns = columns.column_names(schema, columns.TOPIC)
         self._schema = schema
         self._initial: Offset | None = None
-        self._is_kept = options.starting != LATEST
+        self._is_start_stored = options.starting != LATEST
         self._newest: Offset | None = None
-        self._target: Mapping[str, int] | None = None
+        self._final_positions: Mapping[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the start of a query without a checkpoint."""
-        # Spark calls this several times during the first batch, and expects the same result.
+        # Spark calls this several times and expects the same result.
         if self._initial is None:
             self._initial = self._subscription.start()
         return self._initial.as_json()
@@ -231,27 +229,26 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Ignore messages that are published from now on."""
-        found = self._subscription.ask()
-        self._target = {name: topic.horizon for name, topic in found.topics.items()}
+        found = self._subscription.read_watermarks()
+        self._final_positions = {name: topic.watermark for name, topic in found.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or ``start`` itself if there are no messages."""
         begin = Offset.of(start)
-        if not self._is_kept and begin == self._initial:
-            # Spark stores the start of a query only with its first batch. If that batch is
-            # interrupted, Spark asks for the start again, and a later start would skip messages.
-            # So the first batch is empty.
-            self._is_kept = True
+        if not self._is_start_stored and begin == self._initial:
+            # Spark stores the start of a query only with its first batch. If that batch were
+            # interrupted, Spark would begin at a later start and skip messages: make it empty.
+            self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        found = self._subscription.watermarks(begin, max_rows)
+        found = self._subscription.resume(begin, max_rows)
         ends = dict(begin.positions)
         newest = dict(begin.positions)
         for topic in found.topics.values():
             position = self._subscription.position(begin, topic)
-            end = topic.horizon
-            if self._target is not None:
-                end = min(end, self._target.get(topic.name, position))
+            end = topic.watermark
+            if self._final_positions is not None:
+                end = min(end, self._final_positions.get(topic.name, position))
             if end > position:
                 ends[topic.name] = end
             newest[topic.name] = max(position, topic.newest)
@@ -266,30 +263,30 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Split the messages between two offsets into about equal parts."""
         begin, to = Offset.of(start), Offset.of(end)
         if "_subscription" not in self.__dict__:
-            # Repeats a batch that was running when the query stopped.
-            self._subscription.watermarks(begin)
+            # Spark repeats a batch that was running when the query stopped.
+            self._subscription.resume(begin)
         wanted = [
             IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
             for topic, high in to.positions.items()
             if high > begin.positions.get(topic, 0)
         ]
         width = sum(r.width for r in wanted)
-        parts = 1 if width <= _NARROW else self._options.partitions
-        shared = topic_ranges.shared_out((WeightedRange(r, r.width) for r in wanted), parts)
+        parts = 1 if width <= _MAX_IDS_PER_TASK else self._options.partitions
+        shared = topic_ranges.split_evenly((WeightedRange(r, r.width) for r in wanted), parts)
         return [InputPartition((part, to.cluster)) for part in shared]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges: Sequence[IdRange]
         ranges, cluster = partition.value
-        # A topic matched by a pattern is queried as a pattern: then it is no error if it is gone.
-        # A pattern has the same maximum length as a name.
+        # Query a topic of a pattern by a pattern too: then it is no error if it was removed. A
+        # pattern has the same maximum length as a name.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
-        after = offsets.statement(self._options.client, sorted(names))
-        reads = StreamCalls(self._options.client, ranges, self._columns)
-        # All transactions up to the watermark have ended: only a removal changes the result.
-        return reader.batches(
+        after = offsets.watermarks_sql(self._options.client, sorted(names))
+        reads = StreamStatements(self._options.client, ranges, self._columns)
+        # Transactions before the watermark have ended: only a removal can change the result.
+        return reader.read_batches(
             self._options.address,
             reads,
             self._schema,
@@ -299,7 +296,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Release the messages before an offset."""
-        self._subscription.committed(Offset.of(end))
+        self._subscription.move_to(Offset.of(end))
 
     def stop(self) -> None:
         """Close the connection."""
@@ -308,7 +305,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _subscription(self) -> TopicSubscription:
-        # Created late: executors have a copy of this reader but no subscription.
+        # Created on first use: executors have a copy of this reader but no subscription.
         return TopicSubscription(self._options)
 
     def _check(
@@ -320,13 +317,13 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for range_ in ranges:
             topic = found.topics.get(range_.topic)
             if topic is None:
-                _report(offsets.topic_gone(range_.topic, range_.low), self._options)
+                _raise_or_log(offsets.topic_gone_error(range_.topic, range_.low), self._options)
             elif topic.removed <= range_.low:
                 continue
             elif range_.is_checked:
                 timeout = self._options.timeout
-                error = offsets.messages_gone(topic.name, range_.low, topic.removed, timeout)
-                _report(error, self._options)
+                error = offsets.messages_gone_error(topic.name, range_.low, topic.removed, timeout)
+                _raise_or_log(error, self._options)
             if is_resumed:
                 raise ReadBroken(
                     f"the connection broke while reading topic {range_.topic}, and messages were"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import functions as sf
 
 from psqlmessages.pipeline.database import Database
-from psqlmessages.pipeline.spark_session import configured
+from psqlmessages.pipeline.spark_session import temporary_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLIENT: Final = "pipeline.traffic"
 WINDOW_SECONDS: Final = (10, 60, 3600)
 LATENESS: Final = timedelta(minutes=10)
-SHARES: Final = (0.5, 0.95, 0.99)
+PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 _COLUMNS: Final = "topic string, sender string, body string, published_at timestamp"
 # Spark finds the column by which state rows expire through this metadata key.
@@ -31,9 +31,9 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """The messages of one sender to one topic within a window, as far as they have been read.
+    """The messages of one sender to one topic in a window, as far as they have been read.
 
-    ``size_…`` are bytes, ``latency_…`` milliseconds from publishing until a batch has read it.
+    ``size_…`` are bytes; ``latency_…`` are milliseconds from publishing to the batch that reads.
     """
 
     topic: str
@@ -60,15 +60,15 @@ def start(
     lateness: timedelta = LATENESS,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the query that counts; ``write`` gets the full values of each window that changed.
+    """Start the query; ``write`` gets the changed windows of each batch, with all their messages.
 
-    It is called once per batch; after a crash, it is called again with the last batch. ``topics``
-    are names and patterns, separated by commas; ``options`` are more options of the source. A
-    window that ended more than ``lateness`` before the newest message no longer changes.
+    After a crash, ``write`` is called again with the last batch. ``topics`` are names and patterns,
+    separated by commas; ``options`` are more options of the source. A window that ended more than
+    ``lateness`` before the newest message no longer changes.
     """
 
     def on_batch(batch: DataFrame, _: int) -> None:
-        write(collected(batch))
+        write(collect_windows(batch))
 
     messages = (
         spark.readStream.format("psqlmessages")
@@ -76,9 +76,9 @@ def start(
         .options(**{"topic": topics, "client": CLIENT, **(options or {})})
         .load()
     )
-    with configured(spark, STATE):
+    with temporary_settings(spark, STATE_SETTINGS):
         return (
-            windows(messages, lateness)
+            group_by_window(messages, lateness)
             .writeStream.queryName("traffic")
             .outputMode("update")
             .option("checkpointLocation", checkpoint)
@@ -88,7 +88,7 @@ def start(
         )
 
 
-def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
+def group_by_window(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
     """Group a stream of topic, sender, body and published_at by window: see `TrafficWindow`."""
     read_at = sf.current_timestamp()
     sized = messages.select(
@@ -96,25 +96,27 @@ def windows(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
         "sender",
         "published_at",
         sf.coalesce(sf.octet_length("body"), sf.lit(0)).alias("size"),
-        _milliseconds(sf.unix_micros(read_at) - sf.unix_micros("published_at")).alias("latency"),
-        # A message with a wrong clock must not close the windows of the others.
+        _round_milliseconds(sf.unix_micros(read_at) - sf.unix_micros("published_at")).alias(
+            "latency"
+        ),
+        # A message with a time in the future must not close windows of others.
         sf.least("published_at", read_at).alias("seen_at"),
     ).withWatermark("seen_at", f"{lateness.total_seconds():.0f} seconds")
     by_window = sized.withColumn(
         "window_seconds", sf.explode(sf.array(*map(sf.lit, WINDOW_SECONDS)))
-    ).withColumn("ends_at", _ends_at(lateness))
+    ).withColumn("ends_at", _window_end(lateness))
     return (
         by_window.groupBy("topic", "sender", "window_seconds", "ends_at")
         .agg(
             sf.count(sf.lit(1)).alias("count"),
             sf.sum("size").alias("bytes"),
-            sf.percentile("size", list(SHARES)).alias("sizes"),
-            sf.percentile("latency", list(SHARES)).alias("latencies"),
+            sf.percentile("size", list(PERCENTILES)).alias("sizes"),
+            sf.percentile("latency", list(PERCENTILES)).alias("latencies"),
         )
     )  # fmt: skip
 
 
-def collected(batch: DataFrame) -> list[TrafficWindow]:
+def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
     """Collect the windows of a batch."""
     return [
         TrafficWindow(
@@ -132,11 +134,11 @@ def collected(batch: DataFrame) -> list[TrafficWindow]:
     ]
 
 
-def _ends_at(lateness: timedelta) -> Column:
+def _window_end(lateness: timedelta) -> Column:
     """Compute the end of the window; Spark drops its state when the watermark has passed it.
 
-    ``sf.window`` supports one length only. A watermark on the start of the window would keep
-    windows of ten seconds for more than an hour, and Spark would scan them in each batch.
+    ``sf.window`` supports one length only. With a watermark on the start, Spark would keep windows
+    of ten seconds for more than an hour, and scan them in each batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
@@ -144,7 +146,7 @@ def _ends_at(lateness: timedelta) -> Column:
     )
 
 
-def _milliseconds(microseconds: Column) -> Column:
+def _round_milliseconds(microseconds: Column) -> Column:
     """Round to whole milliseconds, and above a second to three digits, to limit distinct values.
 
     The state stores each distinct value. Clocks differ between machines: negative values become 0.
@@ -156,7 +158,7 @@ def _milliseconds(microseconds: Column) -> Column:
     return (sf.round(whole / step) * step).cast("long")
 
 
-STATE: Final = {
+STATE_SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     # A batch without rows changes no window, so it has nothing to report.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -165,8 +167,6 @@ STATE: Final = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
 }
 
-
-# Table of traffic: each write replaces whole windows.
 
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(TrafficWindow))
 _KEY: Final = ("window_seconds", "starts_at", "topic", "sender")
@@ -187,16 +187,13 @@ _UPSERT: Final = f"""
 
 
 class TrafficTable:
-    """Writes windows on its own connection, as a role that may: the owner of the tables."""
+    """Writes windows to their table, on its own connection, as the owner of the table."""
 
     def __init__(self) -> None:
         self._database = Database({})
 
     def write(self, windows: Sequence[TrafficWindow]) -> int:
-        """Write windows with their current values; return how many have changed.
-
-        Writing the same again is harmless. It retries for some minutes if the database is down.
-        """
+        """Write windows with their current values, replacing former ones; return the changed."""
         if not windows:
             return 0
         columns = [list(map(attrgetter(name), windows)) for name in _TABLE_COLUMNS]

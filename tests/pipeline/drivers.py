@@ -17,9 +17,9 @@ from pyspark.sql.functions import udf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from psqlmessages.pipeline import register, session
-from psqlmessages.pipeline.exchange.definition import compiled
+from psqlmessages.pipeline.exchange.definition import compile_exchanges
 from psqlmessages.pipeline.exchange.driver import SparkExchanges
-from psqlmessages.pipeline.job_runner import sentence
+from psqlmessages.pipeline.job_runner import cause_line
 from psqlmessages.pipeline.spark_session import stop
 
 # For a Java that lives for seconds: compiling well would take longer than it saves.
@@ -35,7 +35,7 @@ TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", 
 def exchange(definitions: str) -> None:
     spark = session("mortal", "local[2]", **SMALL)
     exchanges = SparkExchanges(spark, lambda turn, _: print(turn, flush=True), tasks=2, span=1.0)
-    exchanges.define(compiled(definitions, ()))
+    exchanges.define(compile_exchanges(definitions, ()))
     exchanges.start().awaitTermination()
 
 
@@ -102,7 +102,7 @@ def streams(folder: Path, master: str, rows: str, *names: str) -> None:
             for name, query in queries.items():
                 if not query.isActive:
                     error = query.exception()
-                    print(f"{name}: {sentence(error) if error else 'no error'}", file=ended)
+                    print(f"{name}: {cause_line(error) if error else 'no error'}", file=ended)
                     print(f"{name} has ended: {error}", file=sys.stderr)
                     queries[name] = made.start(name)
     for query in queries.values():

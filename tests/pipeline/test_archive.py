@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 from psqlmessages import archive_marks
 from psqlmessages.pipeline.archive import log, replay, store
 from psqlmessages.pipeline.archive.archive_job import ArchiveJob
-from psqlmessages.pipeline.archive.log import COLUMNS, folder
-from psqlmessages.pipeline.archive.replay import ReplayPlan, plan_between
+from psqlmessages.pipeline.archive.log import COLUMNS, topic_folder
+from psqlmessages.pipeline.archive.replay import ReplayPlan, limit_plan
 from psqlmessages.pipeline.archive.store import Archive
 from psqlmessages.pipeline.archive.verify import verify
 from psqlmessages.pipeline.errors import MessagesGone
@@ -62,7 +62,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 def archive(spark: SparkSession, root: str) -> Archive:
-    return Archive.made(spark, root, CLUSTER)
+    return Archive.open_or_create(spark, root, CLUSTER)
 
 
 def batch(spark: SparkSession, first: int, last: int, *topics: str, parts: int = 1) -> DataFrame:
@@ -118,8 +118,8 @@ def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
     folders = {path.parent.relative_to(root) for path in Path(root).rglob("data/**/*.parquet")}
     assert len(folders) == len(NAMES)
     days = {"ORDERS": "2026-11-20", "orders": "2026-11-21"}
-    assert folders > {Path("data", folder(name), f"date={day}") for name, day in days.items()}
-    assert folder("ORDERS") == "stream=ORDERS"
+    assert folders > {Path("data", topic_folder(name), f"date={day}") for name, day in days.items()}
+    assert topic_folder("ORDERS") == "stream=ORDERS"
     # A batch that comes again adds nothing, and of one that reaches further only what is beyond.
     archive.write(batch(spark, 1, 56, *NAMES))
     archive.write(batch(spark, 29, 84, *NAMES))
@@ -127,7 +127,7 @@ def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
 
 
 def test_no_topic_leaves_its_folder_or_shares_it() -> None:
-    folders = [folder(name) for name in (*NAMES, folder("a/b").removeprefix("stream="))]
+    folders = [topic_folder(name) for name in (*NAMES, topic_folder("a/b").removeprefix("stream="))]
     assert len({name.lower() for name in folders}) == len(folders) - 1, "ORDERS and orders"
     assert all(not set(name) & set("/\\%\n ") and len(name) < 100 for name in folders)
 
@@ -138,26 +138,26 @@ def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
     archive.write(batch(spark, 1, 10, "A"))
     with cut_at("create"):  # before its entry
         archive.write(batch(spark, 11, 20, "A"))
-    again = Archive.made(spark, root, CLUSTER)
+    again = Archive.open_or_create(spark, root, CLUSTER)
     assert seen(root) == archived(again) == expected(10, "A")
     with cut_at("move"):  # behind it
         again.write(batch(spark, 11, 20, "A"))
     assert seen(root) == expected(10, "A")
-    again = Archive.opened(spark, root)
+    again = Archive.open(spark, root)
     assert seen(root) == archived(again) == expected(20, "A")
     again.write(batch(spark, 1, 30, "A"))
     with cut_at("move"):
         list(store.compact_all(again))
     rows = seen(root)
     assert len(rows) == len(set(rows))
-    again = Archive.opened(spark, root)
+    again = Archive.open(spark, root)
     assert seen(root) == archived(again) == expected(30, "A")
 
 
 def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
     spark: SparkSession, archive: Archive, root: str
 ) -> None:
-    rows, other = batch(spark, 1, 10, "A", "B"), Archive.made(spark, root, CLUSTER)
+    rows, other = batch(spark, 1, 10, "A", "B"), Archive.open_or_create(spark, root, CLUSTER)
     with pytest.raises(Cut):
         archive.write(rows, cut)
     assert seen(root) == archived(archive) == []
@@ -173,7 +173,7 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
 
     for number in range(3):
         archive.write(rows(number, parts=2))
-    other = Archive.opened(spark, root)
+    other = Archive.open(spark, root)
     files = [file for file in other.log.files.values() if "stream=A/" in file.path]
     assert [len(small) for small, _ in store.compact_all(archive)] == [6] * 2
     assert seen(root) == archived(archive) == expected(30, "A", "b/c")
@@ -194,37 +194,37 @@ def test_the_log_is_read_from_its_last_snapshot_on(
     monkeypatch.setattr(log, "_DAY_SECONDS", -1)
     archive.write(batch(archive.spark, 1, 10, "A"))
     for number in range(4):
-        archive.pass_over({"B": number})
+        archive.skip_to({"B": number})
     assert len(list(Path(root, "_log").glob("[0-9]*.json"))) < 4
-    again = Archive.opened(archive.spark, root)
+    again = Archive.open(archive.spark, root)
     assert again.log.files == archive.log.files
     assert again.log.positions == {"A": 10, "B": 3}
 
 
 def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two() -> None:
     today = date(2026, 11, 21)
-    small = [file(f"s{number}", 1_000) for number in range(store.MANY)]
-    larger = [file(f"l{number}", 10_000_000) for number in range(store.MANY - 1)]
+    small = [file(f"s{number}", 1_000) for number in range(store.MIN_FILES_TO_MERGE)]
+    larger = [file(f"l{number}", 10_000_000) for number in range(store.MIN_FILES_TO_MERGE - 1)]
     huge = [file(f"h{number}", store.LARGE_BYTES) for number in range(40)]
     before = [file(f"b{number}", 1_000 * number, "2026-11-20") for number in (1, 500)]
-    assert list(store.due([*small, *larger, *huge], today)) == [small]
-    assert list(store.due([*small[1:], *larger, *huge, *before], today)) == [before]
-    assert not list(store.due(before[1:], today))
+    assert list(store.groups_to_merge([*small, *larger, *huge], today)) == [small]
+    assert list(store.groups_to_merge([*small[1:], *larger, *huge, *before], today)) == [before]
+    assert not list(store.groups_to_merge(before[1:], today))
 
 
 def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str) -> None:
     with pytest.raises(log.ArchiveError, match="there is no archive"):
-        Archive.opened(spark, root)
+        Archive.open(spark, root)
     Path(root, "data").mkdir(parents=True)
     with pytest.raises(log.ArchiveError, match="belongs to no archive"):
-        Archive.made(spark, root, CLUSTER)
+        Archive.open_or_create(spark, root, CLUSTER)
     Path(root, "data").rmdir()
-    Archive.made(spark, root, CLUSTER)
+    Archive.open_or_create(spark, root, CLUSTER)
     with pytest.raises(log.ArchiveError, match=CLUSTER):
-        Archive.made(spark, root, "1/2")
+        Archive.open_or_create(spark, root, "1/2")
     # Spark would take it for a pattern.
     with pytest.raises(log.ArchiveError, match=r"must not contain \*"):
-        Archive.opened(spark, "/tmp/*")  # noqa: S108 - never made
+        Archive.open(spark, "/tmp/*")  # noqa: S108 - never made
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def run(spark: SparkSession, root: str) -> Callable[..., Archive]:
         with closing(ArchiveJob(spark, root, topics, allows_gaps=allows_gaps)) as job:
             names = job.topics()
             job.prepare(names)
-            job.started(names, f"{root}/_checkpoint", {"availableNow": True}).awaitTermination()
+            job.start(names, f"{root}/_checkpoint", {"availableNow": True}).awaitTermination()
             return job.archive
 
     return once
@@ -273,13 +273,13 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
     assert [tuple(row) for row in found] == published
     (whole,) = verify(archive)
     assert whole.is_equal
-    assert (whole.topic, whole.kept.rows) == (TOPIC, len(BODIES))
-    plan = plan_between(ReplayPlan(TOPIC, "AGAIN", "pipeline.archive"), None, None)
+    assert (whole.topic, whole.stored.rows) == (TOPIC, len(BODIES))
+    plan = limit_plan(ReplayPlan(TOPIC, "AGAIN", "pipeline.archive"), None, None)
     for _ in range(2):
         assert list(replay.replay(archive, "first", plan)) == [(0, 1), (1, 1)]
         assert texts(world, "AGAIN") == published
     with pytest.raises(log.ArchiveError, match="another replay"):
-        list(replay.replay(archive, "first", plan_between(plan, 2, None)))
+        list(replay.replay(archive, "first", limit_plan(plan, 2, None)))
     with pytest.raises(log.ArchiveError, match="the archive has no messages of ODRERS"):
         list(verify(archive, [TOPIC, "ODRERS"]))
     world.execute(
@@ -294,7 +294,7 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
         " WHERE topic = %s AND id > %s AND id <= %s", [TOPIC, part.low, part.high]
     ).fetchone()  # fmt: skip
     assert changed is not None
-    assert (part.kept.rows, part.archived.rows) == (there, there)
+    assert (part.stored.rows, part.archived.rows) == (there, there)
 
 
 def test_the_mark_moves_once_the_files_are_safe_and_only_then(
@@ -343,21 +343,21 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
     for topic in (TOPIC, "OTHER"):
         world.owner.ok("publish", "SHOP", topic, "one")
     assert run("OTH*").log.positions.keys() == {"OTHER"}
-    assert archive_marks.marked() == ["OTHER"]
+    assert archive_marks.list_marked() == ["OTHER"]
     with closing(ArchiveJob(spark, root, ("OTH*", "NEW*"))) as job:
         job.prepare(job.topics())
         world.rule(owner, "SHOP", "Topic", "NEW1", "W", 60)
         # Nobody has marked it yet: it is to be there still when the job comes to it.
         world.execute("UPDATE psqlmessages_topic SET retention = 1000")
         world.owner.ok("publish", "SHOP", "NEW1", "one")
-        query = job.started(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
+        query = job.start(job.topics(), f"{root}/_checkpoint", {"availableNow": True})
         query.awaitTermination()
-        assert archive_marks.marked() == ["NEW1", "OTHER"]
+        assert archive_marks.list_marked() == ["NEW1", "OTHER"]
         assert world.owner.query(POSITION, "NEW1") == job.archive.log.positions["NEW1"]
     with closing(ArchiveJob(spark, root, ())) as job:
         marked = job.topics()
-        query = job.started(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
-        with job.ended_by_change(query, marked) as is_changed:
+        query = job.start(marked, f"{root}/_checkpoint", {"processingTime": "0 seconds"})
+        with job.stop_on_mark_change(query, marked) as is_changed:
             archive_marks.mark(TOPIC)
             assert query.awaitTermination(200)
         assert is_changed()

@@ -17,7 +17,7 @@ from psqlmessages.exchanges.store import repository
 from psqlmessages.models import ExchangeCount, PipelineJob
 from psqlmessages.pipeline.exchange.driver import SparkExchanges
 from psqlmessages.pipeline.exchange.source import TaskCounts
-from psqlmessages.pipeline.job_runner import sentence
+from psqlmessages.pipeline.job_runner import cause_line
 from tests.exchanges.cases import CASES
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import AWAITED, Field
@@ -74,7 +74,7 @@ class Runner:
     def rest(self) -> None:
         """Run nothing, and wait until that is so."""
         self.exchanges.define(())
-        assert self.exchanges.settle(300)
+        assert self.exchanges.wait_until_current(300)
 
     def run_until_idle(self, field: Field) -> None:
         """Run what is stored until nothing is left to do."""
@@ -91,7 +91,7 @@ class Runner:
         self.define()
         with pytest.raises(StreamingQueryException) as caught:
             self.query.awaitTermination(200)
-        return sentence(caught.value)
+        return cause_line(caught.value)
 
 
 @pytest.fixture(scope="module")

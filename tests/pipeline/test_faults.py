@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from psqlmessages.exchanges.store import repository
-from psqlmessages.pipeline.exchange.definition import written
+from psqlmessages.pipeline.exchange.definition import dump_exchanges
 from tests.conftest import TestedServer
 from tests.django.processes import manage, start, talking
 from tests.exchanges.field import Bed, Field
@@ -188,7 +188,9 @@ def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
-        definitions = written([repository.compile_exchange(row) for row in repository.rows()])
+        definitions = dump_exchanges(
+            [repository.compile_exchange(row) for row in repository.rows()]
+        )
         environment = {**os.environ, "TMPDIR": str(tmp_path)}
         started.append(spawn("exchange", definitions, env=environment, stdout=subprocess.DEVNULL))
         return started[-1]

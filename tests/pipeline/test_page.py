@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from psqlmessages.pipeline import sink
-from psqlmessages.pipeline.source_options import SOURCE
+from psqlmessages.pipeline.source_options import SOURCE_OPTIONS
 from tests.sql.conftest import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
@@ -41,5 +41,5 @@ def test_the_first_example_runs_and_prints_what_its_comment_says(
 
 def test_each_option_is_documented() -> None:
     table = re.findall(r"^\| `(\w+)` \|", named_in("Read"), re.MULTILINE)
-    assert sorted(table) == sorted(SOURCE)
+    assert sorted(table) == sorted(SOURCE_OPTIONS)
     assert all(f"`{name}`" in named_in("Write") for name in sink.OPTIONS)

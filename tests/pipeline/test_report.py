@@ -36,18 +36,18 @@ def database(transactional_db: None, world: World) -> Iterator[World]:
     return world
 
 
-def amount(count: int = 1) -> contents.TrafficAmount:
-    return contents.TrafficAmount(count, 10 * count, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+def amount(count: int = 1) -> contents.TrafficStatistics:
+    return contents.TrafficStatistics(count, 10 * count, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
 
 
 def page_of(names: list[str], flows: tuple[contents.ExchangeFlow, ...] = ()) -> str:
     begin, amounts = int(DAY.begin.timestamp()), {name: amount() for name in names}
     total = amount(len(names)) if names else None
     steps, points = {begin: total} if total else {}, {name: {begin: 1} for name in names[:8]}
-    figures = contents.ReportFigures(
+    figures = contents.ReportStatistics(
         "tests", 300, total, steps, topics=amounts, senders=amounts, points=points
     )
-    return html.page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
+    return html.render_page(Report(f"db {HOSTILE}", DAY, NOW, figures, list(flows)))
 
 
 def data_of(page: str) -> Any:
@@ -55,11 +55,11 @@ def data_of(page: str) -> Any:
     return json.loads(found[1])
 
 
-def counts(amounts: dict[Any, contents.TrafficAmount]) -> dict[Any, int]:
+def counts(amounts: dict[Any, contents.TrafficStatistics]) -> dict[Any, int]:
     return {name: each.count for name, each in amounts.items()}
 
 
-def traffic(topics: str = "*", **back: int) -> contents.ReportFigures:
+def traffic(topics: str = "*", **back: int) -> contents.ReportStatistics:
     now = datetime.now(UTC)
     return pipeline_report.read_windows(
         contents.Period(now - timedelta(**back), now), topics, "default"
@@ -78,10 +78,10 @@ def test_times_are_read_as_people_write_them_and_steps_are_whole_windows() -> No
         ("2026-11-20T12:30", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
         ("2026-11-20T12:30+02:00", datetime(2026, 11, 20, 10, 30, tzinfo=UTC)),
     ):  # fmt: skip
-        assert contents.moment(text, NOW) == expected, text
+        assert contents.parse_time(text, NOW) == expected, text
     for text in ("", "yesterday", "12", "h", "2026-13-01"):
         with pytest.raises(ValueError, match="24h"):
-            contents.moment(text, NOW)
+            contents.parse_time(text, NOW)
     for seconds in (1, 59, 3600, 86400, 7 * 86400, 40 * 86400, 5 * 366 * 86400):
         for length in (1, 10, 60, 3600):
             step = contents.Period(NOW - timedelta(seconds=seconds), NOW).step(length)
@@ -162,7 +162,7 @@ def test_figures_of_messages_are_those_that_sql_computes(
     world.program("user1").ok("publish", "N", "A.1", "é" * 100)
     now = datetime.now(UTC)
     hour = contents.Period(now - timedelta(hours=1), now + timedelta(minutes=1))
-    found = compute.figures(spark, hour, topics="A.*,B")
+    found = compute.compute_statistics(spark, hour, topics="A.*,B")
     count, size, shares = world.execute(SQL_SUMS).fetchone()
     assert (found.total.count, found.total.bytes, count) == (351, size, 351)
     assert found.total.size == pytest.approx(shares)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from project.postgres import Server
 from psqlmessages.pipeline import session
-from psqlmessages.pipeline.spark_session import home_of_compiled_modules
+from psqlmessages.pipeline.spark_session import use_compiled_modules
 from tests.conftest import TestedServer
 from tests.django.processes import run_python
 from tests.pipeline import alone
@@ -109,15 +109,15 @@ def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    with home_of_compiled_modules(tmp_path):
+    with use_compiled_modules(tmp_path):
         assert {path.name for path in Path(os.environ["SPARK_HOME"]).iterdir()} >= {"bin", "jars"}
         assert not Path(os.environ["SPARK_HOME"], "python").exists()
     monkeypatch.setattr("site.getsitepackages", list)
-    with home_of_compiled_modules(tmp_path):
+    with use_compiled_modules(tmp_path):
         assert "SPARK_HOME" not in os.environ
     monkeypatch.undo()
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
-    with home_of_compiled_modules(tmp_path):
+    with use_compiled_modules(tmp_path):
         assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert os.environ["SPARK_HOME"] == "/opt/spark"
 

@@ -139,11 +139,13 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
     assert sink.staged() == 0
 
 
-@pytest.mark.parametrize("held_bytes", [1, staging._HELD_BYTES], ids=["between parts", "in a copy"])
+@pytest.mark.parametrize(
+    "held_bytes", [1, staging._BUFFER_BYTES], ids=["between parts", "in a copy"]
+)
 def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
     sink: Sink, monkeypatch: pytest.MonkeyPatch, held_bytes: int
 ) -> None:
-    monkeypatch.setattr(staging, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(staging, "_BUFFER_BYTES", held_bytes)
     stream = writer(sink.topic)
 
     def breaking() -> Iterator[Any]:

@@ -14,8 +14,8 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import IntegerType, StringType, StructType
 
 from psqlmessages.pipeline import columns, literals
-from psqlmessages.pipeline.columns import bounded, condition, topics_left
-from psqlmessages.pipeline.database import connectable, dsn
+from psqlmessages.pipeline.columns import limit_ids, matching_topics, to_condition
+from psqlmessages.pipeline.database import add_defaults, dsn
 from psqlmessages.pipeline.errors import DsnMissing, OptionRefused
 from psqlmessages.pipeline.source_options import SourceOptions
 from psqlmessages.pipeline.topic_source import FilteredTopicBatchReader
@@ -123,7 +123,7 @@ def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.Monkey
     assert "s3cret" not in str(refused.value)
     assert refused.value.__cause__ is None
     # What a sound one says is not replaced.
-    address = connectable("host=a connect_timeout=3 client_encoding=LATIN1")
+    address = add_defaults("host=a connect_timeout=3 client_encoding=LATIN1")
     assert "connect_timeout=3" in address
     assert "client_encoding=UTF8" in address
 
@@ -167,26 +167,26 @@ def test_a_condition_means_what_the_filter_means(world: World) -> None:
     document = json.dumps(rows, default=str)
     for _ in range(500):
         filter_ = any_filter(chance)
-        made = condition(filter_, columns.TOPIC)
+        made = to_condition(filter_, columns.TOPIC)
         if made is None:
             continue
         pushed += 1
         found = world.owner.query(f"{SELECT} WHERE {made.sql}", document) or []
         wanted = [row["id"] for row in rows if judged(filter_, row)]
         assert found == wanted, filter_
-        left = topics_left(VALUES["topic"], [made])
-        low, high = bounded(-1, 60, [made])
+        left = matching_topics(VALUES["topic"], [made])
+        low, high = limit_ids(-1, 60, [made])
         within = [r["id"] for r in rows if r["topic"] in left and low < r["id"] <= high]
         assert set(wanted) <= set(within), filter_
-        assert wanted == within or not made.is_by_range, filter_
+        assert wanted == within or not made.is_exact, filter_
     assert pushed > 200
 
 
 def test_what_postgresql_may_judge_otherwise_is_left_to_spark() -> None:
-    assert [each for each in LEFT if condition(each, columns.TOPIC) is not None] == []
+    assert [each for each in LEFT if to_condition(each, columns.TOPIC) is not None] == []
     other_types = StructType().add("id", StringType()).add("topic", IntegerType())
     for name, value in (("id", "5"), ("topic", 5), ("sender", "x")):
-        assert condition(spark.EqualTo((name,), value), other_types) is None
+        assert to_condition(spark.EqualTo((name,), value), other_types) is None
     reader = FilteredTopicBatchReader(SourceOptions.of({"topic": "T"}), columns.TOPIC)
     filters = [
         spark.EqualTo(("topic",), "T"), spark.EqualTo(("body",), "x"), spark.GreaterThan(("id",), 5)

@@ -14,7 +14,7 @@ from psqlmessages import exceptions
 from psqlmessages.pipeline import columns, errors, topic_ranges
 from psqlmessages.pipeline import reader as reader_module
 from psqlmessages.pipeline.database import OutageRetry
-from psqlmessages.pipeline.topic_ranges import IdRange, StreamCalls
+from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements
 from tests.pipeline.driving import Query, Source, away, said
 
 POSITION = "SELECT position FROM psqlmessages_subscription WHERE ident = 'READ' AND topic = %s"
@@ -182,10 +182,10 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
         schema = StructType([columns.TOPIC[name] for name in names])
-        calls = StreamCalls(
+        calls = StreamStatements(
             "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
         )
-        batches = reader_module.batches({"dsnFile": source.dsn_file}, calls, schema)
+        batches = reader_module.read_batches({"dsnFile": source.dsn_file}, calls, schema)
         return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
     for names in (("id", "body"), ("body",), ("topic", "sender", "published_at")):
@@ -311,7 +311,7 @@ def part_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Plan one partition of what is published, and hand on each batch of it as it comes."""
 
     def begin(*bodies: str, **options: Any) -> Iterator[Any]:
-        monkeypatch.setattr(reader_module, "_HELD_BYTES", 0)
+        monkeypatch.setattr(reader_module, "_BUFFER_BYTES", 0)
         source.publish(*bodies)
         reader_module.disconnect()
         query = source.follow(partitions=1, **options)

@@ -126,7 +126,7 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
     ahead = spark.sql(
         "SELECT 'A' AS topic, 'S' AS sender, '' AS body, now() + INTERVAL 1 HOUR AS published_at"
     )
-    found = traffic.collected(traffic.windows(made.unionAll(ahead)))
+    found = traffic.collect_windows(traffic.group_by_window(made.unionAll(ahead)))
     hour = next(each for each in found if each.topic == "T" and each.window_seconds == 3600)
     least = (before - latest).total_seconds() * 1000 + 50_500
     assert hour.starts_at == hour_starts

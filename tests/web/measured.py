@@ -16,8 +16,8 @@ from psqlmessages.pipeline.report.contents import (
     ExchangeFlow,
     Period,
     Report,
-    ReportFigures,
-    TrafficAmount,
+    ReportStatistics,
+    TrafficStatistics,
 )
 
 HOSTILE = "<script>alert(1)</script><b>x</b>"
@@ -86,16 +86,18 @@ def report(folder: Path, *, is_empty: bool = False) -> str:
     end = datetime(2026, 11, 21, 12, tzinfo=UTC)
     period = Period(end - timedelta(hours=1), end)
     first, step = int(period.begin.timestamp()), 60
-    amount = TrafficAmount(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
-    total = TrafficAmount(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    amount = TrafficStatistics(60, 600, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
+    total = TrafficStatistics(3600, 36000, (1.0, 2.0, 3.0), (4.0, 5.0, 6.0))
     steps = {first + step * number: amount for number in range(60)}
     points = {HOSTILE: dict.fromkeys(steps, 40), "A": dict.fromkeys(steps, 15)}
-    figures = ReportFigures("tests", step, total, steps, {HOSTILE: total}, {HOSTILE: total}, points)
+    figures = ReportStatistics(
+        "tests", step, total, steps, {HOSTILE: total}, {HOSTILE: total}, points
+    )
     if is_empty:
-        figures = ReportFigures("tests", step, None, {}, {}, {}, {})
+        figures = ReportStatistics("tests", step, None, {}, {}, {}, {})
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 1234}
     flow = ExchangeFlow(HOSTILE, ("default", "orders"), [destination], {"ok": 1300, "no_route": 66})
     flows = [] if is_empty else [flow]
     page = folder / "report.html"
-    page.write_text(html.page(Report("db on host", period, end, figures, flows)))
+    page.write_text(html.render_page(Report("db on host", period, end, figures, flows)))
     return page.as_uri()

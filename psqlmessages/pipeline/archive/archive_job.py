@@ -1,4 +1,4 @@
-"""Archive job: copies marked or named topics from streams to Parquet."""
+"""Archive job: copies marked or requested topics from streams to Parquet."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ class ArchiveJob:
         self, spark: SparkSession, root: str, topics: tuple[str, ...], *, allows_gaps: bool = False
     ) -> None:
         self._spark = spark
-        self._named = topics
+        self._requested_topics = topics
         self._allows_gaps = allows_gaps
         self._database = Database({})
-        self._idle = threading.Lock()
-        self._marked_once: set[str] = set()
+        self._batch_lock = threading.Lock()
+        self._already_marked: set[str] = set()
         try:
-            cluster = offsets.ask(self._database, marks.IDENT, ["*"]).cluster
-            self.archive = Archive.made(spark, root, cluster)
+            cluster = offsets.read_watermarks(self._database, marks.IDENT, ["*"]).cluster
+            self.archive = Archive.open_or_create(spark, root, cluster)
         except BaseException:
             self.close()
             raise
 
     def topics(self) -> list[str]:
-        """Return the topics to archive now: the named ones, or else the marked ones."""
-        return list(self._named) or self._marked(self._database)
+        """Return the topics to archive now: the requested ones, or else the marked ones."""
+        return list(self._requested_topics) or self._read_marked(self._database)
 
     def prepare(self, topics: list[str]) -> None:
-        """Mark the named topics, and check that no messages are missing after the archived ones."""
-        found = offsets.ask(self._database, marks.IDENT, topics)
-        self._mark_named(found)
-        if gaps := self._check_gaps(found):
-            self.archive.pass_over(gaps)
+        """Mark the requested topics, and check that none has lost unarchived messages."""
+        found = offsets.read_watermarks(self._database, marks.IDENT, topics)
+        self._mark_requested(found)
+        if gaps := self._find_gaps(found):
+            self.archive.skip_to(gaps)
 
-    def started(
+    def start(
         self, topics: list[str], checkpoint: str, trigger: Mapping[str, Any]
     ) -> StreamingQuery:
         """Start the query. Its checkpoint only avoids reading archived messages again."""
@@ -83,20 +83,20 @@ class ArchiveJob:
         )
 
     @contextmanager
-    def ended_by_change(
+    def stop_on_mark_change(
         self, query: StreamingQuery, topics: list[str]
     ) -> Iterator[Callable[[], bool]]:
-        """Stop the query between two batches if the marks change; yield a check whether it did."""
-        over, changed = threading.Event(), threading.Event()
+        """Stop the query between batches if the marks change; yield a check whether they have."""
+        block_ended, marks_changed = threading.Event(), threading.Event()
 
         def watch() -> None:
             # Do not retry here if the database is down: the query retries, and logs it.
             with closing(Database({}, NO_RETRY)) as database:
-                while not over.wait(_POLL_SECONDS):
-                    if self._is_changed(database, topics):
-                        changed.set()
-                        # A batch that begins after this is interrupted, which is harmless.
-                        with self._idle:
+                while not block_ended.wait(_POLL_SECONDS):
+                    if self._have_marks_changed(database, topics):
+                        marks_changed.set()
+                        # Wait for the current batch. Interrupting the next one is harmless.
+                        with self._batch_lock:
                             pass
                         query.stop()
                         return
@@ -104,15 +104,15 @@ class ArchiveJob:
         watcher = threading.Thread(target=watch, name="archive marks", daemon=True)
         watcher.start()
         try:
-            yield changed.is_set
+            yield marks_changed.is_set
         finally:
-            over.set()
+            block_ended.set()
             watcher.join()
 
-    def wait_for_marks(self, on_none: Callable[[], None]) -> None:
-        """Wait until a topic is marked; call ``on_none`` after each check that finds none."""
+    def wait_for_marks(self, on_wait: Callable[[], None]) -> None:
+        """Wait until a topic is marked; call ``on_wait`` after each check that finds none."""
         while not self.topics():
-            on_none()
+            on_wait()
             sleep(_POLL_SECONDS)
 
     def close(self) -> None:
@@ -120,25 +120,25 @@ class ArchiveJob:
         self._database.close()
 
     def _write(self, batch: DataFrame, number: int) -> None:
-        with self._idle:
+        with self._batch_lock:
             self.archive.write(batch, self._guard)
-            # Only topics that are still marked: see READER.
+            # Do not mark topics whose mark was removed meanwhile: see READER.
             archived = self.archive.log.positions
-            marked = _ask(self._database, marks.marked())
+            marked = _call(self._database, marks.list_marked())
             self._mark({topic: archived[topic] for topic in marked if topic in archived})
             store.compact_some(self.archive)
 
     def _guard(self) -> None:
         """Raise MessagesGone if messages before this batch were removed before they were read."""
         if topics := self.topics():
-            found = offsets.ask(self._database, marks.IDENT, topics)
-            self._check_gaps(found)
-            self._mark_named(found)
+            found = offsets.read_watermarks(self._database, marks.IDENT, topics)
+            self._find_gaps(found)
+            self._mark_requested(found)
 
-    def _check_gaps(self, found: offsets.Watermarks) -> dict[str, int]:
-        """Return the topics with removed but unarchived messages, with the last removed id.
+    def _find_gaps(self, found: offsets.Watermarks) -> dict[str, int]:
+        """Return topics that lost messages before these were archived: name → last removed id.
 
-        Raises MessagesGone if there are any and gaps are not allowed.
+        Raises MessagesGone if there are any, unless gaps are allowed.
         """
         archived = self.archive.log.positions
         for topic in found.topics.values():
@@ -161,31 +161,31 @@ class ArchiveJob:
             )
         return gaps
 
-    def _mark_named(self, found: offsets.Watermarks) -> None:
-        """Mark the topics that the names and patterns match now, each once in this run."""
-        if self._named:
+    def _mark_requested(self, found: offsets.Watermarks) -> None:
+        """Mark the topics that the requested names and patterns match, each once in this run."""
+        if self._requested_topics:
             archived = self.archive.log.positions
-            new = [t for t in found.topics.values() if t.name not in self._marked_once]
-            fit = [t for t in new if marks.can_be_archived(t.name)]
-            self._mark({t.name: archived.get(t.name, t.removed) for t in fit})
-            self._marked_once |= {t.name for t in new}
+            new = [t for t in found.topics.values() if t.name not in self._already_marked]
+            archivable = [t for t in new if marks.can_be_archived(t.name)]
+            self._mark({t.name: archived.get(t.name, t.removed) for t in archivable})
+            self._already_marked |= {t.name for t in new}
 
     def _mark(self, positions: Mapping[str, int]) -> None:
         if positions:
-            _ask(self._database, marks.mark(positions))
+            _call(self._database, marks.mark(positions))
 
-    def _is_changed(self, database: Database, topics: list[str]) -> bool:
+    def _have_marks_changed(self, database: Database, topics: list[str]) -> bool:
         try:
-            return not self._named and self._marked(database) != topics
+            return not self._requested_topics and self._read_marked(database) != topics
         except (MessagesError, psycopg.Error):
             # The next check tries again. If the error affects the query, the query reports it.
             return False
 
-    def _marked(self, database: Database) -> list[str]:
-        marked = _ask(database, marks.marked())
+    def _read_marked(self, database: Database) -> list[str]:
+        marked = _call(database, marks.list_marked())
         return [topic for topic in marked if marks.can_be_archived(topic)]
 
 
-def _ask(database: Database, call: Call[T]) -> T:
+def _call(database: Database, call: Call[T]) -> T:
     rows = database.rows(call.sql, call.params)
     return call.read(rows[0][0] if rows else None)

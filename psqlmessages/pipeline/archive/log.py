@@ -1,9 +1,8 @@
 """Archive log: numbered entries, each written completely or not at all.
 
-An entry lists the files that it adds and removes, and the archived position of each topic. It takes
-effect when its file exists. Only then are its data files moved to the folder that plain readers
-use. If that is interrupted, the next process to open the log finishes it, so readers of the log
-see no state between two entries.
+An entry lists the files that it adds and removes, and the archived positions of topics. It takes
+effect when its own file exists; then its data files are moved to the folder for plain readers. If
+that is interrupted, the next process that opens the log finishes it.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Layout: folders and columns of an archive's files.
-
-# The columns of each file. They include the topic, since the name of its folder may differ.
+# The columns of each data file. They include the topic, since the name of its folder may differ.
 COLUMNS: Final = {
     "id": "bigint",
     "topic": "string",
@@ -42,37 +39,35 @@ COLUMNS: Final = {
 }
 SCHEMA: Final = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
-# Topics whose name is used for the folder unchanged: safe characters only, and no ending that looks
-# like the hash of a changed name.
-_PLAIN: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
-_OTHER: Final = re.compile(r"[^A-Za-z0-9._-]")
+# Topic names that are also folder names: only safe characters, and no ending like a hash.
+_SAFE_NAME: Final = re.compile(r"(?!.*-[0-9a-f]{16}$)(?!__HIVE)[A-Za-z0-9._-]{1,60}")
+_UNSAFE_CHARACTER: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class ArchiveError(MessagesError):
     """An archive is damaged, missing, or belongs to another database."""
 
 
-def key(topic: str) -> str:
+def topic_hash(topic: str) -> str:
     """Return 16 hexadecimal characters that identify a topic, safe in any path."""
     return sha256(topic.encode()).hexdigest()[:16]
 
 
-def folder(topic: str) -> str:
-    """Return the name of a topic's folder: the topic itself if it is safe in any path.
+def topic_folder(topic: str) -> str:
+    """Return a topic's folder: named as the topic, or else a similar safe name with a hash.
 
-    Otherwise replace unsafe characters, truncate, and append a hash. On file systems that ignore
-    case, two topics may share a folder; the names of their files still differ.
+    On file systems that ignore case, two topics may share a folder, but never a file.
     """
-    if _PLAIN.fullmatch(topic):
+    if _SAFE_NAME.fullmatch(topic):
         return f"stream={topic}"
-    return f"stream={_OTHER.sub('_', topic)[:60]}-{key(topic)}"
+    return f"stream={_UNSAFE_CHARACTER.sub('_', topic)[:60]}-{topic_hash(topic)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """One file of an archive, relative to the data folder: rows of one topic and one day, by id.
+    """One data file: rows of one topic and one day, with ids from ``first`` to ``last``.
 
-    ``first`` and ``last`` are ids. ``staged`` is its location until it is moved to ``path``.
+    ``staged`` is its location until it is moved to ``path`` in the data folder.
     """
 
     path: str
@@ -85,26 +80,27 @@ class ArchiveFile:
     staged: str = ""
 
     @classmethod
-    def of(cls, staged: str, row: Any, unique: str) -> ArchiveFile:
-        """Make the entry of a newly written file from the statistics in ``row``."""
+    def from_statistics(cls, staged: str, row: Any, unique: str) -> ArchiveFile:
+        """Describe a newly written file by the statistics in ``row``."""
         date = staged.rpartition("/date=")[2].partition("/")[0]
-        name = f"{row['first']}-{row['last']}-{key(row['topic'])}-{unique}.parquet"
-        path = f"{folder(row['topic'])}/date={date}/{name}"
+        name = f"{row['first']}-{row['last']}-{topic_hash(row['topic'])}-{unique}.parquet"
+        path = f"{topic_folder(row['topic'])}/date={date}/{name}"
         size = row["rows"], row["first"], row["last"], row["bytes"]
         return cls(path, row["topic"], date, *size, staged)
 
 
-# Folder: the files of an archive on any file system that Hadoop supports, through Spark's JVM.
-
-# When reading, Spark treats these as glob patterns.
-_PATTERNS: Final = frozenset("*?[]{},")
+# Spark treats paths with these characters as patterns.
+_GLOB_CHARACTERS: Final = frozenset("*?[]{},")
 
 
 class ArchiveFolder:
-    """A folder by path or URI (/data/archive, hdfs://…, s3a://…), with names relative to it."""
+    """The files of an archive at a path or URI (/data, hdfs://…, s3a://…), through Spark's JVM.
+
+    All names are relative to it.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        if found := _PATTERNS & set(root):
+        if found := _GLOB_CHARACTERS & set(root):
             raise ArchiveError(f"the path {root!r} must not contain {' '.join(sorted(found))}")
         self._jvm = cast(Any, spark._jvm)
         configuration = spark._jsparkSession.sessionState().newHadoopConf()
@@ -121,7 +117,7 @@ class ArchiveFolder:
         """Return whether a file or folder of this name exists."""
         return bool(self._files.exists(self._path(name)))
 
-    def names(self, name: str) -> dict[str, float]:
+    def list_entries(self, name: str) -> dict[str, float]:
         """Return the direct entries of a folder with their modification times (Unix time)."""
         if not self.exists(name):
             return {}
@@ -144,8 +140,7 @@ class ArchiveFolder:
     def create(self, name: str, text: str) -> bool:
         """Create a file atomically; return False if the name exists already.
 
-        If two processes create the same name, one wins on local disks and HDFS. S3 does not
-        guarantee this.
+        S3 does not guarantee this if two processes create the name at the same time.
         """
         draft = f"_staging/{uuid4().hex}"
         stream = self._files.create(self._path(draft), True)
@@ -155,11 +150,11 @@ class ArchiveFolder:
         finally:
             stream.close()
         try:
-            return self._claim(draft, name)
+            return self._rename_if_new(draft, name)
         finally:
             self.delete(draft)
 
-    def _claim(self, draft: str, name: str) -> bool:
+    def _rename_if_new(self, draft: str, name: str) -> bool:
         if not self._is_local:
             self._files.mkdirs(self._path(name).getParent())
             return not self.exists(name) and bool(
@@ -172,7 +167,7 @@ class ArchiveFolder:
             target.hardlink_to(self._local(draft))
         except FileExistsError:
             return False
-        self.settle([name])
+        self.sync_to_disk([name])
         return True
 
     def move(self, source: str, target: str) -> bool:
@@ -190,14 +185,15 @@ class ArchiveFolder:
         """Delete a file, or a folder with its contents; do nothing if it does not exist."""
         self._files.delete(self._path(name), True)
 
-    def settle(self, names: Iterable[str]) -> None:
+    def sync_to_disk(self, names: Iterable[str]) -> None:
         """Sync files and their parent folders to disk, on a local file system only.
 
         PostgreSQL deletes archived messages, so the archive must survive a power failure.
         """
         if not self._is_local:
             return
-        files, root = [self._local(name) for name in names], self._local("")
+        root = self._local("")
+        files = [self._local(name) for name in names]
         parents = {path for file in files for path in file.parents if path.is_relative_to(root)}
         for path in [*files, *parents]:
             handle = os.open(path, os.O_RDONLY)
@@ -223,12 +219,12 @@ STAGING: Final = "_staging"
 _LOG: Final = "_log"
 _ENTRIES_PER_SNAPSHOT: Final = 100
 _DAY_SECONDS: Final = 24 * 60 * 60
-_RACES: Final = 10
+_LOAD_ATTEMPTS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLogEntry:
-    """One change: files added and removed, and changed positions (topic → last archived id)."""
+    """One change: added files, removed paths, changed positions (topic → last archived id)."""
 
     add: tuple[ArchiveFile, ...] = ()
     remove: tuple[str, ...] = ()
@@ -237,35 +233,30 @@ class ArchiveLogEntry:
     cluster: str = ""
 
     def as_json(self) -> str:
-        """Return the entry as JSON text. The timestamp is for people only."""
+        """Return the entry as JSON. The timestamp ``at`` is only for people."""
         at = datetime.now(UTC).isoformat(timespec="seconds")
         return json.dumps({"at": at, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
     def of(cls, text: str) -> ArchiveLogEntry:
         """Parse an entry."""
-        found: dict[str, Any] = json.loads(text)
-        return cls(
-            tuple(ArchiveFile(**file) for file in found["add"]),
-            tuple(found["remove"]),
-            found["positions"],
-            found["identity"],
-            found["cluster"],
-        )
+        fields: dict[str, Any] = json.loads(text)
+        del fields["at"]
+        add = tuple(ArchiveFile(**file) for file in fields.pop("add"))
+        return cls(add, tuple(fields.pop("remove")), **fields)
 
 
 class ArchiveLog:
     """The log of one archive, and the state it describes: ``files`` by path, and ``positions``.
 
-    Several processes may write. If two add an entry with the same number, the second fails, reads
-    the new entries and tries again.
+    Several processes may write: `commit` refuses an entry if another process has added one.
     """
 
     def __init__(self, folder: ArchiveFolder) -> None:
         self.folder = folder
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._refreshed_at = time()
         self.version = -1
         self.identity = self.cluster = ""
@@ -273,12 +264,12 @@ class ArchiveLog:
         self.positions: dict[str, int] = {}
 
     def load(self) -> None:
-        """Read the whole log, and finish an interrupted entry."""
-        for _ in range(_RACES):
+        """Read the log from its snapshot on, and finish an interrupted entry."""
+        for _ in range(_LOAD_ATTEMPTS):
             try:
                 return self._load()
             except FileNotFoundError:
-                # Another process has just deleted old entries that are in its new snapshot.
+                # Another process has written a snapshot and deleted old entries: start again.
                 continue
         raise ArchiveError(f"an entry is missing in the log of {self.folder.root}")
 
@@ -288,46 +279,48 @@ class ArchiveLog:
             # After a long pause (the machine slept), the next entry may have been deleted already.
             self.load()
         self._refreshed_at = time()
-        while (entry := self._entry(self.version + 1)) is not None:
-            self._advance(entry)
+        while (entry := self._read_entry(self.version + 1)) is not None:
+            self._append(entry)
 
     def commit(self, entry: ArchiveLogEntry) -> bool:
         """Add an entry and move its files; return False if another process added an entry first."""
-        self.folder.settle(file.staged for file in entry.add)
-        if not self.folder.create(_name(self.version + 1), entry.as_json()):
+        self.folder.sync_to_disk(file.staged for file in entry.add)
+        if not self.folder.create(_entry_name(self.version + 1), entry.as_json()):
             return False
-        self._advance(entry)
+        self._append(entry)
         if self.version and self.version % _ENTRIES_PER_SNAPSHOT == 0:
-            self._shorten()
+            self._write_snapshot()
         return True
 
-    def sweep(self) -> None:
-        """Delete staged files older than a day, which no entry has added."""
-        for name, changed_at in self.folder.names(STAGING).items():
+    def delete_stale_staging(self) -> None:
+        """Delete staged files older than a day: no entry has added them."""
+        for name, changed_at in self.folder.list_entries(STAGING).items():
             if changed_at < time() - _DAY_SECONDS:
                 self.folder.delete(f"{STAGING}/{name}")
 
     def _load(self) -> None:
-        self._forget()
-        present = self.folder.names(_LOG)
+        self._reset()
+        present = self.folder.list_entries(_LOG)
         snapshots = [int(name[1:-5]) for name in present if name[0] == "s"]
         if snapshots:
-            self._fold(ArchiveLogEntry.of(self.folder.read(_name(max(snapshots), "s"))))
+            self._update_state(
+                ArchiveLogEntry.of(self.folder.read(_entry_name(max(snapshots), "s")))
+            )
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return
-        # Before a process adds an entry, it finishes the others: only the last can be incomplete.
-        last = self._entry(self.version) if self.version >= 0 else None
+        # A process finishes all entries before it adds one, so only the last can be incomplete.
+        last = self._read_entry(self.version) if self.version >= 0 else None
         if last is not None:
-            self._apply(last)
+            self._move_files(last)
         self.refresh()
 
-    def _advance(self, entry: ArchiveLogEntry) -> None:
-        self._fold(entry)
+    def _append(self, entry: ArchiveLogEntry) -> None:
+        self._update_state(entry)
         self.version += 1
-        self._apply(entry)
+        self._move_files(entry)
 
-    def _fold(self, entry: ArchiveLogEntry) -> None:
+    def _update_state(self, entry: ArchiveLogEntry) -> None:
         for path in entry.remove:
             self.files.pop(path, None)
         self.files.update((file.path, replace(file, staged="")) for file in entry.add)
@@ -335,8 +328,8 @@ class ArchiveLog:
         self.identity = entry.identity or self.identity
         self.cluster = entry.cluster or self.cluster
 
-    def _apply(self, entry: ArchiveLogEntry) -> None:
-        """Move and delete the files of an entry. Repeating it has no effect."""
+    def _move_files(self, entry: ArchiveLogEntry) -> None:
+        """Move and delete the files of an entry; do nothing if that is done."""
         # Delete first: a plain reader of the folder may miss rows now, but reads none twice.
         for path in entry.remove:
             self.folder.delete(f"{DATA}/{path}")
@@ -346,36 +339,36 @@ class ArchiveLog:
             if self.folder.move(file.staged, target) or self.folder.exists(target):
                 moved.append(target)
             else:
-                self._missing(target)
+                self._check_superseded(target)
         try:
-            self.folder.settle(moved)
+            self.folder.sync_to_disk(moved)
         except FileNotFoundError as error:
-            self._missing(str(error.filename))
+            self._check_superseded(str(error.filename))
 
-    def _missing(self, name: str) -> None:
-        """Raise ArchiveError, unless a newer entry exists: its writer has finished this one."""
-        if self._entry(self.version + 1) is None:
+    def _check_superseded(self, name: str) -> None:
+        """Raise ArchiveError, unless a newer entry exists: then this one was completed."""
+        if self._read_entry(self.version + 1) is None:
             raise ArchiveError(f"{self.folder.address(name)} is missing")
 
-    def _entry(self, version: int) -> ArchiveLogEntry | None:
-        name = _name(version)
+    def _read_entry(self, version: int) -> ArchiveLogEntry | None:
+        name = _entry_name(version)
         exists = self.folder.exists(name)
         return ArchiveLogEntry.of(self.folder.read(name)) if exists else None
 
-    def _shorten(self) -> None:
-        """Write a snapshot, and delete the entries in it that are over a day old.
+    def _write_snapshot(self) -> None:
+        """Write a snapshot, and delete the entries before it.
 
-        Other processes may still be reading newer ones.
+        Entries of the last day remain: other processes may still read them.
         """
-        whole = ArchiveLogEntry(
+        snapshot = ArchiveLogEntry(
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster
         )
-        self.folder.create(_name(self.version, "s"), whole.as_json())
+        self.folder.create(_entry_name(self.version, "s"), snapshot.as_json())
         before = time() - _DAY_SECONDS
-        for name, changed_at in self.folder.names(_LOG).items():
+        for name, changed_at in self.folder.list_entries(_LOG).items():
             if int(name.lstrip("s")[:-5]) < self.version and changed_at < before:
                 self.folder.delete(f"{_LOG}/{name}")
 
 
-def _name(version: int, prefix: str = "") -> str:
+def _entry_name(version: int, prefix: str = "") -> str:
     return f"{_LOG}/{prefix}{version:020}.json"

@@ -1,7 +1,4 @@
-"""Marks: subscriptions that retain the messages of topics until they are archived.
-
-Pure: builds calls for the pipeline and for Django, without Spark and without I/O.
-"""
+"""Marks: calls that retain the messages of topics until they are archived. No I/O, no Spark."""
 
 from __future__ import annotations
 
@@ -13,16 +10,16 @@ from psqlmessages.exceptions import InvalidArgument
 
 # The node name of the archive.
 IDENT: Final = "pipeline.archive"
-# The longest timeout that a subscription can have: 68 years after its last renewal.
-FOR_EVER_SECONDS: Final = 2**31 - 1
+# 68 years, the longest timeout of a subscription.
+_TIMEOUT_SECONDS: Final = 2**31 - 1
 
 
 def can_be_archived(topic: str) -> bool:
-    """Return whether the pipeline can read a topic: its options separate names by commas."""
+    """Return whether the pipeline can name a topic: its options separate names by commas."""
     return "," not in topic and topic == topic.strip()
 
 
-def removed(topic: str) -> Call[int]:
+def read_removed_id(topic: str) -> Call[int]:
     """Return the id up to which messages of a topic were removed; 0 if none were."""
     return Call(
         "SELECT messages.stream_horizons(%s, ARRAY[%s::text])",
@@ -34,8 +31,8 @@ def removed(topic: str) -> Call[int]:
 def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
     """Retain the messages after these positions until they are archived.
 
-    Return the topics with messages after the position that were removed already, and the last
-    removed id. Raises InvalidArgument for a topic that cannot be archived.
+    Return the topics that lost messages after their position, with the last removed id. Raises
+    InvalidArgument for a topic that cannot be archived.
     """
     for topic in positions:
         if not can_be_archived(topic):
@@ -46,7 +43,7 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
     names, ids = list(check_names(*positions)), list(positions.values())
     return Call(
         "SELECT messages.subscribe_from(%s, %s::text[], %s::bigint[], %s)",
-        (*check_names(IDENT), names, ids, FOR_EVER_SECONDS),
+        (*check_names(IDENT), names, ids, _TIMEOUT_SECONDS),
         lambda answer: {m["Topic"]: m["Removed"] for m in raise_for_error(answer)["Missed"]},
     )
 
@@ -60,7 +57,7 @@ def unmark(topic: str) -> Call[bool]:
     )
 
 
-def marked() -> Call[list[str]]:
+def list_marked() -> Call[list[str]]:
     """List the marked topics that the rules allow this role to use, ordered by name."""
     return Call(
         "SELECT json_agg(s.topic ORDER BY s.topic) FROM messages.stream_subscriptions AS s"

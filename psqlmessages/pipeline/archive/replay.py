@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from psqlmessages.pipeline.archive.store import Archive
 
-# Approximate size of a part. Each part is published in one transaction.
-_ROWS_AT_ONCE: Final = 200_000
-# Number of id ranges in which messages are counted to find the parts.
-_PLACES: Final = 10_000
+# Approximate size of a part, which is published in one transaction.
+_ROWS_PER_PART: Final = 200_000
+# Messages are counted in this number of id ranges, to find the bounds of the parts.
+_COUNT_RANGES: Final = 10_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """The messages that a replay publishes: ``first`` to ``last`` of a topic, split at ``ends``.
+    """The messages that a replay publishes: ids ``first`` to ``last`` of a topic.
 
-    The archive stores it by name, so that an interrupted replay continues with the same parts.
-    ``since`` and ``until`` are ISO times, if the range was given by time.
+    ``since`` and ``until`` are ISO times, if the range was given by time. ``ends`` has the last id
+    of each part. The archive stores the plan, so that a resumed replay has the same parts.
     """
 
     topic: str
@@ -46,41 +46,39 @@ class ReplayPlan:
     rows: int = 0
 
 
-def replay(archive: Archive, name: str, wanted: ReplayPlan) -> Iterator[tuple[int, int]]:
-    """Publish the messages of a plan; yield (parts done, parts in all), first with none done.
+def replay(archive: Archive, name: str, request: ReplayPlan) -> Iterator[tuple[int, int]]:
+    """Publish the requested messages; yield (published parts, all parts), first (0, all).
 
-    Each part is one transaction. The database remembers its name and never publishes it twice.
-    Raises ArchiveError if another plan has the name.
+    Each part is one transaction. The database stores its name and never publishes it twice.
+    Raises ArchiveError if another replay has the name.
     """
-    plan = _settled(archive, name, wanted)
+    plan = _load_or_create_plan(archive, name, request)
     yield 0, len(plan.ends)
-    low = plan.first - 1
-    for number, high in enumerate(plan.ends):
-        part = replace(plan, first=low + 1, last=high)
+    first = plan.first
+    for number, last in enumerate(plan.ends):
+        part = replace(plan, first=first, last=last)
         query = f"replay/{archive.log.identity}/{name}/{number}"
         archive.retry_reads(partial(_publish, archive, part, query))
-        low = high
+        first = last + 1
         yield number + 1, len(plan.ends)
 
 
-def plan_between(
-    wanted: ReplayPlan, begin: int | datetime | None, end: int | datetime | None
+def limit_plan(
+    request: ReplayPlan, begin: int | datetime | None, end: int | datetime | None
 ) -> ReplayPlan:
-    """Add a range of ids or times to a plan, both inclusive; None means no limit."""
-    if isinstance(begin, datetime):
-        wanted = replace(wanted, since=begin.isoformat())
-    elif begin is not None:
-        wanted = replace(wanted, first=begin)
-    if isinstance(end, datetime):
-        wanted = replace(wanted, until=end.isoformat())
-    elif end is not None:
-        wanted = replace(wanted, last=end)
-    return wanted
+    """Add a range of ids or times to a request, both inclusive; None means no limit."""
+    limits: dict[str, Any] = {}
+    for value, id_field, time_field in ((begin, "first", "since"), (end, "last", "until")):
+        if isinstance(value, datetime):
+            limits[time_field] = value.isoformat()
+        elif value is not None:
+            limits[id_field] = value
+    return replace(request, **limits)
 
 
 def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
     (
-        _chosen(archive, part)
+        _select_rows(archive, part)
         .orderBy("id")
         .select("body", "enc")
         .write.format("psqlmessages")
@@ -90,47 +88,47 @@ def _publish(archive: Archive, part: ReplayPlan, query: str) -> None:
     )
 
 
-def _settled(archive: Archive, name: str, wanted: ReplayPlan) -> ReplayPlan:
-    """Return the stored plan of a name; if there is none, make and store it."""
+def _load_or_create_plan(archive: Archive, name: str, request: ReplayPlan) -> ReplayPlan:
+    """Return the stored plan of a name; if there is none, create it."""
     if not _NAME.fullmatch(name):
         raise ArchiveError(
             f"the name of a replay must be 1 to 60 of A-Z, a-z, 0-9, - and _: {name!r}"
         )
     path = f"_replays/{name}.json"
     folder = archive.log.folder
-    asked = json.dumps(asdict(wanted), sort_keys=True)
+    request_json = json.dumps(asdict(request), sort_keys=True)
     if not folder.exists(path):
-        plan = archive.retry_reads(lambda: _cut(archive, wanted))
-        folder.create(path, json.dumps({"asked": asked, "plan": asdict(plan)}))
-    kept = json.loads(folder.read(path))
-    if kept["asked"] != asked:
-        raise ArchiveError(f"another replay has the name {name}: {kept['asked']}")
-    return ReplayPlan(**{**kept["plan"], "ends": tuple(kept["plan"]["ends"])})
+        plan = archive.retry_reads(lambda: _split(archive, request))
+        folder.create(path, json.dumps({"asked": request_json, "plan": asdict(plan)}))
+    stored = json.loads(folder.read(path))
+    if stored["asked"] != request_json:
+        raise ArchiveError(f"another replay has the name {name}: {stored['asked']}")
+    return ReplayPlan(**{**stored["plan"], "ends": tuple(stored["plan"]["ends"])})
 
 
-def _cut(archive: Archive, wanted: ReplayPlan) -> ReplayPlan:
+def _split(archive: Archive, request: ReplayPlan) -> ReplayPlan:
     """Count the messages by ranges of ids, and split the plan into parts of similar size."""
-    rows = _chosen(archive, wanted)
-    found = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
-    if found[0] is None:
-        raise ArchiveError(f"{DATA} has no messages of topic {wanted.topic} in this range")
-    first, last = int(found[0]), int(found[1])
-    width = -(-(last - first + 1) // _PLACES)
-    place = sf.floor((sf.col("id") - first) / width)
-    counts = sorted(tuple(row) for row in rows.groupBy(place).count().collect())
+    rows = _select_rows(archive, request)
+    lowest, highest = rows.agg(sf.min("id"), sf.max("id")).collect()[0]
+    if lowest is None:
+        raise ArchiveError(f"{DATA} has no messages of topic {request.topic} in this range")
+    first, last = int(lowest), int(highest)
+    width = -(-(last - first + 1) // _COUNT_RANGES)
+    range_number = sf.floor((sf.col("id") - first) / width)
+    counts = sorted(tuple(row) for row in rows.groupBy(range_number).count().collect())
     ends, size = [], 0
     for number, count in counts:
         size += count
-        if size >= _ROWS_AT_ONCE:
+        if size >= _ROWS_PER_PART:
             ends.append(min(first + (number + 1) * width - 1, last))
             size = 0
     if size:
         ends.append(last)
     total = sum(count for _, count in counts)
-    return replace(wanted, first=first, last=last, ends=tuple(ends), rows=total)
+    return replace(request, first=first, last=last, ends=tuple(ends), rows=total)
 
 
-def _chosen(archive: Archive, plan: ReplayPlan) -> DataFrame:
+def _select_rows(archive: Archive, plan: ReplayPlan) -> DataFrame:
     files = (
         file
         for file in archive.log.files.values()

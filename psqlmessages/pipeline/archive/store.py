@@ -28,7 +28,7 @@ from psqlmessages.pipeline.archive.log import (
     ArchiveLog,
     ArchiveLogEntry,
 )
-from psqlmessages.pipeline.spark_session import configured
+from psqlmessages.pipeline.spark_session import temporary_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
+_FILE_MISSING: Final = ("PATH_NOT_FOUND", "FAILED_READ_FILE.FILE_NOT_EXIST")
 _MICROSECONDS_A_DAY: Final = 24 * 60 * 60 * 1_000_000
 # Bodies may have 64 MB. The vectorized reader puts 4,096 of them into one array of at most 2 GB.
-_ONE_BY_ONE: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
+_ROW_BY_ROW: Final = ("spark.sql.parquet.enableVectorizedReader", "false")
 # By default, 100 rows would be buffered before their size is checked.
 _SIZE_CHECKS: Final = {"parquet.block.size.row.check.min": 4, "parquet.page.size.row.check.min": 4}
 # By default Spark writes times as INT96, which few other readers support and none can filter by.
@@ -49,18 +49,18 @@ _TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS
 class Archive:
     """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
 
-    Threads and processes may share it: each change is one log entry. The session reads Parquet row
-    by row from now on: see _ONE_BY_ONE.
+    Threads and processes may share it: each change is one log entry. From now on, ``spark`` reads
+    Parquet row by row: see _ROW_BY_ROW.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.spark = spark
-        self.spark.conf.set(*_ONE_BY_ONE)
+        self.spark.conf.set(*_ROW_BY_ROW)
         self.log = ArchiveLog(ArchiveFolder(spark, root))
         self._lock = threading.Lock()
 
     @classmethod
-    def opened(cls, spark: SparkSession, root: str) -> Self:
+    def open(cls, spark: SparkSession, root: str) -> Self:
         """Open an existing archive; raises ArchiveError."""
         archive = cls(spark, root)
         archive.log.load()
@@ -69,7 +69,7 @@ class Archive:
         return archive
 
     @classmethod
-    def made(cls, spark: SparkSession, root: str, cluster: str) -> Self:
+    def open_or_create(cls, spark: SparkSession, root: str, cluster: str) -> Self:
         """Open an archive for writing, and create it if it does not exist.
 
         ``cluster`` is the identity of the database, from stream_horizons. Raises ArchiveError if
@@ -88,31 +88,33 @@ class Archive:
                 f"the archive in {log.folder.root} belongs to database {log.cluster}, but this is"
                 f" {cluster}: use another folder"
             )
-        log.sweep()
+        log.delete_stale_staging()
         return archive
 
     def write(self, batch: DataFrame, guard: Callable[[], None] | None = None) -> None:
         """Archive the rows after the archived position of their topic, and skip the others.
 
         A batch may therefore be written again, and a stream may restart without its checkpoint.
-        ``guard`` is called when the rows are staged, before they are committed; if it raises, the
-        archive is unchanged. When this returns, the files are durable.
+        ``guard`` is called between staging and commit; if it raises, the archive is unchanged. When
+        this returns, the files are durable.
         """
         with self._lock:
             self.log.refresh()
-            while not self._written(batch, guard):
+            while not self._try_write(batch, guard):
                 self.log.refresh()
 
-    def _written(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
-        """Write and commit; return False if another process has archived part of the batch."""
-        with self.staged(self._fresh(batch)) as files:
+    def _try_write(self, batch: DataFrame, guard: Callable[[], None] | None) -> bool:
+        """Stage and commit; return False if another process has archived part of the batch."""
+        with self.stage(self._drop_archived(batch)) as files:
             if guard is not None:
                 guard()
             if not files:
                 return True
-            ends = {file.topic: file.last for file in sorted(files, key=lambda file: file.last)}
+            positions: dict[str, int] = {}
+            for file in files:
+                positions[file.topic] = max(file.last, positions.get(file.topic, 0))
             while all(file.first > self.log.positions.get(file.topic, 0) for file in files):
-                if self.log.commit(ArchiveLogEntry(add=files, positions=ends)):
+                if self.log.commit(ArchiveLogEntry(add=files, positions=positions)):
                     return True
                 self.log.refresh()
         return False
@@ -120,15 +122,15 @@ class Archive:
     def retry_reads(self, read: Callable[[], T]) -> T:
         """Call ``read``, which reads files; repeat it if another process has compacted them."""
         while True:
-            before = self.log.version
+            version = self.log.version
             try:
                 return read()
             except (PySparkException, Py4JJavaError) as error:
                 # The error of a failed task is no PySparkException; its text names the condition.
-                if not any(condition in str(error) for condition in _MISSING):
+                if not any(condition in str(error) for condition in _FILE_MISSING):
                     raise
                 self.log.refresh()
-                if self.log.version == before:
+                if self.log.version == version:
                     raise
 
     def rows(self) -> DataFrame:
@@ -139,40 +141,38 @@ class Archive:
         """Return the rows of these files."""
         paths = [self.log.folder.address(f"{DATA}/{file.path}") for file in files]
         if not paths:
-            none = (sf.lit(None).cast(type_).alias(name) for name, type_ in COLUMNS.items())
-            return self.spark.range(0).select(*none)
+            return self.spark.createDataFrame([], SCHEMA)
         return self.spark.read.schema(SCHEMA).parquet(*paths)
 
     @contextmanager
-    def staged(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
-        """Write rows to staged files by topic and day (UTC); afterwards delete those not committed.
+    def stage(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
+        """Write rows to staged files by topic and day (UTC); afterwards delete uncommitted ones.
 
-        After an error in the block they remain: an entry that names them may exist, and the next
-        process to read it then moves them.
+        After an error in the block they remain: a log entry may name them already.
         """
         staging = f"{STAGING}/{uuid4().hex}"
         try:
-            files = self._stage(rows, staging)
+            files = self._write_staged_files(rows, staging)
         except BaseException:
             self.log.folder.delete(staging)
             raise
         yield files
         self.log.folder.delete(staging)
 
-    def pass_over(self, positions: Mapping[str, int]) -> None:
+    def skip_to(self, positions: Mapping[str, int]) -> None:
         """Record that messages up to these positions will never be archived."""
         with self._lock:
             while not self.log.commit(ArchiveLogEntry(positions=positions)):
                 self.log.refresh()
 
-    def _stage(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
+    def _write_staged_files(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
         target = self.log.folder.address(staging)
-        # As ``log.key``.
+        # As ``log.topic_hash``.
         key = sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
         # The day in UTC, independent of the session's time zone.
         days = sf.floor(sf.unix_micros("published_at") / _MICROSECONDS_A_DAY).cast("int")
         date_ = sf.date_from_unix_date(days).cast("string")
-        with configured(rows.sparkSession, _TIMESTAMPS):
+        with temporary_settings(rows.sparkSession, _TIMESTAMPS):
             (
                 rows.select(*COLUMNS, key.alias("key"), date_.alias("date"))
                 .sortWithinPartitions("key", "date", "id")
@@ -180,7 +180,7 @@ class Archive:
                 .options(compression="zstd", **_SIZE_CHECKS)
                 .parquet(target)
             )
-        if not self.log.folder.names(staging).keys() - {"_SUCCESS"}:
+        if not self.log.folder.list_entries(staging).keys() - {"_SUCCESS"}:
             return ()
         # Reading the statistics also checks that the files are readable.
         found = (
@@ -197,89 +197,90 @@ class Archive:
         )
         unique = uuid4().hex[:8]
         return tuple(
-            ArchiveFile.of(staging + row.file_path.rpartition(staging)[2], row, f"{unique}{number}")
+            ArchiveFile.from_statistics(
+                staging + row.file_path.rpartition(staging)[2], row, f"{unique}{number}"
+            )
             for number, row in enumerate(found)
         )
 
-    def _fresh(self, batch: DataFrame) -> DataFrame:
-        """Filter out archived rows: messages arrive in order of ids, so the position is enough."""
+    def _drop_archived(self, batch: DataFrame) -> DataFrame:
+        """Drop rows up to the archived position: messages arrive in the order of their ids."""
         if not self.log.positions:
             return batch
         positions = sf.from_json(sf.lit(json.dumps(self.log.positions)), "map<string, bigint>")
-        known = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "passed"))
-        found = batch.join(sf.broadcast(known), "topic", "left")
-        return found.where(sf.col("passed").isNull() | (sf.col("id") > sf.col("passed")))
+        archived = batch.sparkSession.range(1).select(sf.explode(positions).alias("topic", "last"))
+        joined = batch.join(sf.broadcast(archived), "topic", "left")
+        return joined.where(sf.col("last").isNull() | (sf.col("id") > sf.col("last")))
 
 
 # Compaction: merge many small files of one topic and day into few large ones, in one log entry.
 
 # Files of at least this size are not merged.
 LARGE_BYTES: Final = 128 * 1024 * 1024
-# Merge this number of files of similar size, so that each row is rewritten only a few times.
-MANY: Final = 16
+# Fewer files of similar size are not merged yet, so that each row is rewritten only a few times.
+MIN_FILES_TO_MERGE: Final = 16
 _SMALLEST_BYTES: Final = 32 * 1024
 
 
-def due(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
+def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[ArchiveFile]]:
     """Yield groups of files to merge, each of one topic and one day.
 
-    Today: at least MANY files of similar size. Earlier days: all small files, if more than one.
+    Earlier days: all small files. Today: only MIN_FILES_TO_MERGE or more of similar size.
     """
-    for small in _small(files):
+    for small in _group_small_files(files):
         if small[0].date < today.isoformat() and len(small) > 1:
             yield small
             continue
-        sizes: dict[int, list[ArchiveFile]] = defaultdict(list)
+        by_size: dict[int, list[ArchiveFile]] = defaultdict(list)
         for file in small:
-            # A power of eight times 32 kB, rounded down.
-            sizes[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
-        yield from (same for same in sizes.values() if len(same) >= MANY)
+            # Sizes are similar between two powers of eight times 32 kB.
+            by_size[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
+        yield from (group for group in by_size.values() if len(group) >= MIN_FILES_TO_MERGE)
 
 
 def compact_some(archive: Archive) -> int:
-    """Merge the first group that is due, between two batches; return how many files it saved."""
-    first = next(due(archive.log.files.values(), datetime.now(UTC).date()), None)
+    """Merge the first due group, if there is one; return how many files this saved."""
+    first = next(groups_to_merge(archive.log.files.values(), datetime.now(UTC).date()), None)
     return merge(archive, first) if first else 0
 
 
 def compact_all(archive: Archive) -> Iterator[tuple[list[ArchiveFile], int]]:
-    """Merge all small files of each topic and day; yield each group and how many files it saved."""
+    """Merge the small files of each topic and day; yield each group and the saved files."""
     archive.log.refresh()
-    for small in list(_small(archive.log.files.values())):
+    for small in list(_group_small_files(archive.log.files.values())):
         if len(small) > 1:
             yield small, merge(archive, small)
 
 
 def merge(archive: Archive, files: list[ArchiveFile]) -> int:
-    """Rewrite files as fewer ones, and swap them in one entry; return how many files it saved.
+    """Rewrite files as fewer ones, swapped in one log entry; return how many files this saved.
 
-    The result is 0 if another process has merged them first. Other processes may add files at the
-    same time. Raises ArchiveError if the number of rows read differs from the log.
+    Returns 0 if another process has merged them first. Raises ArchiveError if the number of rows
+    differs from the log.
     """
-    number = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
+    new_count = max(1, ceil(sum(file.bytes for file in files) / LARGE_BYTES))
     entry = ArchiveLogEntry(remove=tuple(file.path for file in files))
 
     def attempt() -> int:
         if any(path not in archive.log.files for path in entry.remove):
             return 0
         rows = archive.read(files)
-        rows = rows.coalesce(1) if number == 1 else rows.repartitionByRange(number, "id")
-        with archive.staged(rows) as made:
-            if sum(file.rows for file in made) != sum(file.rows for file in files):
+        rows = rows.coalesce(1) if new_count == 1 else rows.repartitionByRange(new_count, "id")
+        with archive.stage(rows) as new_files:
+            if sum(file.rows for file in new_files) != sum(file.rows for file in files):
                 raise ArchiveError(
-                    f"{files[0].path} and {len(files) - 1} more differ from the log in their row"
-                    " count"
+                    f"{files[0].path} and {len(files) - 1} more: row counts differ from the log"
                 )
             while all(path in archive.log.files for path in entry.remove):
-                if archive.log.commit(replace(entry, add=made)):
-                    return len(files) - len(made)
+                if archive.log.commit(replace(entry, add=new_files)):
+                    return len(files) - len(new_files)
                 archive.log.refresh()
         return 0
 
     return archive.retry_reads(attempt)
 
 
-def _small(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
+def _group_small_files(files: Iterable[ArchiveFile]) -> Iterator[list[ArchiveFile]]:
     groups: dict[tuple[str, str], list[ArchiveFile]] = defaultdict(list)
     for file in files:
         if file.bytes < LARGE_BYTES:

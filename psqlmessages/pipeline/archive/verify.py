@@ -22,31 +22,31 @@ from psqlmessages.exceptions import ServerUnreachable
 from psqlmessages.pipeline import offsets
 from psqlmessages.pipeline.archive import marks
 from psqlmessages.pipeline.archive.log import ArchiveError
-from psqlmessages.pipeline.database import Database, connectable, dsn
+from psqlmessages.pipeline.database import Database, add_defaults, dsn
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.store import Archive
 
 # Number of id ranges per topic in which differences are reported.
 _RANGES: Final = 64
-# Reads no row, but prevents removals until the transaction ends.
-_LOCK: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
+# Reads no rows, but prevents removals until the transaction ends.
+_LOCK_REMOVALS: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
 # Both sides hash the same text. The sender is preceded by its length, so the text is unambiguous.
-_IN_TABLE: Final = """
+_STORED_SUMS: Final = """
     SELECT (id - %(low)s - 1) / %(width)s, count(*),
         sum(('x' || left(md5(convert_to(concat_ws(
             ':', id, (extract(epoch FROM published_at) * 1000000)::bigint, coalesce(enc, ''),
             length(sender), sender || body
         ), 'UTF8')), 15))::bit(60)::bigint)
     FROM generate_series(%(low)s::bigint, %(high)s::bigint - 1, 20000) AS part (after_id)
-    -- Each call collects its rows: by parts they stay few.
+    -- Each call collects its rows in memory, so read parts.
     CROSS JOIN LATERAL messages.read_stream(
         %(ident)s, %(topic)s, part.after_id, least(part.after_id + 20000, %(high)s)
     )
     GROUP BY 1
 """
-_IN_FILES: Final = """
+_ARCHIVED_CHECKSUM: Final = """
     sum(cast(conv(left(md5(cast(concat_ws(
         ':', id, unix_micros(published_at), coalesce(enc, ''), length(sender), concat(sender, body)
     ) AS binary)), 15), 16, 10) AS decimal(20)))
@@ -60,23 +60,25 @@ class Checksum(NamedTuple):
     checksum: int
 
 
-NOTHING: Final = Checksum(0, 0)
+ZERO: Final = Checksum(0, 0)
+# By topic and number of the range.
+RangeSums = dict[str, dict[int, Checksum]]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A topic or a range of its ids (above ``low``, up to ``high``), on both sides."""
+    """Checksums of a topic or of a range of its ids: above ``low``, up to ``high``."""
 
     topic: str
     low: int
     high: int
-    kept: Checksum
+    stored: Checksum
     archived: Checksum
 
     @property
     def is_equal(self) -> bool:
         """Whether both sides are equal."""
-        return self.kept == self.archived
+        return self.stored == self.archived
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,46 +92,44 @@ class _Range:
 
 
 def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Comparison]:
-    """Compare all archived topics (or these), from the first stored to the last archived message.
+    """Compare archived topics (default: all), from the first stored to the last archived message.
 
-    A topic that differs is followed by its ranges that differ. Raises ArchiveError if the archive
-    belongs to another database, or if nothing of a named topic is archived.
+    Yields each topic; if it differs, also its ranges of ids that differ. Raises ArchiveError if the
+    archive belongs to another database, or if it has no messages of a topic in ``topics``.
     """
     if unknown := sorted(set(topics or ()) - archive.log.positions.keys()):
         raise ArchiveError(f"the archive has no messages of {', '.join(unknown)}")
     names = sorted(topics or archive.log.positions)
-    kept, bounds = _kept(archive, names)
-    archived = archive.retry_reads(lambda: _archived(archive, bounds))
+    stored, bounds = _sum_stored(archive, names)
+    archived = archive.retry_reads(lambda: _sum_archived(archive, bounds))
     for topic, bound in bounds.items():
-        ours, theirs = kept[topic], archived.get(topic, {})
-        yield Comparison(topic, bound.low, bound.high, _total(ours), _total(theirs))
-        for place in sorted(ours.keys() | theirs.keys()):
-            low = bound.low + place * bound.width
+        in_table, in_files = stored[topic], archived.get(topic, {})
+        yield Comparison(topic, bound.low, bound.high, _add_up(in_table), _add_up(in_files))
+        for number in sorted(in_table.keys() | in_files.keys()):
+            low = bound.low + number * bound.width
             high = min(low + bound.width, bound.high)
             part = Comparison(
-                topic, low, high, ours.get(place, NOTHING), theirs.get(place, NOTHING)
+                topic, low, high, in_table.get(number, ZERO), in_files.get(number, ZERO)
             )
             if not part.is_equal:
                 yield part
 
 
-def _kept(
-    archive: Archive, topics: list[str]
-) -> tuple[dict[str, dict[int, Checksum]], dict[str, _Range]]:
-    """Sum up the stored messages by topic and number of the range, while removals are locked."""
-    sums: dict[str, dict[int, Checksum]] = {}
+def _sum_stored(archive: Archive, topics: list[str]) -> tuple[RangeSums, dict[str, _Range]]:
+    """Sum up the stored messages by topic and range number, while no message can be removed."""
+    sums: RangeSums = {}
     try:
-        with psycopg.connect(connectable(dsn())) as connection:
-            bounds = _bounds(archive, topics)
+        with psycopg.connect(add_defaults(dsn())) as connection:
+            bounds = _compared_ranges(archive, topics)
             for topic in list(bounds)[:1]:
-                connection.execute(_LOCK, (marks.IDENT, topic))
-                # Something may have been removed before the lock.
-                bounds = _bounds(archive, topics)
+                connection.execute(_LOCK_REMOVALS, (marks.IDENT, topic))
+                # Messages may have been removed before the lock.
+                bounds = _compared_ranges(archive, topics)
             for topic, bound in bounds.items():
-                given = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
-                given |= {"low": bound.low, "high": bound.high}
-                rows = connection.execute(_IN_TABLE, given).fetchall()
-                sums[topic] = {place: Checksum(count, int(sum_)) for place, count, sum_ in rows}
+                parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
+                parameters |= {"low": bound.low, "high": bound.high}
+                rows = connection.execute(_STORED_SUMS, parameters).fetchall()
+                sums[topic] = {number: Checksum(count, int(sum_)) for number, count, sum_ in rows}
     except psycopg.OperationalError as error:
         raise ServerUnreachable(f"cannot read the database: {str(error).strip()}") from error
     except psycopg.Error as error:
@@ -137,50 +137,48 @@ def _kept(
     return sums, bounds
 
 
-def _bounds(archive: Archive, topics: list[str]) -> dict[str, _Range]:
+def _compared_ranges(archive: Archive, topics: list[str]) -> dict[str, _Range]:
     """Return the range of ids to compare for each topic that has stored and archived messages."""
     with closing(Database({})) as database:
-        found = offsets.ask(database, marks.IDENT, ["*"])
-    if found.cluster != archive.log.cluster:
+        watermarks = offsets.read_watermarks(database, marks.IDENT, ["*"])
+    if watermarks.cluster != archive.log.cluster:
         raise ArchiveError(
-            f"the archive belongs to database {archive.log.cluster}, but this is {found.cluster}"
+            f"the archive belongs to database {archive.log.cluster},"
+            f" but this is {watermarks.cluster}"
         )
     bounds = {
-        name: _Range(found.topics[name].removed, archive.log.positions[name])
+        name: _Range(watermarks.topics[name].removed, archive.log.positions[name])
         for name in topics
-        if name in found.topics
+        if name in watermarks.topics
     }
     return {name: bound for name, bound in bounds.items() if bound.high > bound.low}
 
 
-def _archived(archive: Archive, bounds: Mapping[str, _Range]) -> dict[str, dict[int, Checksum]]:
+def _sum_archived(archive: Archive, bounds: Mapping[str, _Range]) -> RangeSums:
     files = [
         file
         for file in archive.log.files.values()
         if file.topic in bounds and file.last > bounds[file.topic].low
     ]
-    wanted = {name: [bound.low, bound.high, bound.width] for name, bound in bounds.items()}
-    known = archive.spark.range(1).select(
-        sf.explode(sf.from_json(sf.lit(json.dumps(wanted)), "map<string, array<bigint>>")).alias(
-            "topic", "bound"
-        )
-    )
+    values = {name: [bound.low, bound.high, bound.width] for name, bound in bounds.items()}
+    by_topic = sf.from_json(sf.lit(json.dumps(values)), "map<string, array<bigint>>")
+    known = archive.spark.range(1).select(sf.explode(by_topic).alias("topic", "bound"))
     low, high, width = (sf.col("bound")[number] for number in range(3))
     rows = (
         archive.read(files)
         .join(sf.broadcast(known), "topic")
         .where((sf.col("id") > low) & (sf.col("id") <= high))
-        .groupBy("topic", sf.floor((sf.col("id") - low - 1) / width).alias("place"))
-        .agg(sf.count("*").alias("rows"), sf.expr(_IN_FILES).alias("checksum"))
+        .groupBy("topic", sf.floor((sf.col("id") - low - 1) / width).alias("number"))
+        .agg(sf.count("*").alias("rows"), sf.expr(_ARCHIVED_CHECKSUM).alias("checksum"))
         .collect()
     )
-    sums: dict[str, dict[int, Checksum]] = defaultdict(dict)
+    sums: RangeSums = defaultdict(dict)
     for row in rows:
-        sums[row.topic][row.place] = Checksum(row.rows, int(row.checksum))
+        sums[row.topic][row.number] = Checksum(row.rows, int(row.checksum))
     return sums
 
 
-def _total(sums: Mapping[int, Checksum]) -> Checksum:
+def _add_up(sums: Mapping[int, Checksum]) -> Checksum:
     return Checksum(
         sum(each.rows for each in sums.values()), sum(each.checksum for each in sums.values())
     )

@@ -1,4 +1,4 @@
-"""Exchange definitions in the form that Spark transports: text, compiled on the executor."""
+"""Exchange definitions as text, which Spark transports and executors compile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from psqlmessages.exchanges.model import CompiledExchange, QueueRef, RouteTarget
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.pipeline.private_folder import replace_file
 
-_NUMBERS = ("parallel", "wsize", "reserve", "max_hops")
+_NUMBER_FIELDS = ("parallel", "wsize", "reserve", "max_hops")
 
 
 class UnsuitableExchange(MessagesError):
@@ -29,7 +29,7 @@ class ExchangeInput(NamedTuple):
     place: QueueRef
 
 
-def written(exchanges: Iterable[CompiledExchange]) -> str:
+def dump_exchanges(exchanges: Iterable[CompiledExchange]) -> str:
     """Write exchanges as text, ordered by name, so that equal exchanges give equal texts."""
     documents = [
         {
@@ -39,15 +39,15 @@ def written(exchanges: Iterable[CompiledExchange]) -> str:
                 [*astuple(target.place), target.selector.text if target.selector else ""]
                 for target in exchange.targets
             ],
-            **{name: getattr(exchange, name) for name in _NUMBERS},
+            **{name: getattr(exchange, name) for name in _NUMBER_FIELDS},
         }
         for exchange in sorted(exchanges, key=lambda exchange: exchange.name)
     ]
     return json.dumps(documents)
 
 
-def sources(text: str) -> tuple[ExchangeInput, ...]:
-    """Return the source of each exchange, without compiling anything."""
+def read_inputs(text: str) -> tuple[ExchangeInput, ...]:
+    """Return the source queue of each exchange, without compiling selectors."""
     return tuple(
         ExchangeInput(f"exchange.{each['name']}", QueueRef(*each["source"]))
         for each in json.loads(text)
@@ -55,11 +55,8 @@ def sources(text: str) -> tuple[ExchangeInput, ...]:
 
 
 @lru_cache(maxsize=16)
-def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...]:
-    """Import the modules with selector functions, and compile exchanges, once per process.
-
-    Raises UnsuitableExchange if a module or a selector is missing.
-    """
+def compile_exchanges(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...]:
+    """Import modules of selector functions and compile exchanges; raise UnsuitableExchange."""
     for module in modules:
         try:
             import_module(module)
@@ -67,10 +64,10 @@ def compiled(text: str, modules: tuple[str, ...]) -> tuple[CompiledExchange, ...
             raise UnsuitableExchange(
                 f"an executor cannot import {module}, which should contain selectors: {error}"
             ) from error
-    return tuple(_compiled(each) for each in json.loads(text))
+    return tuple(_compile_exchange(each) for each in json.loads(text))
 
 
-def _compiled(document: dict[str, Any]) -> CompiledExchange:
+def _compile_exchange(document: dict[str, Any]) -> CompiledExchange:
     targets = []
     for namespace, queue, text in document["targets"]:
         place = QueueRef(namespace, queue)
@@ -85,19 +82,16 @@ def _compiled(document: dict[str, Any]) -> CompiledExchange:
     return CompiledExchange(**(document | places))
 
 
-# The folder in which the driver tells its data source which exchanges to run.
-
-
 class DefinitionFolder:
-    """The numbered editions of the definitions, and the last edition that is in use.
+    """The folder in which the driver tells its data source which exchanges to run.
 
-    Spark runs the data source of a stream in a separate process beside the driver, and its options
-    cannot change after the stream has started.
+    Each change of the definitions is a new, numbered edition. Spark runs the data source of a
+    stream in a separate process, and its options cannot change after the stream has started.
     """
 
     def __init__(self, path: Path) -> None:
         self._definitions = path / "definitions"
-        self._taken_over = path / "taken-over"
+        self._edition_in_use = path / "edition-in-use"
 
     def put(self, edition: int, text: str) -> None:
         """Publish an edition."""
@@ -108,14 +102,14 @@ class DefinitionFolder:
         number, _, text = self._definitions.read_text(encoding="utf-8").partition("\n")
         return int(number), text
 
-    def take_over(self, edition: int) -> None:
-        """Record that no task uses an earlier edition."""
-        replace_file(self._taken_over, str(edition))
+    def record_in_use(self, edition: int) -> None:
+        """Record that tasks use this edition from now on, and no earlier one."""
+        replace_file(self._edition_in_use, str(edition))
 
     @property
-    def taken_over(self) -> int:
-        """The last edition that was recorded by ``take_over``; 0 if none was."""
+    def edition_in_use(self) -> int:
+        """The last edition recorded by ``record_in_use``; 0 before the first."""
         try:
-            return int(self._taken_over.read_text(encoding="utf-8"))
+            return int(self._edition_in_use.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return 0

@@ -1,4 +1,4 @@
-"""Exchanges on Spark: the driver."""
+"""Driver of exchanges on Spark: starts the query and replaces its definitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.exchanges.model import CompiledExchange
-from psqlmessages.pipeline.exchange.definition import DefinitionFolder, written
+from psqlmessages.pipeline.exchange.definition import DefinitionFolder, dump_exchanges
 from psqlmessages.pipeline.exchange.source import (
     FORMAT,
     OPTION,
@@ -29,11 +29,11 @@ _POLL_SECONDS: Final = 0.02
 class SparkExchanges:
     """Runs exchanges in a Spark session, in parallel ``tasks`` (default: the number of cores).
 
-    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``: for
-    ``span`` seconds at most, and until it has found nothing for ``linger`` seconds. A Spark thread
-    calls ``record`` with the number and the counts of each turn. Executors import ``modules``,
-    which contain selector functions. ``dsn_file`` holds the address of the namespace default;
-    executors read other addresses from the variables PSQLMESSAGES_DSN_<NAME>.
+    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. It
+    ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. A Spark
+    thread calls ``record`` with the number and the counts of each turn. Executors import
+    ``modules``, which contain selector functions. ``dsn_file`` contains the address of the
+    namespace default; executors read others from the variables PSQLMESSAGES_DSN_<NAME>.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class SparkExchanges:
     ) -> None:
         self._spark = spark
         self._record = record
-        self._home = Path(tempfile.mkdtemp(prefix="exchange-", dir=driver_folder()))
-        self._folder = DefinitionFolder(self._home)
+        self._path = Path(tempfile.mkdtemp(prefix="exchange-", dir=driver_folder()))
+        self._folder = DefinitionFolder(self._path)
         self._edition = 0
         self._text = ""
         self._query: StreamingQuery | None = None
         self._settings = TurnSettings(
-            folder=str(self._home),
+            folder=str(self._path),
             tasks=tasks or spark.sparkContext.defaultParallelism,
             span=span,
             linger=linger,
@@ -66,7 +66,7 @@ class SparkExchanges:
 
     def define(self, exchanges: Iterable[CompiledExchange]) -> bool:
         """Run exactly these exchanges from the next turn on; return whether they have changed."""
-        text = written(exchanges)
+        text = dump_exchanges(exchanges)
         if text == self._text:
             return False
         self._text = text
@@ -75,42 +75,40 @@ class SparkExchanges:
         return True
 
     @property
-    def is_settled(self) -> bool:
+    def is_current(self) -> bool:
         """Whether no task uses earlier definitions."""
-        is_over = self._query is None or not self._query.isActive
-        return is_over or self._folder.taken_over == self._edition
+        is_stopped = self._query is None or not self._query.isActive
+        return is_stopped or self._folder.edition_in_use == self._edition
 
     def start(self, *, once: bool = False) -> StreamingQuery:
         """Start the query; with ``once``, it ends when the queues are empty."""
         self._spark.dataSource.register(ExchangeSource)
-        trigger: dict[str, Any] = (
-            {"availableNow": True} if once else {"processingTime": "0 seconds"}
-        )
+        trigger: Any = {"availableNow": True} if once else {"processingTime": "0 seconds"}
         self._query = (
             self._spark.readStream.format(FORMAT)
             .option(OPTION, self._settings.as_option())
             .load()
             .writeStream.foreachBatch(self._on_turn)
             # Turns have no state to restore: a restarted job begins with the first turn.
-            .option("checkpointLocation", (self._home / "checkpoint").as_uri())
+            .option("checkpointLocation", (self._path / "checkpoint").as_uri())
             .trigger(**trigger)
             .start()
         )
         return self._query
 
     def stop(self, seconds: float = 60) -> None:
-        """Stop after the current turn, or after this number of seconds."""
+        """Stop after the current turn, but wait for it at most this number of seconds."""
         self.define(())
-        self.settle(seconds)
+        self.wait_until_current(seconds)
         if self._query is not None:
             self._query.stop()
 
-    def settle(self, seconds: float) -> bool:
-        """Wait until no task uses earlier definitions; return False if the time is over before."""
-        until = monotonic() + seconds
-        while not self.is_settled and self._query is not None and monotonic() < until:
+    def wait_until_current(self, seconds: float) -> bool:
+        """Wait until no task uses earlier definitions; return False on timeout."""
+        deadline = monotonic() + seconds
+        while not self.is_current and self._query is not None and monotonic() < deadline:
             self._query.awaitTermination(_POLL_SECONDS)  # type: ignore[arg-type]
-        return self.is_settled
+        return self.is_current
 
     def _on_turn(self, frame: DataFrame, turn: int) -> None:
         self._record(turn, [TaskCounts(*row) for row in frame.collect()])

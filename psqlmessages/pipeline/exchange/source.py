@@ -8,32 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+import psycopg
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from psqlmessages.client.queue_listener import QueueListener
+from psqlmessages.client.wakeups import PollSchedule
+from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.counters import ExchangeCounters, Histogram
 from psqlmessages.exchanges.engine.remote import CircuitBreaker
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeRunner
 from psqlmessages.pipeline import database
-from psqlmessages.pipeline.exchange.definition import DefinitionFolder, compiled, sources
-from psqlmessages.pipeline.exchange.watcher import SourceWatcher
+from psqlmessages.pipeline.exchange.definition import (
+    DefinitionFolder,
+    ExchangeInput,
+    compile_exchanges,
+    read_inputs,
+)
 from psqlmessages.pipeline.source_options import refuse_unknown
+from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 
-# Task runs: one task on an executor runs the consumers of exchanges for a limited time.
+logger = logging.getLogger("psqlmessages")
 
-# Not outcomes of elements: how often consumers had to wait, and whether a call was not authorized.
+# Two counts are no outcomes of elements: waits of consumers, and whether a rule is missing.
 WAITS: Final = "waits"
 REFUSALS: Final = "refusals"
 
-# Shared by all task runs of this process, so that the next one also respects an open circuit.
+# Shared by all task runs of this process: an open circuit also stops the next run.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
 
 
@@ -54,7 +66,7 @@ class TaskCounts(NamedTuple):
         return self.outcome == REFUSALS
 
     def add_to(self, counters: ExchangeCounters) -> None:
-        """Add these counts to others."""
+        """Add these counts to the counters of the exchange."""
         if self.outcome == WAITS:
             counters.waits += self.number
         elif not self.is_refusal:
@@ -63,7 +75,7 @@ class TaskCounts(NamedTuple):
 
 
 class TimedRunner(ExchangeRunner):
-    """An exchange runner that knows when it has last found elements."""
+    """An exchange runner that records when it last found elements."""
 
     def __init__(self, plan: ExchangePlan, databases: dict[str, DatabaseHandle]) -> None:
         self.counters = ExchangeCounters()
@@ -71,17 +83,17 @@ class TimedRunner(ExchangeRunner):
         self.found_at = monotonic()
 
     def on_elements_found(self) -> None:
-        """Note that elements were found."""
+        """Record the time."""
         self.found_at = monotonic()
         super().on_elements_found()
 
     def counts(self) -> Iterator[TaskCounts]:
-        """Yield the counts of its consumers."""
+        """Yield the counts of this run."""
         name = self.plan.exchange.name
         for (outcome, destination), entry in self.counters.entries.items():
             if entry.count:
-                figures = (entry.count, entry.seconds, entry.buckets, entry.selector_seconds)
-                yield TaskCounts(name, outcome, destination, *figures)
+                values = (entry.count, entry.seconds, entry.buckets, entry.selector_seconds)
+                yield TaskCounts(name, outcome, destination, *values)
         if self.counters.waits:
             yield TaskCounts(name, WAITS, -1, self.counters.waits, 0.0, [], 0.0)
         if self.log.may_lack_rules:
@@ -90,13 +102,13 @@ class TimedRunner(ExchangeRunner):
 
 FORMAT: Final = "psqlmessages-exchange"
 OPTION: Final = "settings"
-# The longest wait of the driver, and so the delay until it sees new definitions or a stop.
-_WAIT_SECONDS: Final = 0.5
+# While the driver waits, it sees neither new definitions nor a stop.
+_MAX_WAIT_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """The settings of a turn; ``dsn_file`` holds the address of the namespace default."""
+    """The settings of a turn: see SparkExchanges."""
 
     folder: str
     tasks: int
@@ -118,26 +130,24 @@ class TurnSettings:
 
     def address(self, namespace: str) -> str:
         """Return a namespace's address as set in this process; raises DsnMissing."""
-        is_named = self.dsn_file is not None and namespace == "default"
-        return database.dsn({database.OPTION: str(self.dsn_file)} if is_named else None, namespace)
+        if self.dsn_file is not None and namespace == "default":
+            return database.dsn({database.OPTION: self.dsn_file}, namespace)
+        return database.dsn(None, namespace)
 
 
 async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> list[TaskCounts]:
-    """Run the consumers of exchanges in one task, and return their counts.
-
-    It ends after ``span`` seconds, or earlier if no consumer has found anything for ``linger``
-    seconds; current batches are finished.
-    """
+    """Run exchanges in one task until its time is over; return their counts."""
     aliases = sorted({alias for plan in plans for alias in plan.namespaces})
-    databases = {alias: _database(alias, settings.address(alias)) for alias in aliases}
+    databases = {alias: _make_handle(alias, settings.address(alias)) for alias in aliases}
     runners = [TimedRunner(plan, databases) for plan in plans]
-    until = monotonic() + settings.span
+    deadline = monotonic() + settings.span
 
     def stop_in_time() -> None:
+        # `stop` lets the runners finish their current batches.
         found_at = max((runner.found_at for runner in runners), default=0.0)
-        left = min(until, found_at + settings.linger) - monotonic()
-        if left > 0:
-            asyncio.get_running_loop().call_later(left, stop_in_time)
+        seconds_left = min(deadline, found_at + settings.linger) - monotonic()
+        if seconds_left > 0:
+            asyncio.get_running_loop().call_later(seconds_left, stop_in_time)
             return
         for runner in runners:
             runner.stop()
@@ -146,15 +156,118 @@ async def run_task(plans: Sequence[ExchangePlan], settings: TurnSettings) -> lis
     try:
         await asyncio.gather(*(runner.run() for runner in runners))
     finally:
-        for database_ in databases.values():
-            await database_.listener.close()
+        for handle in databases.values():
+            await handle.listener.close()
     return [counts for runner in runners for counts in runner.counts()]
 
 
-def _database(alias: str, address: str) -> DatabaseHandle:
+def _make_handle(alias: str, address: str) -> DatabaseHandle:
     handle = DatabaseHandle(alias, address)
     handle.circuit = _circuits.setdefault((alias, address), handle.circuit)
     return handle
+
+
+_MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.1), timedelta(seconds=5)
+
+
+@dataclass(eq=False)
+class WatchedSource:
+    """One source queue, and the time of the next query of its state."""
+
+    source: ExchangeInput
+    listener: QueueListener
+    log: RateLimitedLogger
+    wake_event: asyncio.Event
+    backoff: Backoff = field(default_factory=lambda: Backoff(_MIN_BACKOFF, _MAX_BACKOFF))
+    next_at: float = 0.0
+    wakeups: int = 0
+    schedule: PollSchedule = field(default_factory=PollSchedule)
+
+    def wake(self) -> None:
+        """Query the state now, or after the backoff if its server is down."""
+        self.wakeups += 1
+        self.schedule.reset()
+        self.next_at = self.backoff.next_at
+        self.wake_event.set()
+
+    async def has_work(self) -> bool:
+        """Return whether the queue has available elements; schedule the next query."""
+        wakeups = self.wakeups
+        try:
+            state = await self.listener.listen(self.source.ident, self.source.place.queue)
+        except (psycopg.Error, MessagesError) as error:
+            now = monotonic()
+            self.next_at = now + self.backoff.failed(now)
+            text = error_line(error)
+            self.log.warning("node %s cannot watch queue %s: %s", *self.source, text)
+            return False
+        self.backoff.succeeded()
+        now = monotonic()
+        next_at = state.again_at if state.next_at is None else state.next_at
+        if self.wakeups == wakeups:
+            self.next_at = min(now + self.schedule.interval, next_at)
+            self.schedule.polled()
+        return next_at <= now
+
+
+class SourceWatcher:
+    """Watches the source queues of exchanges, with one listening connection per database."""
+
+    def __init__(self, address: Callable[[str], str]) -> None:
+        self._address = address
+        self._loop = asyncio.new_event_loop()
+        self._listeners: dict[str, QueueListener] = {}
+        self._watched: dict[ExchangeInput, WatchedSource] = {}
+        self._log = RateLimitedLogger(logger)
+        self._wake_event = asyncio.Event()
+
+    def has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+        """Wait until a queue has available elements; return False on timeout.
+
+        If a server is down or a rule is missing, log it and retry.
+        """
+        return self._loop.run_until_complete(self._has_work(sources, seconds))
+
+    def wake(self) -> None:
+        """Query the state of all queues again."""
+        for watched in self._watched.values():
+            watched.wake()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for listener in self._listeners.values():
+            self._loop.run_until_complete(listener.close())
+        self._loop.close()
+
+    async def _has_work(self, sources: Collection[ExchangeInput], seconds: float) -> bool:
+        deadline = monotonic() + seconds
+        self._watch_only(sources)
+        while True:
+            self._wake_event.clear()
+            for watched in self._watched.values():
+                if watched.next_at <= monotonic() and await watched.has_work():
+                    return True
+            next_at = min([deadline, *(watched.next_at for watched in self._watched.values())])
+            if (left := next_at - monotonic()) > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake_event.wait(), left)
+            if monotonic() >= deadline:
+                return False
+
+    def _watch_only(self, sources: Collection[ExchangeInput]) -> None:
+        for source in self._watched.keys() - set(sources):
+            watched = self._watched.pop(source)
+            watched.listener.remove(source.place.queue, watched.wake)
+        for source in sources:
+            namespace = source.place.namespace
+            if namespace not in self._listeners:
+                address = self._address(namespace)
+                self._listeners[namespace] = QueueListener(address, "exchange listens")
+            if source not in self._watched:
+                listener = self._listeners[namespace]
+                watched = WatchedSource(source, listener, self._log, self._wake_event)
+                listener.add(source.place.queue, watched.wake)
+                self._watched[source] = watched
 
 
 class ExchangeSource(DataSource):
@@ -184,7 +297,7 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings = settings
         self._watcher: SourceWatcher | None = None
         self._turn = -1
-        self._wait_seconds = _WAIT_SECONDS
+        self._wait_seconds = _MAX_WAIT_SECONDS
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Return the offset before the first turn."""
@@ -205,9 +318,9 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The turn before this offset has ended, and the next turn uses the definitions read here.
         folder = DefinitionFolder(Path(self._settings.folder))
         edition, text = folder.get()
-        if edition != folder.taken_over:
-            folder.take_over(edition)
-        has_work = self._watcher.has_work(sources(text), self._wait_seconds)
+        if edition != folder.edition_in_use:
+            folder.record_in_use(edition)
+        has_work = self._watcher.has_work(read_inputs(text), self._wait_seconds)
         return {"turn": turn + 1 if has_work else turn}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
@@ -217,7 +330,7 @@ class ExchangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[TaskCounts]:
         """Run the consumers for a limited time, on an executor."""
-        exchanges = compiled(partition.value, self._settings.modules)
+        exchanges = compile_exchanges(partition.value, self._settings.modules)
         plans = [ExchangePlan.of(exchange) for exchange in exchanges]
         yield from asyncio.run(run_task(plans, self._settings))
 

@@ -1,4 +1,4 @@
-"""Figures of a report, computed by Spark from streams or the archive."""
+"""Statistics of a report, computed by Spark from streams or the archive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pyspark import StorageLevel
 from pyspark.sql import functions as sf
 
 from psqlmessages.pipeline.archive.store import Archive
-from psqlmessages.pipeline.report.contents import DRAWN, Period, ReportFigures, TrafficAmount
+from psqlmessages.pipeline.report.contents import (
+    CHART_TOPICS,
+    Period,
+    ReportStatistics,
+    TrafficStatistics,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,32 +30,33 @@ _SUMS: Final = """
 _TOTAL, _STEP, _TOPIC, _SENDER = 0b111, 0b011, 0b101, 0b110
 
 
-def figures(
+def compute_statistics(
     spark: SparkSession,
     period: Period,
     *,
     topics: str = "*",
     archive: str | None = None,
     options: Mapping[str, str] | None = None,
-) -> ReportFigures:
-    """Compute the figures of all messages of a period, stored and, with ``archive``, archived.
+) -> ReportStatistics:
+    """Compute the statistics of all messages of a period: stored and, with ``archive``, archived.
 
     ``topics`` are names and patterns, separated by commas; ``options`` are more options of the
-    source. Latencies are missing: only a job that reads a message measures its latency. Raises the
-    errors of the source and ArchiveError.
+    source. Latencies are missing: only the job `traffic` measures them. Raises the errors of the
+    source and ArchiveError.
     """
     reader = spark.read.format("psqlmessages").schema(_COLUMNS)
-    found = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()
+    rows = reader.options(**{"topic": topics, "client": CLIENT, **(options or {})}).load()
     source = "all stored messages"
     if archive is not None:
         # A message that is both stored and archived counts once.
-        both = _archived(spark, archive, topics).unionByName(found)
-        found = both.dropDuplicates(["topic", "id"])
+        rows = _read_archived(spark, archive, topics).unionByName(rows)
+        rows = rows.dropDuplicates(["topic", "id"])
         source = "all stored and archived messages"
     step = period.step()
-    published_at, begin, end = sf.col("published_at"), *map(sf.lit, period)
+    published_at = sf.col("published_at")
     at = sf.unix_seconds(published_at)
-    measured = found.where((published_at >= begin) & (published_at < end)).select(
+    is_in_period = (published_at >= sf.lit(period.begin)) & (published_at < sf.lit(period.end))
+    measured = rows.where(is_in_period).select(
         "topic",
         "sender",
         (at - sf.pmod(at, sf.lit(step))).alias("at"),
@@ -58,42 +64,44 @@ def figures(
     )
     messages = measured.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return _of(spark, messages, step, f"{source}, read by Spark")
+        return _summarize(spark, messages, step, f"{source}, read by Spark")
     finally:
         messages.unpersist()
 
 
-def _of(spark: SparkSession, messages: DataFrame, step: int, source: str) -> ReportFigures:
-    # Without messages, even the row of the total is missing.
+def _summarize(
+    spark: SparkSession, messages: DataFrame, step: int, source: str
+) -> ReportStatistics:
+    # If there are no messages, there is no row for the total either.
     rows = spark.sql(_SUMS, messages=messages).collect()
     rows.sort(key=lambda row: -row["count"])
     by_kind: dict[int, list[Any]] = {kind: [] for kind in (_TOTAL, _STEP, _TOPIC, _SENDER)}
     for row in rows:
         by_kind[row.kind].append(row)
-    topics = {row.topic: _amount(row) for row in by_kind[_TOPIC]}
-    busiest = list(topics)[:DRAWN]
+    topics = {row.topic: _to_statistics(row) for row in by_kind[_TOPIC]}
+    busiest = list(topics)[:CHART_TOPICS]
     points: dict[str, dict[int, int]] = {topic: {} for topic in busiest}
     drawn = messages.where(sf.col("topic").isin(busiest)).groupBy("topic", "at").count()
     for row in drawn.collect() if busiest else ():
         points[row.topic][row["at"]] = row["count"]
-    return ReportFigures(
+    return ReportStatistics(
         source=source,
         step=step,
-        total=next(map(_amount, by_kind[_TOTAL]), None),
-        steps={row["at"]: _amount(row) for row in by_kind[_STEP]},
+        total=next(map(_to_statistics, by_kind[_TOTAL]), None),
+        steps={row["at"]: _to_statistics(row) for row in by_kind[_STEP]},
         topics=topics,
-        senders={row.sender: _amount(row) for row in by_kind[_SENDER]},
+        senders={row.sender: _to_statistics(row) for row in by_kind[_SENDER]},
         points=points,
     )
 
 
-def _archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
-    rows = Archive.opened(spark, root).rows()
+def _read_archived(spark: SparkSession, root: str, topics: str) -> DataFrame:
+    rows = Archive.open(spark, root).rows()
     matches, topic = sf.lit(False), sf.col("topic")
     for name in map(str.strip, topics.split(",")):
         matches |= topic.startswith(name[:-1]) if name.endswith("*") else topic == name
     return rows.where(matches).select("id", "topic", "sender", "body", "published_at")
 
 
-def _amount(row: Row) -> TrafficAmount:
-    return TrafficAmount(row["count"], row.bytes or 0, tuple(row.sizes or (0.0, 0.0, 0.0)))
+def _to_statistics(row: Row) -> TrafficStatistics:
+    return TrafficStatistics(row["count"], row.bytes or 0, tuple(row.sizes or (0.0, 0.0, 0.0)))

@@ -1,4 +1,4 @@
-"""A report as one HTML file."""
+"""A traffic report as one HTML file."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Final
 
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline.report.contents import (
-    LISTED,
+    TABLE_ROWS,
     ExchangeFlow,
     Report,
-    ReportFigures,
-    TrafficAmount,
+    ReportStatistics,
+    TrafficStatistics,
 )
 
 _PLOTLY: Final = "plotly/package_data/plotly.min.js"
-# Ordered by dependency.
+# JavaScript modules, in the order of their dependencies.
 _MODULES: Final = (
     *("dom", "format", "panels", "windows", "graph_layout", "graph_draw"),
     "../report/report",
@@ -42,67 +42,66 @@ class PlotlyMissing(MessagesError):
     """The charts need plotly, which is not installed."""
 
 
-def page(report: Report) -> str:
-    """Write the page; raises PlotlyMissing."""
-    figures = report.figures
-    return Template(_asset("report/page.html")).substitute(
-        style="\n".join(_asset(f"{name}.css") for name in _STYLES),
+def render_page(report: Report) -> str:
+    """Return the page; raises PlotlyMissing."""
+    statistics = report.statistics
+    return Template(_read_asset("report/page.html")).substitute(
+        style="\n".join(_read_asset(f"{name}.css") for name in _STYLES),
         database=escape(report.database),
-        begin=_written(report.period.begin),
-        end=_written(report.period.end),
-        made_at=_written(report.made_at),
-        source=escape(figures.source),
-        step=_duration(figures.step),
-        empty="" if figures.total is None else "hidden",
-        filled="hidden" if figures.total is None else "",
-        has_latency="" if figures.total and figures.total.latency else "hidden",
-        no_latency="hidden" if figures.total and figures.total.latency else "",
+        begin=_format_time(report.period.begin),
+        end=_format_time(report.period.end),
+        made_at=_format_time(report.made_at),
+        source=escape(statistics.source),
+        step=_format_duration(statistics.step),
+        empty="" if statistics.total is None else "hidden",
+        filled="hidden" if statistics.total is None else "",
+        has_latency="" if statistics.total and statistics.total.latency else "hidden",
+        no_latency="hidden" if statistics.total and statistics.total.latency else "",
         has_flows="" if report.flows else "hidden",
         no_flows="hidden" if report.flows else "",
-        totals=_totals(figures, report.period.seconds),
-        topics=_busiest("Topic", figures.topics, figures),
-        senders=_busiest("Sender", figures.senders, figures),
-        exchanges=_exchanges(report.flows),
-        copies=_copies(report.flows, report.home),
+        totals=_render_totals(statistics, report.period.seconds),
+        topics=_render_busiest("Topic", statistics.topics, statistics),
+        senders=_render_busiest("Sender", statistics.senders, statistics),
+        exchanges=_render_exchanges(report.flows),
+        copies=_render_copies(report.flows, report.home),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
-        plotly=_within(_plotly()),
-        # One script of all modules: a page opened from disk may not import others.
-        script=_within("\n".join(map(_wrapped, _MODULES))),
+        plotly=_escape_script(_read_plotly()),
+        # All modules in one script: a page opened from disk may not import files.
+        script=_escape_script("\n".join(map(_wrap_module, _MODULES))),
     )
 
 
-# Tables
-
-
-def _totals(figures: ReportFigures, seconds: float) -> str:
-    total = figures.total
+def _render_totals(statistics: ReportStatistics, seconds: float) -> str:
+    total = statistics.total
     if total is None:
         return ""
-    most = max(amount.count for amount in figures.steps.values()) / figures.step
+    peak = max(amount.count for amount in statistics.steps.values()) / statistics.step
     entries = [
-        ("Messages", f"{total.count:,}", _size(total.bytes)),
-        ("Mean", f"{_rate(total.count / seconds)} msg/s", f"{_size(total.bytes / seconds)}/s"),
-        ("Most", f"{_rate(most)} msg/s", f"in {_duration(figures.step)}"),
-        ("Topics", f"{len(figures.topics):,}", f"{len(figures.senders):,} senders"),
-        ("Size p95", _size(total.size[1]), f"half at most {_size(total.size[0])}"),
+        ("Messages", f"{total.count:,}", _format_size(total.bytes)),
+        ("Mean", _format_rate(total.count / seconds), f"{_format_size(total.bytes / seconds)}/s"),
+        ("Peak", _format_rate(peak), f"in {_format_duration(statistics.step)}"),
+        ("Topics", f"{len(statistics.topics):,}", f"{len(statistics.senders):,} senders"),
+        ("Size p95", _format_size(total.size[1]), f"half at most {_format_size(total.size[0])}"),
     ]
     if total.latency:
-        half = f"half within {_milliseconds(total.latency[0])}"
-        entries.append(("Latency p95", _milliseconds(total.latency[1]), half))
+        half = f"half within {_format_milliseconds(total.latency[0])}"
+        entries.append(("Latency p95", _format_milliseconds(total.latency[1]), half))
     return "".join(
         f'<div><dt>{name}</dt><dd class="value">{value}</dd><dd class="note">{note}</dd></div>'
         for name, value, note in entries
     )
 
 
-def _busiest(kind: str, amounts: Mapping[str, TrafficAmount], figures: ReportFigures) -> str:
-    """Write a table of the busiest with bars, and the number of those left out."""
-    total = figures.total.count if figures.total else 1
+def _render_busiest(
+    kind: str, amounts: Mapping[str, TrafficStatistics], statistics: ReportStatistics
+) -> str:
+    """Render a table of the first TABLE_ROWS entries, and the number of the others."""
+    total = statistics.total.count if statistics.total else 1
     heads = [kind, "Messages", "Share", "Bytes", "Size p50", "Size p95", "Size p99"]
-    if figures.total and figures.total.latency:
+    if statistics.total and statistics.total.latency:
         heads += ["Latency p50", "Latency p95", "Latency p99"]
     rows = []
-    for name, amount in list(amounts.items())[:LISTED]:
+    for name, amount in list(amounts.items())[:TABLE_ROWS]:
         share = 100 * amount.count / total
         bar = f'<span class="share"><i style="width: {share:.2f}%"></i></span>'
         rows.append(
@@ -110,91 +109,85 @@ def _busiest(kind: str, amounts: Mapping[str, TrafficAmount], figures: ReportFig
                 escape(name),
                 f"{amount.count:,}",
                 f"{bar}{share:.1f} %",
-                *map(_size, (amount.bytes, *amount.size)),
-                *map(_milliseconds, amount.latency or ()),
+                *map(_format_size, (amount.bytes, *amount.size)),
+                *map(_format_milliseconds, amount.latency or ()),
             ]
         )
-    more = len(amounts) - LISTED
+    more = len(amounts) - TABLE_ROWS
     note = f'<p class="note pad">And {more:,} more.</p>' if more > 0 else ""
-    return _table(heads, rows) + note
+    return _render_table(heads, rows) + note
 
 
-def _exchanges(flows: Iterable[ExchangeFlow]) -> str:
+def _render_exchanges(flows: Iterable[ExchangeFlow]) -> str:
     rows = [
         [escape(flow.name), *(f"{flow.counts.get(outcome, 0):,}" for outcome in _OUTCOMES)]
         for flow in flows
     ]
-    return _table(["Exchange", *_OUTCOMES.values()], rows)
+    return _render_table(["Exchange", *_OUTCOMES.values()], rows)
 
 
-def _copies(flows: Iterable[ExchangeFlow], home: str) -> str:
+def _render_copies(flows: Iterable[ExchangeFlow], home: str) -> str:
     rows = []
     for flow in flows:
         for each in flow.destinations:
-            source, to = _place(flow.source, home), _place(each["to"], home)
+            source, to = _format_place(flow.source, home), _format_place(each["to"], home)
             texts = (flow.name, source, to, each["selector"] or "always")
             rows.append([*map(escape, texts), f"{each['copies']:,}"])
-    return _table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
+    return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
 
 
-def _place(place: tuple[str, str], home: str) -> str:
+def _format_place(place: tuple[str, str], home: str) -> str:
     namespace, queue = place
     return queue if namespace == home else f"{namespace}/{queue}"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
-    """Write a table of HTML cells; the columns after the first ``texts`` have numbers."""
-    kinds = [""] * texts + [' class="number"'] * (len(heads) - texts)
-    columns = zip(heads, kinds, strict=True)
-    head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in columns)
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Render a table of HTML cells; the columns after the first ``texts`` have numbers."""
+    classes = [""] * texts + [' class="number"'] * (len(heads) - texts)
+    columns = zip(heads, classes, strict=True)
+    head = "".join(f'<th scope="col"{class_}>{name}</th>' for name, class_ in columns)
     body = ""
     for first, *cells in rows:
-        rest = zip(cells, kinds[1:], strict=False)
-        others = "".join(f"<td{kind}>{cell}</td>" for cell, kind in rest)
+        rest = zip(cells, classes[1:], strict=False)
+        others = "".join(f"<td{class_}>{cell}</td>" for cell, class_ in rest)
         body += f'<tr><th scope="row">{first}</th>{others}</tr>'
     return f'<table class="list"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
-# Formatting
-
-
-def _written(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _size(size: float) -> str:
+def _format_size(size: float) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:,.1f} {unit}"
     return f"{size:,.0f} B"
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate == 0 or rate >= 100 else f"{rate:,.2g}"
+def _format_rate(rate: float) -> str:
+    return f"{rate:,.0f} msg/s" if rate == 0 or rate >= 100 else f"{rate:,.2g} msg/s"
 
 
-def _milliseconds(milliseconds: float) -> str:
+def _format_milliseconds(milliseconds: float) -> str:
     if milliseconds < 1000:
         return f"{milliseconds:,.0f} ms"
     return f"{milliseconds / 1000:,.1f} s"
 
 
-def _duration(seconds: int) -> str:
+def _format_duration(seconds: int) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds % length == 0:
             return f"{seconds // length} {unit}"
     return f"{seconds} s"
 
 
-# Files
-
-
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     folder = resources.files("psqlmessages").joinpath("static/psqlmessages")
     return folder.joinpath(name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def _read_plotly() -> str:
     try:
         path = Path(str(metadata.distribution("plotly").locate_file(_PLOTLY)))
         return path.read_text(encoding="utf-8")
@@ -202,13 +195,13 @@ def _plotly() -> str:
         raise PlotlyMissing("a report needs plotly: pip install 'psqlmessages[web]'") from None
 
 
-def _wrapped(name: str) -> str:
-    source = _asset(f"monitor/{name}.js").replace("../monitor/", "./")
+def _wrap_module(name: str) -> str:
+    source = _read_asset(f"monitor/{name}.js").replace("../monitor/", "./")
     names = ", ".join(found[2] for found in _EXPORT.finditer(source))
     source = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];', source))
     return f'modules["{name}"] = (() => {{\n{source}\nreturn {{ {names} }};\n}})();'
 
 
-def _within(script: str) -> str:
+def _escape_script(script: str) -> str:
     """Escape a script so that the HTML parser does not find an end tag in it."""
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
