@@ -18,13 +18,13 @@ from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
-from psqlmessages.conf import errors_in
+from psqlmessages.conf import find_errors
 from psqlmessages.orm import direct_dsn, dsn
-from psqlmessages.schema import installed_digest, unapplied
-from psqlmessages.sql import LEAST_VERSION, digest
+from psqlmessages.schema import has_unapplied_migrations, installed_digest
+from psqlmessages.sql import MIN_VERSION, digest
 
 # Django's role, whether it is a superuser, and whether every role may create objects in public.
-_RIGHTS = """
+_PRIVILEGES = """
     SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),
         EXISTS (
             SELECT FROM pg_namespace AS n CROSS JOIN aclexplode(n.nspacl) AS a
@@ -50,26 +50,28 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             " allowed values.",
             id=f"psqlmessages.{problem.check}",
         )
-        for problem in errors_in(getattr(settings, "PSQLMESSAGES", {}))
+        for problem in find_errors(getattr(settings, "PSQLMESSAGES", {}))
     ]
 
 
 def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that the databases support the SQL functions."""
-    return [message for alias in _ours(databases) for message in _check_database(alias)]
+    return [message for alias in _migrated_aliases(databases) for message in _check_database(alias)]
 
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that permissions in the databases are as narrow as possible."""
-    return [message for alias in _ours(databases) for message in _check_rights(alias)]
+    return [
+        message for alias in _migrated_aliases(databases) for message in _check_privileges(alias)
+    ]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that connections have the timeouts that detect a dead network."""
-    return [message for alias in _ours(databases) for message in _check_bounds(alias)]
+    return [message for alias in _migrated_aliases(databases) for message in _check_timeouts(alias)]
 
 
-def _ours(databases: Collection[str] | None) -> list[str]:
+def _migrated_aliases(databases: Collection[str] | None) -> list[str]:
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
 
 
@@ -88,19 +90,19 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         with connection.cursor() as cursor:
             cursor.execute("SELECT current_setting('server_version_num')")
             version = int(cursor.fetchone()[0]) // 10_000
-        if version < LEAST_VERSION:
+        if version < MIN_VERSION:
             yield checks.Error(
-                f"Database {alias!r} is PostgreSQL {version}; {LEAST_VERSION} or newer is needed.",
+                f"Database {alias!r} is PostgreSQL {version}; {MIN_VERSION} or newer is needed.",
                 hint="The SQL functions need features that older servers lack. Upgrade the server"
                 " with pg_upgrade.",
                 id="psqlmessages.E102",
             )
             return
         yield from _check_digest(alias, connection)
-        found = detect_pooler(direct_dsn(alias))
-        if found.is_shared:
+        pooler = detect_pooler(direct_dsn(alias))
+        if pooler.is_shared:
             yield checks.Warning(
-                f"The pooler of database {alias!r} shares connections by {found.value}.",
+                f"The pooler of database {alias!r} shares connections by {pooler.value}.",
                 hint="send works, but nodes, call and `psqlmessages run` would lose their"
                 " registration. Add a database alias 'direct' that connects to PostgreSQL itself,"
                 " or set pool_mode = session in pgbouncer.ini.",
@@ -115,17 +117,17 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
         )
 
 
-def _check_bounds(alias: str) -> Iterator[CheckMessage]:
+def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
     given = conninfo_to_dict(dsn(alias))
     # There is no network to fail on the same machine.
-    is_far = any(
+    is_remote = any(
         host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
         for host in f"{given.get('hostaddr') or given.get('host') or ''}".split(",")
     )
-    if is_far and (missing := [name for name in CONNECTION_DEFAULTS if name not in given]):
+    if is_remote and (missing := [name for name in CONNECTION_DEFAULTS if name not in given]):
         yield checks.Warning(
             f"Connections to database {alias!r} have no {', '.join(missing)}.",
             hint="If the network or a firewall drops packets without an error, threads of this"
@@ -146,7 +148,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
         return
     command = (
         f"migrate psqlmessages --database {alias}"
-        if unapplied(connection)
+        if has_unapplied_migrations(connection)
         else f"psqlmessages --database {alias} install"
     )
     yield checks.Warning(
@@ -158,14 +160,14 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
     )
 
 
-def _check_rights(alias: str) -> Iterator[CheckMessage]:
+def _check_privileges(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
     try:
         with connection.cursor() as cursor:
-            cursor.execute(_RIGHTS)
-            role, is_superuser, is_open = cursor.fetchone()
+            cursor.execute(_PRIVILEGES)
+            role, is_superuser, is_public_writable = cursor.fetchone()
     except DatabaseError:
         # W101 reports the error.
         return
@@ -176,7 +178,7 @@ def _check_rights(alias: str) -> Iterator[CheckMessage]:
             " the whole server. Connect as an ordinary role that owns the database.",
             id="psqlmessages.W201",
         )
-    if is_open:
+    if is_public_writable:
         yield checks.Warning(
             f"Every role may create objects in the schema public of database {alias!r}.",
             hint="PostgreSQL may prefer their function to its own, and would run it with the rights"

@@ -15,12 +15,12 @@ from django.utils.module_loading import import_string
 KIB = 1024
 MIB = 1024 * KIB
 # Names have at most 100 characters; the session of `call` appends a suffix.
-NODE_CHARACTERS = 70
+MAX_NODE_CHARACTERS = 70
 
 
-def _setting(check: str, default: Any, least: int | None = None, most: int | None = None) -> Any:
-    """Define a setting with its system check, and the range of a number."""
-    return field(default=default, metadata={"check": check, "range": (least, most)})
+def _setting(check: str, default: Any, *bounds: int) -> Any:
+    """Define a setting with its system check; ``bounds`` are the minimum and maximum."""
+    return field(default=default, metadata={"check": check, "range": bounds or (None, None)})
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def json_default(value: Any) -> Any:
 def get_settings() -> Settings:
     """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
     given = getattr(settings, "PSQLMESSAGES", {})
-    if found := [error.text for error in errors_in(given)]:
-        raise ImproperlyConfigured(" ".join(found))
+    if errors := [error.text for error in find_errors(given)]:
+        raise ImproperlyConfigured(" ".join(errors))
     return Settings(**given)
 
 
@@ -71,7 +71,7 @@ class SettingError(NamedTuple):
     text: str
 
 
-def errors_in(given: Any) -> Iterator[SettingError]:
+def find_errors(given: Any) -> Iterator[SettingError]:
     """Yield the errors in a value of PSQLMESSAGES."""
     if not isinstance(given, Mapping):
         text = f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary."
@@ -86,12 +86,12 @@ def errors_in(given: Any) -> Iterator[SettingError]:
         )
     for key, setting in known.items():
         metadata, value = setting.metadata, given.get(key)
-        if key in given and (problem := _problem(key, value, *metadata["range"])):
+        if key in given and (problem := _find_problem(key, value, *metadata["range"])):
             text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: {problem}."
             yield SettingError(metadata["check"], text)
 
 
-def _encoder_problem(path: Any) -> str:
+def _find_encoder_problem(path: Any) -> str:
     try:
         is_encoder = issubclass(import_string(path), json.JSONEncoder)
     except (ImportError, AttributeError, TypeError):
@@ -99,30 +99,30 @@ def _encoder_problem(path: Any) -> str:
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
-def _problem(  # noqa: PLR0911 - one sentence per kind of setting
-    key: str, value: Any, least: int | None, most: int | None
+def _find_problem(  # noqa: PLR0911 - one sentence per kind of setting
+    key: str, value: Any, minimum: int | None, maximum: int | None
 ) -> str:
-    if least is not None and most is not None:
-        if type(value) is not int or not least <= value <= most:
-            return f"it must be a number between {least} and {most}"
+    if minimum is not None and maximum is not None:
+        if type(value) is not int or not minimum <= value <= maximum:
+            return f"it must be a number between {minimum} and {maximum}"
     elif key == "METRICS":
         if not isinstance(value, bool):
             return "it must be True or False"
     elif key == "NODE":
-        if not isinstance(value, str) or len(value) > NODE_CHARACTERS or "\0" in value:
-            return f"it must be text of at most {NODE_CHARACTERS} characters"
+        if not isinstance(value, str) or len(value) > MAX_NODE_CHARACTERS or "\0" in value:
+            return f"it must be text of at most {MAX_NODE_CHARACTERS} characters"
         if value.endswith("*"):
             return "a name that ends in * is a pattern and cannot be a node name"
     elif key == "JSON_ENCODER":
-        return _encoder_problem(value)
+        return _find_encoder_problem(value)
     elif not isinstance(value, str) or (value and value not in settings.DATABASES):
         return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
     return ""
 
 
-def _forget_settings(*, setting: str, **_: Any) -> None:
+def _clear_cache(*, setting: str, **_: Any) -> None:
     if setting == "PSQLMESSAGES":
         get_settings.cache_clear()
 
 
-setting_changed.connect(_forget_settings)
+setting_changed.connect(_clear_cache)

@@ -76,10 +76,10 @@ on_rpc = registry.on_rpc
 
 _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
-# For tests. Called for each message sent: alias, ident, topic, body, whether anyone listens.
+# For tests: called with alias, ident, topic, body and has_receivers of each message.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
 
-# The scan stops at the first error.
+# LIMIT stops sending at the first error.
 _SEND_MANY = """
     SELECT sent.answer
     FROM (
@@ -125,8 +125,8 @@ def send(
         if require_listener:
             raise
         _log_lost_message(topic, using)
-        return _notify_observers(using, ident, topic, [body], is_received=False)
-    return _notify_observers(using, ident, topic, [body], is_received=True)
+        return _notify_observers(using, ident, topic, [body], has_receivers=False)
+    return _notify_observers(using, ident, topic, [body], has_receivers=True)
 
 
 # Uses the connection of the asynchronous ORM.
@@ -158,13 +158,13 @@ def send_many(
         if require_listener:
             raise
         _log_lost_message(topic, using)
-        _notify_observers(using, ident, topic, bodies, is_received=False)
+        _notify_observers(using, ident, topic, bodies, has_receivers=False)
         return 0
     except DatabaseError as error:
         # Raised by the commit, if there is no outer transaction.
         raise_messages_error(error)
         raise
-    _notify_observers(using, ident, topic, bodies, is_received=True)
+    _notify_observers(using, ident, topic, bodies, has_receivers=True)
     return len(bodies)
 
 
@@ -220,15 +220,13 @@ def read_stream(
     the server breaks the transaction.
     """
     _require_atomic(using, "read_stream acknowledges", "messages")
-    place = stream_calls.SubscriptionKey.of(client, topic, timeout)
-    rows = fetch(*stream_calls.subscribe(place, max_rows), using)
+    subscription = stream_calls.SubscriptionKey.of(client, topic, timeout)
+    rows = fetch(*stream_calls.subscribe(subscription, max_rows), using)
     return [message_of(topic, row) for row in rows]
 
 
-# Acknowledges what it returned before in a transaction of its own.
+# Has its own transaction, so it acknowledges the messages that it returns.
 aread_stream = sync_to_async(_in_transaction(read_stream))
-
-# Queues.
 
 
 def push(  # noqa: PLR0913 - one option per property of the element
@@ -308,16 +306,16 @@ def pop(
     breaks the transaction.
     """
     _require_atomic(using, "pop removes", "elements")
-    return _taken(queue, queue_calls.pop(own_ident(ident), queue, count), using)
+    return _fetch_elements(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-# Removes what it returns in a transaction of its own.
+# Has its own transaction, so it removes the elements that it returns.
 apop = sync_to_async(_in_transaction(pop))
 
 
 @dataclass(slots=True)
 class ReservedElement(Element):
-    """A leased element: commit it, or give it back. It returns when its lease expires."""
+    """A leased element: commit it or roll it back. It returns when its lease expires."""
 
     ident: str = field(default="", repr=False)
     using: str | None = field(default=None, repr=False)
@@ -359,11 +357,11 @@ def reserve_many(
     Call it outside of ``atomic``, and ``commit`` of each element within that of your writes.
     """
     ident = own_ident(ident)
-    found = _taken(queue, queue_calls.reserve(ident, queue, count, duration), using)
+    elements = _fetch_elements(queue, queue_calls.reserve(ident, queue, count, duration), using)
     names = [each.name for each in fields(Element)]
     return [
         ReservedElement(*(getattr(element, name) for name in names), ident, using)
-        for element in found
+        for element in elements
     ]
 
 
@@ -405,8 +403,8 @@ async def areserve(
     using: str | None = None,
 ) -> AsyncIterator[ReservedElement | None]:
     """Handle one element in asynchronous code, which has no transactions; see :func:`reserve`."""
-    found = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
-    job = next(iter(found), None)
+    jobs = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
+    job = next(iter(jobs), None)
     try:
         yield job
         if job is not None and not job.is_settled:
@@ -418,11 +416,10 @@ async def areserve(
         raise
 
 
-def _taken(queue: str, statement: queue_calls.SqlStatement, using: str | None) -> list[Element]:
+def _fetch_elements(
+    queue: str, statement: queue_calls.SqlStatement, using: str | None
+) -> list[Element]:
     return queue_calls.elements(queue, fetch(*statement, using))
-
-
-# Calls.
 
 
 def call(
@@ -435,9 +432,9 @@ def call(
     and a unique suffix, so a rule names it ``shop.*``. Raises CallTimeout, CalleeGone if the node
     disconnected, CallFailed if its handler failed, or the error of the server.
     """
-    if rpc_client.stand_in is not None:
-        return rpc_client.stand_in(node, body)
-    future = rpc_client.caller_for(own_ident(), direct_dsn(using)).ask(node, body, timeout)
+    if rpc_client.answer_in_tests is not None:
+        return rpc_client.answer_in_tests(node, body)
+    future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)
     try:
         return future.result()
     finally:
@@ -452,9 +449,9 @@ async def acall(
     using: str | None = None,
 ) -> Any:
     """See :func:`call`. Any number of tasks can wait at the same time, without threads."""
-    if rpc_client.stand_in is not None:
-        return await sync_to_async(rpc_client.stand_in)(node, body)
-    future = rpc_client.caller_for(own_ident(), direct_dsn(using)).ask(node, body, timeout)
+    if rpc_client.answer_in_tests is not None:
+        return await sync_to_async(rpc_client.answer_in_tests)(node, body)
+    future = rpc_client.get_client(own_ident(), direct_dsn(using)).submit(node, body, timeout)
     return await asyncio.wrap_future(future)
 
 
@@ -463,11 +460,11 @@ def node(ident: str, *, using: str | None = None, options: Options | None = None
     return Node(ident, direct_dsn(using), options=options)
 
 
-def _require_atomic(using: str | None, effect: str, what: str) -> None:
+def _require_atomic(using: str | None, effect: str, objects: str) -> None:
     if not postgresql(using).in_atomic_block:
         raise transaction.TransactionManagementError(
-            f"{effect} {what} when the transaction commits: call it within"
-            f" transaction.atomic(), and handle the {what} there."
+            f"{effect} {objects} when the transaction commits: call it within"
+            f" transaction.atomic(), and handle the {objects} there."
         )
 
 
@@ -475,8 +472,8 @@ def _publish(
     call: calls.Call[Published], using: str | None, ident: str, topic: str, bodies: list[Any]
 ) -> Published:
     published = run(call, using)
-    is_received = bool(published.listeners or published.subscribers)
-    _notify_observers(using, ident, topic, bodies, is_received=is_received)
+    has_receivers = bool(published.listeners or published.subscribers)
+    _notify_observers(using, ident, topic, bodies, has_receivers=has_receivers)
     return published
 
 
@@ -486,9 +483,9 @@ def _log_lost_message(topic: str, using: str | None) -> None:
 
 
 def _notify_observers(
-    using: str | None, ident: str, topic: str, bodies: list[Any], *, is_received: bool
+    using: str | None, ident: str, topic: str, bodies: list[Any], *, has_receivers: bool
 ) -> bool:
     for observer in observers:
         for body in bodies:
-            observer(alias_of(using), ident, topic, body, is_received)
-    return is_received
+            observer(alias_of(using), ident, topic, body, has_receivers)
+    return has_receivers

@@ -16,7 +16,7 @@ from psqlmessages.client.messages import RPC, TOPIC, Message
 F = TypeVar("F", bound=Callable[[Message], Any])
 
 EVERY_NODE = "*"
-TRIES = 5
+DEFAULT_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HandlerRegistry:
         self._rpcs: dict[str, Handler] = {}
 
     def on_topic(
-        self, topic: str, *, node: str = EVERY_NODE, atomic: bool = True, tries: int = TRIES
+        self, topic: str, *, node: str = EVERY_NODE, atomic: bool = True, tries: int = DEFAULT_TRIES
     ) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern (``A*``).
 
@@ -101,22 +101,24 @@ class HandlerRegistry:
 
         return register if function is None else register(function)
 
-    def matching(self, message: Message, node: str | None) -> list[Handler]:
+    def match(self, message: Message, node: str | None) -> list[Handler]:
         """List the handlers of a message that a node received, in the order of registration."""
         if message.type == TOPIC:
-            return [h for h in self.of(node) if h.topic and matches(h.topic, message.topic)]
+            return [
+                h for h in self.list_handlers(node) if h.topic and matches(h.topic, message.topic)
+            ]
         if message.type == RPC:
-            found = [handler for handler in self.of(node) if not handler.topic]
-            return sorted(found, key=_closeness)[-1:]
+            handlers = [handler for handler in self.list_handlers(node) if not handler.topic]
+            return sorted(handlers, key=_specificity)[-1:]
         return []
 
-    def of(self, node: str | None) -> list[Handler]:
+    def list_handlers(self, node: str | None) -> list[Handler]:
         """List the handlers of a node, or of all nodes if it is None."""
         handlers = [*self._topics, *self._rpcs.values()]
         return [h for h in handlers if node is None or matches(h.node, node)]
 
 
-def _closeness(handler: Handler) -> tuple[bool, int]:
+def _specificity(handler: Handler) -> tuple[bool, int]:
     return not handler.node.endswith("*"), len(handler.node)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import sys
 import threading
 import traceback
 from asyncio import CancelledError
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -26,7 +29,6 @@ from psqlmessages.exceptions import (
     NotAuthorized,
     NotExistent,
 )
-from psqlmessages.handler_backlog import Backlog
 from psqlmessages.handler_registry import Handler, HandlerRegistry
 from psqlmessages.orm import postgresql
 from psqlmessages.retry import Backoff, RateLimitedLogger
@@ -34,23 +36,22 @@ from psqlmessages.retry import Backoff, RateLimitedLogger
 logger = logging.getLogger("psqlmessages")
 
 TICK = timedelta(seconds=1)
-LISTEN_AGAIN = timedelta(seconds=10)
-RETRY_LEAST = timedelta(seconds=1)
-RETRY_MOST = timedelta(seconds=60)
+LISTEN_INTERVAL = timedelta(seconds=10)
+MIN_RETRY_DELAY = timedelta(seconds=1)
+MAX_RETRY_DELAY = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
 STUCK_AFTER = timedelta(seconds=60)
-# Each keeps a thread, and perhaps a connection. Above the limit the process ends, and its
-# supervisor restarts it.
-STUCK_LIMIT = 10
+# Each stuck handler keeps a thread and perhaps a connection. With more of them, the process ends,
+# and its supervisor restarts it.
+MAX_STUCK = 10
 
 
 @dataclass(slots=True)
 class HandlerCounters:
     """Counters of a worker.
 
-    ``given_up`` counts messages whose handler failed for the last time, ``failures`` calls of
-    handlers that raised, ``dropped`` messages still waiting at the stop, ``stuck`` calls that took
-    too long.
+    ``failures`` counts calls that raised, ``given_up`` messages after their last retry, ``dropped``
+    messages that waited when the worker stopped, ``stuck`` calls that took too long.
     """
 
     handled: int = 0
@@ -68,16 +69,73 @@ class HandlerCall:
 
     handler: Handler
     message: Message
-    backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_LEAST, RETRY_MOST))
+    backoff: Backoff = field(default_factory=lambda: Backoff(MIN_RETRY_DELAY, MAX_RETRY_DELAY))
     tries: int = 0
 
 
-class HandlerWorker:
-    """Reads one node in the thread that calls ``run``, and runs handlers in worker threads.
+class Backlog:
+    """Calls that wait for a worker thread; ``limit`` applies to due and to delayed calls."""
 
-    A slow handler therefore delays neither the node nor the notification queue of the server. Each
-    worker thread has its own Django connections. If a handler takes longer than ``stuck_after``, a
-    new thread replaces its thread.
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._due: deque[HandlerCall] = deque()
+        self._delayed: list[tuple[float, int, HandlerCall]] = []
+        self._order = count()
+        self._is_closed = False
+        # Reentrant: a signal handler that calls close() may interrupt the thread with the lock.
+        self._condition = threading.Condition(threading.RLock())
+
+    def __len__(self) -> int:
+        with self._condition:
+            return len(self._due) + len(self._delayed)
+
+    def put(self, call: HandlerCall) -> bool:
+        """Add a due call; wait while there are too many. Return False if closed."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or len(self._due) < self._limit)
+            if self._is_closed:
+                return False
+            self._due.append(call)
+            self._condition.notify_all()
+            return True
+
+    def put_delayed(self, call: HandlerCall, at: float) -> bool:
+        """Add a call that is due at a monotonic time; return False if closed or full."""
+        with self._condition:
+            if self._is_closed or len(self._delayed) >= self._limit:
+                return False
+            # The number orders equal times: calls are not comparable.
+            heapq.heappush(self._delayed, (at, next(self._order), call))
+            self._condition.notify_all()
+            return True
+
+    def take(self) -> HandlerCall | None:
+        """Take the next due call, delayed ones first; return None if closed."""
+        with self._condition:
+            while not self._is_closed:
+                seconds = self._delayed[0][0] - monotonic() if self._delayed else None
+                if seconds is not None and seconds <= 0:
+                    return heapq.heappop(self._delayed)[2]
+                if self._due:
+                    call = self._due.popleft()
+                    self._condition.notify_all()
+                    return call
+                self._condition.wait(seconds)
+            return None
+
+    def close(self) -> None:
+        """Wake all waiting threads; remaining calls are dropped. Callable from signal handlers."""
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+
+
+class HandlerWorker:
+    """Reads one node in the thread that calls ``run``, and calls handlers in worker threads.
+
+    So a slow handler delays neither the node nor the notification queue of the server. Each worker
+    thread has its own Django connections. If a handler takes longer than ``stuck_after``, a new
+    thread replaces its thread.
     """
 
     def __init__(
@@ -93,16 +151,16 @@ class HandlerWorker:
         self._node = node
         self._registry = registry
         self._using = using
-        self._backlog: Backlog[HandlerCall] = Backlog(BACKLOG_LIMIT)
-        self._workers = [self._new_worker(number) for number in range(1, concurrency + 1)]
-        # The task and start time of each busy worker thread, and the threads that take too long.
-        self._doing: dict[threading.Thread, tuple[HandlerCall, float]] = {}
+        self._backlog = Backlog(BACKLOG_LIMIT)
+        self._workers = [self._create_worker(number) for number in range(1, concurrency + 1)]
+        # By thread: its current call, and when that began.
+        self._busy: dict[threading.Thread, tuple[HandlerCall, float]] = {}
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
         self._has_ended = threading.Event()
         self._listening: set[str] = set()
-        self._listen_at = 0.0
-        self._counting = threading.Lock()
+        self._next_listen_at = 0.0
+        self._counter_lock = threading.Lock()
         self._log = RateLimitedLogger(logger)
         self._error: BaseException | None = None
         self.is_stopping = False
@@ -121,7 +179,7 @@ class HandlerWorker:
             try:
                 self._read(on_tick)
             except Exception as error:  # noqa: BLE001 - raised after the workers have ended
-                self._end(error)
+                self._stop_with(error)
             except BaseException:
                 # A second signal: do not wait for the threads.
                 self.stop()
@@ -139,8 +197,8 @@ class HandlerWorker:
         while not self.is_stopping:
             for message in self._node.messages(timeout=TICK):
                 self._receive(message)
-                self._listen_again(on_tick)
-            self._listen_again(on_tick)
+                self._relisten(on_tick)
+            self._relisten(on_tick)
 
     def stop(self) -> None:
         """Accept no new messages; callable from any thread and from signal handlers."""
@@ -150,35 +208,35 @@ class HandlerWorker:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait for a thread or for their retry."""
+        """The number of calls that wait for a thread or for their retry."""
         return len(self._backlog)
 
     # Listening
 
     def listen(self) -> list[str]:
-        """Listen to the topics of the handlers and return them. Raises if a rule is missing.
+        """Listen to the topics of the handlers and return them; raise if a rule is missing.
 
-        A pattern stands for the existing topics that a rule allows.
+        For a pattern, listen to the existing topics that match and that a rule allows.
         """
         handlers = [handler for handler in self._registry.of(self._node.ident) if handler.topic]
-        named = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
+        names = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
         patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
-        refusals = []
-        # Sorted, or sessions could deadlock.
-        for topic in sorted((named | self._topics_like(patterns)) - self._listening):
+        errors = []
+        # In one order, or sessions could deadlock.
+        for topic in sorted((names | self._find_topics(patterns)) - self._listening):
             try:
                 self._node.topic_listen(topic)
-            except (NotAuthorized, NotExistent) as refusal:
-                if topic in named:
-                    refusals.append(refusal)
+            except (NotAuthorized, NotExistent) as error:
+                if topic in names:
+                    errors.append(error)
             else:
                 self._listening.add(topic)
-        self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
-        if refusals:
-            raise refusals[0]
+        self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
+        if errors:
+            raise errors[0]
         return sorted(self._listening)
 
-    def _topics_like(self, patterns: list[str]) -> set[str]:
+    def _find_topics(self, patterns: list[str]) -> set[str]:
         if not patterns:
             return set()
         try:
@@ -188,16 +246,16 @@ class HandlerWorker:
         finally:
             close_old_connections()
 
-    def _listen_again(self, on_tick: Callable[[], None]) -> None:
+    def _relisten(self, on_tick: Callable[[], None]) -> None:
         """Listen to topics that are new or allowed again, every 10 seconds."""
         on_tick()
-        if monotonic() < self._listen_at or self.is_stopping:
+        if monotonic() < self._next_listen_at or self.is_stopping:
             return
         try:
             self.listen()
         except (MessagesError, psycopg.Error, Error) as error:
             self._log.warning("%s: cannot listen: %s", self._node.ident, error)
-            self._listen_at = monotonic() + LISTEN_AGAIN.total_seconds()
+            self._next_listen_at = monotonic() + LISTEN_INTERVAL.total_seconds()
 
     # Receiving
 
@@ -211,10 +269,10 @@ class HandlerWorker:
             # The node has logged that the body could not be fetched; a retry would not help.
             self._count("given_up")
             return
-        handlers = self._registry.matching(message, self._node.ident)
+        handlers = self._registry.match(message, self._node.ident)
         if not handlers:
             self._count("unhandled")
-            self._fail(message, f"{self._node.ident} has no handler for this")
+            self._answer_error_if_wanted(message, f"{self._node.ident} has no handler for this")
         for handler in handlers:
             self._backlog.put(HandlerCall(handler, message))
 
@@ -225,9 +283,9 @@ class HandlerWorker:
                 self._node.ident,
                 message.away,
             )
-            # A disconnected node gets no event about a removed rule: listen again.
+            # A node gets no events while it is disconnected, so rules may have changed.
             self._listening.clear()
-            self._listen_at = 0.0
+            self._next_listen_at = 0.0
         elif message.ident != self._node.ident:
             return
         elif message.event == "topic_unlisten":
@@ -236,31 +294,33 @@ class HandlerWorker:
             )
             self._listening.discard(message.topic)
         elif message.event == "disconnect":
-            self._end(MessagesError(f"{self._node.ident} was disconnected: no rule allows it now"))
+            self._stop_with(
+                MessagesError(f"{self._node.ident} was disconnected: no rule allows it now")
+            )
 
-    def _end(self, error: BaseException) -> None:
+    def _stop_with(self, error: BaseException) -> None:
         self._error = self._error or error
         self.stop()
 
     # Handling, in the worker threads
 
-    def _new_worker(self, number: int) -> threading.Thread:
-        return threading.Thread(target=self._work, name=f"handlers {number}", daemon=True)
+    def _create_worker(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._run_worker, name=f"handlers {number}", daemon=True)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         worker = threading.current_thread()
         try:
-            while worker not in self._stuck and (task := self._backlog.take()) is not None:
+            while worker not in self._stuck and (call := self._backlog.take()) is not None:
                 close_old_connections()
                 reset_queries()
-                self._doing[worker] = (task, monotonic())
+                self._busy[worker] = (call, monotonic())
                 try:
-                    self._handle(task)
+                    self._handle(call)
                 finally:
-                    self._doing.pop(worker)
+                    self._busy.pop(worker)
                 close_old_connections()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
-            self._end(error)
+            self._stop_with(error)
         finally:
             connections.close_all()
             if worker in self._stuck:
@@ -272,59 +332,59 @@ class HandlerWorker:
         """Replace the threads whose handlers take too long, until the worker stops."""
         while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
             now = monotonic()
-            for worker, (task, since) in list(self._doing.items()):
-                if now - since > self._stuck_after and worker not in self._stuck:
-                    self._replace(worker, task, now - since)
+            for worker, (call, started_at) in list(self._busy.items()):
+                if now - started_at > self._stuck_after and worker not in self._stuck:
+                    self._replace_worker(worker, call, now - started_at)
 
-    def _replace(self, worker: threading.Thread, task: HandlerCall, seconds: float) -> None:
+    def _replace_worker(self, worker: threading.Thread, call: HandlerCall, seconds: float) -> None:
         """Report a stuck thread, and start another one for the next messages."""
         self._stuck.add(worker)
         self._count("stuck")
         frame = sys._current_frames().get(worker.ident or 0)
-        place = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.error(
             "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
-            task.handler.name, seconds, self.stuck, place,
+            call.handler.name, seconds, self.stuck, stack,
         )  # fmt: skip
-        if self.stuck > STUCK_LIMIT:
-            self._end(
+        if self.stuck > MAX_STUCK:
+            self._stop_with(
                 MessagesError(
                     f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
                     " this process stops. Restart it, and see the log for their stacks"
                 )
             )
         elif not self.is_stopping:
-            successor = self._new_worker(len(self._workers) + 1)
+            successor = self._create_worker(len(self._workers) + 1)
             self._workers.append(successor)
             successor.start()
 
     @property
     def stuck(self) -> int:
-        """Return how many handlers take too long now."""
+        """The number of handlers that take too long now."""
         return len(self._stuck)
 
-    def _handle(self, task: HandlerCall) -> None:
-        task.tries += 1
+    def _handle(self, call: HandlerCall) -> None:
+        call.tries += 1
         try:
-            answer = task.handler.run(task.message, self._using)
+            answer = call.handler.run(call.message, self._using)
         except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001 - retried
-            self._on_handler_failed(task, error)
+            self._on_handler_failed(call, error)
             return
         self._count("handled")
-        if wants_reply(task.message, answer):
-            self._answer(task.message, answer)
+        if wants_reply(call.message, answer):
+            self._answer(call.message, answer)
 
-    def _on_handler_failed(self, task: HandlerCall, error: BaseException) -> None:
-        message, name = task.message, task.handler.name
+    def _on_handler_failed(self, call: HandlerCall, error: BaseException) -> None:
+        message, name = call.message, call.handler.name
         if message.type == RPC and isinstance(error, CallFailed):
-            # The handler raised it on purpose: its text is for the caller.
+            # The handler chose this text for the caller.
             self._count("handled")
-            self._fail(message, error.text)
+            self._answer_error_if_wanted(message, error.text)
             return
         self._count("failures")
-        if task.tries < task.handler.tries:
-            at = monotonic() + task.backoff.failed(monotonic())
-            if self._backlog.put_later(task, at):
+        if call.tries < call.handler.tries:
+            at = monotonic() + call.backoff.failed(monotonic())
+            if self._backlog.put_delayed(call, at):
                 self._log.warning(
                     "handler %s failed; retry in %.1f s",
                     name, at - monotonic(), exc_info=error,
@@ -332,34 +392,36 @@ class HandlerWorker:
                 return
         self._count("given_up")
         self._log.warning(
-            "handler %s failed %d times: the message is lost", name, task.tries, exc_info=error
+            "handler %s failed %d times: the message is lost", name, call.tries, exc_info=error
         )
-        # The text of an error may be confidential: send only its class.
-        self._fail(message, f"the handler of {self._node.ident} failed ({type(error).__name__})")
+        # The text of an error may be confidential.
+        self._answer_error_if_wanted(
+            message, f"the handler of {self._node.ident} failed ({type(error).__name__})"
+        )
 
     def _answer(self, message: Message, answer: Any) -> None:
         try:
             message.reply(answer)
         except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._unanswered(message, error)
-            self._answer_failure(message, "the answer could not be sent")
+            self._log_unanswered(message, error)
+            self._answer_error(message, "the answer could not be sent")
         except MessagesError as error:
-            self._unanswered(message, error)
+            self._log_unanswered(message, error)
 
-    def _fail(self, message: Message, reason: str) -> None:
+    def _answer_error_if_wanted(self, message: Message, reason: str) -> None:
         if message.wants_answer and not message.is_answered:
-            self._answer_failure(message, reason)
+            self._answer_error(message, reason)
 
-    def _answer_failure(self, message: Message, reason: str) -> None:
+    def _answer_error(self, message: Message, reason: str) -> None:
         try:
             message.reply_error(reason)
         except (MessagesError, psycopg.Error) as error:
-            self._unanswered(message, error)
+            self._log_unanswered(message, error)
 
-    def _unanswered(self, message: Message, error: Exception) -> None:
+    def _log_unanswered(self, message: Message, error: Exception) -> None:
         self._count("unanswered")
         self._log.warning("could not answer %s: %s", message.sender, error)
 
     def _count(self, name: str) -> None:
-        with self._counting:
+        with self._counter_lock:
             setattr(self.counters, name, getattr(self.counters, name) + 1)

@@ -16,11 +16,11 @@ from psqlmessages.exceptions import MessagesError
 
 DIRECT_ALIAS: Final = "direct"
 
-# Databases: connection strings of Django's databases, for separate connections.
+T = TypeVar("T")
 
 
 def alias_of(using: str | None) -> str:
-    """Return the alias itself, or PSQLMESSAGES["DATABASE"] if it is empty."""
+    """Return the alias ``using``, or PSQLMESSAGES["DATABASE"] if it is empty."""
     return using or get_settings().DATABASE
 
 
@@ -46,9 +46,9 @@ def direct_dsn(using: str | None = None) -> str:
     For PSQLMESSAGES["DATABASE"] it is that of PSQLMESSAGES["DIRECT_DATABASE"], or of the alias
     "direct" if there is one. Other aliases use their own.
     """
-    ours = get_settings()
-    if alias_of(using) == ours.DATABASE:
-        using = ours.DIRECT_DATABASE or (DIRECT_ALIAS if DIRECT_ALIAS in connections else using)
+    settings = get_settings()
+    if alias_of(using) == settings.DATABASE:
+        using = settings.DIRECT_DATABASE or (DIRECT_ALIAS if DIRECT_ALIAS in connections else using)
     return dsn(using)
 
 
@@ -57,9 +57,6 @@ def address_of(connection: BaseDatabaseWrapper) -> str:
     parameters = connection.get_connection_params()
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     return make_conninfo(**{name: value for name, value in parameters.items() if name in known})
-
-
-T = TypeVar("T")
 
 
 def own_ident(ident: str | None = None) -> str:
@@ -75,13 +72,13 @@ def own_ident(ident: str | None = None) -> str:
 
 
 def run(call: Call[T], using: str | None) -> T:
-    """Run a call; an error in its answer is raised without breaking the transaction."""
+    """Run a call; raise the error in its answer, which does not break the transaction."""
     rows = fetch(call.sql, call.params, using)
     return call.read(rows[0][0] if rows else None)
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
-    """Fetch the rows of a statement; an error is raised and breaks the transaction."""
+    """Fetch the rows of a statement; its errors break the transaction."""
     with postgresql(using).cursor() as cursor:
         try:
             cursor.execute(sql, params)
@@ -92,8 +89,8 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
 
 
 def raise_messages_error(error: DatabaseError) -> None:
-    """Raise the MessagesError that a database error of Django stands for, if there is one."""
+    """Raise a database error of Django as MessagesError, if it has one of our error codes."""
     if isinstance(cause := error.__cause__, Error):
-        refusal = translate_error(cause, is_broken=False)
-        if isinstance(refusal, MessagesError):
-            raise refusal from error
+        translated = translate_error(cause, is_broken=False)
+        if isinstance(translated, MessagesError):
+            raise translated from error

@@ -19,16 +19,15 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
-# No statement of a call takes long, and no probe runs while one waits for its answer.
+# Statements of a call are short, and while one waits, no probe detects a lost connection.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
-# Connecting may take at least as long as a probe, as in the call itself.
-_LEAST_TIMEOUT = Options().probe_timeout
+_MIN_CONNECT_TIMEOUT = Options().probe_timeout
 
 
 class RpcClient:
-    """A node that only makes calls, with its own thread that reads continuously.
+    """A node that only makes calls, with its own thread that always reads.
 
-    A session that does not read would hold back the notification queue of the whole server.
+    A session that does not read would block the notification queue of the whole server.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
@@ -36,8 +35,8 @@ class RpcClient:
         self._dsn = dsn
         self._node: AsyncNode | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._opening = asyncio.Lock()
-        self._submitting = threading.Lock()
+        self._open_lock = asyncio.Lock()
+        self._submit_lock = threading.Lock()
         self._is_closed = False
         # Not the default loop: psycopg does not work with that of Windows.
         self._loop = asyncio.SelectorEventLoop()
@@ -46,17 +45,17 @@ class RpcClient:
         )
         self._thread.start()
 
-    def ask(self, node: str, body: Any, timeout: Duration) -> Future[Any]:
-        """Start a call; the future gives the body of the answer or the call's error."""
+    def submit(self, node: str, body: Any, timeout: Duration) -> Future[Any]:
+        """Start a call; the result of the future is the body of the answer."""
         # A coroutine submitted to a stopped event loop would wait forever.
-        with self._submitting:
+        with self._submit_lock:
             if self._is_closed:
                 raise NodeClosed(f"{self.ident} is closed")
-            return asyncio.run_coroutine_threadsafe(self._ask(node, body, timeout), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._call(node, body, timeout), self._loop)
 
     def close(self) -> None:
         """Deregister, disconnect and end the thread; pending calls raise NodeClosed."""
-        with self._submitting:
+        with self._submit_lock:
             self._is_closed = True
             closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         with suppress(TimeoutError):
@@ -66,14 +65,14 @@ class RpcClient:
         if not self._thread.is_alive():
             self._loop.close()
 
-    async def _ask(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
-        least = max(as_timedelta(timeout, "timeout"), _LEAST_TIMEOUT)
-        own = await self._connect(least.total_seconds())
-        return await own.call(node, body, timeout=timeout)
+    async def _call(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
+        connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
+        caller_node = await self._connect(connect_timeout.total_seconds())
+        return await caller_node.call(node, body, timeout=timeout)
 
     async def _connect(self, seconds: float) -> AsyncNode:
         try:
-            async with asyncio.timeout(seconds), self._opening:
+            async with asyncio.timeout(seconds), self._open_lock:
                 if self._node is not None:
                     return self._node
                 if self._is_closed:
@@ -93,11 +92,11 @@ class RpcClient:
     @staticmethod
     async def _read(node: AsyncNode) -> None:
         async for _ in node.messages():
-            # The node passes answers to their pending calls; the rest is unneeded events.
+            # The node itself passes answers to pending calls; ignore events.
             pass
 
     async def _close(self) -> None:
-        async with self._opening:
+        async with self._open_lock:
             if self._node is not None:
                 await self._node.close()
         # Let pending calls and the reading task finish.
@@ -105,40 +104,40 @@ class RpcClient:
             await asyncio.wait(others, timeout=1)
 
 
-_callers: dict[tuple[str, str], RpcClient] = {}
+_clients: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# The clients of the parent process before a fork. They stay untouched: it owns the connections.
+# Clients from before a fork: the parent process uses their connections, so do not close them.
 _inherited: list[RpcClient] = []
-# For tests: answers calls instead of a node.
-stand_in: Callable[[str, Any], Any] | None = None
+# Set by psqlmessages.testing: answers calls instead of a node.
+answer_in_tests: Callable[[str, Any], Any] | None = None
 
 
-def caller_for(node: str, dsn: str) -> RpcClient:
+def get_client(node: str, dsn: str) -> RpcClient:
     """Return the RPC client of this process for a database; the first call creates it."""
     with _lock:
-        if (caller := _callers.get((node, dsn))) is None:
+        if (client := _clients.get((node, dsn))) is None:
             # Every process needs its own name; a rule allows them by the pattern "node.*".
             ident = f"{node}.{os.getpid()}-{secrets.token_hex(4)}"
-            caller = _callers[node, dsn] = RpcClient(ident, dsn)
-        return caller
+            client = _clients[node, dsn] = RpcClient(ident, dsn)
+        return client
 
 
 def close_callers() -> None:
     """Close the RPC clients of this process; the next call creates a new one."""
     with _lock:
-        closing = list(_callers.values())
-        _callers.clear()
-    for caller in closing:
-        caller.close()
+        closing = list(_clients.values())
+        _clients.clear()
+    for client in closing:
+        client.close()
 
 
-def _forget_callers() -> None:
+def _drop_inherited_clients() -> None:
     global _lock  # noqa: PLW0603 - another thread may have held the lock at the fork
     _lock = threading.Lock()
-    _inherited.extend(_callers.values())
-    _callers.clear()
+    _inherited.extend(_clients.values())
+    _clients.clear()
 
 
 atexit.register(close_callers)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_callers)
+    os.register_at_fork(after_in_child=_drop_inherited_clients)

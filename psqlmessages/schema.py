@@ -13,8 +13,6 @@ from django.db.migrations.state import ProjectState
 
 from psqlmessages.sql import SCRIPTS, digest, scripts
 
-# Installation of the SQL scripts of this version in a database.
-
 
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal to the scripts of a folder.
@@ -32,29 +30,29 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
                 "Remove search_path from the OPTIONS of DATABASES."
             )
         _create_schema(cursor)
-        cursor.execute(_text("list_grants.sql"))
-        given = cursor.fetchall()
+        cursor.execute(_read_script("list_grants.sql"))
+        grants = cursor.fetchall()
         try:
             # Replaced functions keep their oid, so calls that waited for the locks still find them.
             with cursor.connection.transaction():
-                lock(cursor, "some")
-                _replace(cursor, folder)
+                lock_tables(cursor, "some")
+                _replace_objects(cursor, folder)
         except OperationalError:
-            # Another session holds a lock that is needed.
+            # A lock was not available: a drop would not help.
             raise
         except Error:
-            # Some changes need a drop, such as another result type or name of a parameter.
-            lock(cursor, "all")
-            _drop(cursor)
-            _run(cursor, scripts(folder))
-        for kind, name, statement in given:
-            for found in _objects(cursor, kind, name):
+            # Some changes need a drop, for instance a new result type or parameter name.
+            lock_tables(cursor, "all")
+            _drop_objects(cursor)
+            _run_scripts(cursor, scripts(folder))
+        for kind, name, statement in grants:
+            for found in _find_objects(cursor, kind, name):
                 cursor.execute(statement.replace("%s", found))
         cursor.execute(f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}'")
 
 
 def _create_schema(cursor: Any) -> None:
-    """Create the schema; if the right to do so is missing, the error contains the GRANT."""
+    """Create the schema; raise an error with the GRANT if the privilege is missing."""
     cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
     if cursor.fetchone()[0]:
         return
@@ -74,25 +72,25 @@ def _create_schema(cursor: Any) -> None:
 def remove(connection: BaseDatabaseWrapper) -> None:
     """Drop the schema ``messages`` and all its objects, one by one, if it exists."""
     with connection.cursor() as cursor:
-        for statement in removal():
+        for statement in removal_statements():
             cursor.execute(statement)
 
 
-def removal() -> list[str]:
+def removal_statements() -> list[str]:
     """List the statements that remove the objects of the scripts."""
     return [
         "SELECT set_config('messages.locks', 'all', true);",
-        _text("lock_tables.sql"),
+        _read_script("lock_tables.sql"),
         "SELECT set_config('messages.kept', '', true);",
-        _text("drop_code.sql"),
-        _text("remove.sql"),
+        _read_script("drop_code.sql"),
+        _read_script("remove.sql"),
     ]
 
 
-def lock(cursor: Any, which: str) -> None:
-    """Take the locks that calls wait for before any change: "some" to replace, "all" to drop."""
-    cursor.execute("SELECT set_config('messages.locks', %s, true)", [which])
-    cursor.execute(_text("lock_tables.sql"))
+def lock_tables(cursor: Any, scope: str) -> None:
+    """Lock out calls before a change; ``scope`` is "some" to replace objects, "all" to drop."""
+    cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
+    cursor.execute(_read_script("lock_tables.sql"))
 
 
 def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
@@ -103,11 +101,11 @@ def installed_digest(connection: BaseDatabaseWrapper) -> str | None:
     return comment.removeprefix("psqlmessages ") if comment else None
 
 
-def unapplied(connection: BaseDatabaseWrapper) -> bool:
+def has_unapplied_migrations(connection: BaseDatabaseWrapper) -> bool:
     """Return whether a migration of this app has not been applied yet."""
     executor = MigrationExecutor(connection)
-    ours = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "psqlmessages"]
-    return bool(executor.migration_plan(ours))
+    migrations = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "psqlmessages"]
+    return bool(executor.migration_plan(migrations))
 
 
 def write_settings(*, using: str, **_: Any) -> None:
@@ -122,36 +120,38 @@ def write_settings(*, using: str, **_: Any) -> None:
             )
 
 
-def _replace(cursor: Any, folder: Path) -> None:
+def _replace_objects(cursor: Any, folder: Path) -> None:
     """Run the scripts, and drop all other objects."""
-    before = _code(cursor)
-    # The last script grants and revokes, which would mark all functions as written.
+    before = _list_code(cursor)
+    # The last script grants and revokes, which changes the marks of all functions.
     *code, grants = scripts(folder)
-    _run(cursor, code)
-    _drop(cursor, kept=[oid for oid, mark in _code(cursor).items() if before.get(oid) != mark])
-    _run(cursor, [grants])
+    _run_scripts(cursor, code)
+    _drop_objects(
+        cursor, keep=[oid for oid, mark in _list_code(cursor).items() if before.get(oid) != mark]
+    )
+    _run_scripts(cursor, [grants])
 
 
-def _run(cursor: Any, files: Iterable[Path]) -> None:
+def _run_scripts(cursor: Any, files: Iterable[Path]) -> None:
     for script in files:
         cursor.execute(script.read_text())
 
 
-def _drop(cursor: Any, kept: Iterable[int] = ()) -> None:
-    cursor.execute("SELECT set_config('messages.kept', %s, true)", [",".join(map(str, kept))])
-    cursor.execute(_text("drop_code.sql"))
+def _drop_objects(cursor: Any, keep: Iterable[int] = ()) -> None:
+    cursor.execute("SELECT set_config('messages.kept', %s, true)", [",".join(map(str, keep))])
+    cursor.execute(_read_script("drop_code.sql"))
 
 
-def _code(cursor: Any) -> dict[int, str]:
-    cursor.execute(_text("list_code.sql"))
+def _list_code(cursor: Any) -> dict[int, str]:
+    cursor.execute(_read_script("list_code.sql"))
     return dict(cursor.fetchall())
 
 
-def _text(name: str) -> str:
+def _read_script(name: str) -> str:
     return (SCRIPTS / "install" / name).read_text()
 
 
-def _objects(cursor: Any, kind: str, name: str) -> list[str]:
+def _find_objects(cursor: Any, kind: str, name: str) -> list[str]:
     """Return the views or functions of a name, quoted; functions with the types of arguments."""
     cursor.execute(
         "SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc AS p"
@@ -164,7 +164,7 @@ def _objects(cursor: Any, kind: str, name: str) -> list[str]:
     return [found for (found,) in cursor.fetchall()]
 
 
-KEPT = Path(__file__).parent / "migrations" / "sql"
+STORED_SCRIPTS = Path(__file__).parent / "migrations" / "sql"
 
 
 class InstallSQL(Operation):
@@ -190,7 +190,7 @@ class InstallSQL(Operation):
     ) -> None:
         """Install the scripts of this version."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _install(schema_editor, self.folder())
+            _install_or_collect(schema_editor, self.folder())
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
@@ -199,20 +199,20 @@ class InstallSQL(Operation):
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
             return
         if self.before is not None:
-            _install(schema_editor, KEPT / self.before)
+            _install_or_collect(schema_editor, STORED_SCRIPTS / self.before)
         elif schema_editor.collect_sql:
-            schema_editor.collected_sql += removal()
+            schema_editor.collected_sql += removal_statements()
         else:
             remove(schema_editor.connection)
 
     def folder(self) -> Path:
         """Find the scripts of this version; raise FileNotFoundError if they are missing."""
-        for folder in (SCRIPTS, KEPT / self.version):
+        for folder in (SCRIPTS, STORED_SCRIPTS / self.version):
             if digest(folder) == self.digest:
                 return folder
         raise FileNotFoundError(
             f"The SQL scripts of version {self.version} (digest {self.digest}) are neither in "
-            f"{SCRIPTS} nor in {KEPT / self.version}. To change a script after a "
+            f"{SCRIPTS} nor in {STORED_SCRIPTS / self.version}. To change a script after a "
             "release, keep the old ones there and write a migration with the new digest "
             f"{digest()}."
         )
@@ -264,7 +264,7 @@ class ReinstallSQL(InstallSQL):
         return self.__class__.__name__, [], {}
 
 
-def _install(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
+def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
     """Install the scripts of a folder; for ``sqlmigrate``, only collect them."""
     if not schema_editor.collect_sql:
         install(schema_editor.connection, folder)

@@ -15,7 +15,7 @@ from typing import Any, overload
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from psqlmessages import django as sending
+from psqlmessages import django as django_functions
 from psqlmessages import rpc_client
 from psqlmessages.client.messages import RPC, TOPIC, Message
 from psqlmessages.conf import get_settings
@@ -40,31 +40,31 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A sent or published message; ``is_heard``: whether anyone listens or subscribes."""
+    """A sent or published message; ``has_receivers``: whether anyone listens or subscribes."""
 
     topic: str
     body: Any
     ident: str
     using: str
-    is_heard: bool
+    has_receivers: bool
 
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """A message and the state of its transaction."""
+    """A message, and whether its transaction was committed."""
 
     message: SentMessage
     connection: BaseDatabaseWrapper
     is_committed: bool = False
 
-    def committed(self) -> None:
+    def on_commit(self) -> None:
         self.is_committed = True
 
     @property
-    def counts(self) -> bool:
-        """Whether it was sent or would be: a rollback removes the callback for the commit."""
-        waiting = self.connection.run_on_commit
-        return self.is_committed or any(entry[1] == self.committed for entry in waiting)
+    def is_sent(self) -> bool:
+        """Whether the transaction has committed or still may: a rollback removes the callback."""
+        callbacks = self.connection.run_on_commit
+        return self.is_committed or any(entry[1] == self.on_commit for entry in callbacks)
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class SentMessages(Sequence[SentMessage]):
         return sum(len(deliver(m.topic, m.body, sender=m.ident, using=m.using)) for m in messages)
 
     def _messages(self) -> list[SentMessage]:
-        return [record.message for record in self._records if record.counts]
+        return [record.message for record in self._records if record.is_sent]
 
 
 @contextmanager
@@ -111,17 +111,18 @@ def sent_messages() -> Iterator[SentMessages]:
     """
     sent = SentMessages()
 
-    def record(using: str, ident: str, topic: str, body: Any, is_heard: bool) -> None:
+    def record(using: str, ident: str, topic: str, body: Any, has_receivers: bool) -> None:
         connection = connections[using]
-        one = _Record(SentMessage(topic, _travelled(body), ident, using, is_heard), connection)
-        sent._records.append(one)
-        connection.on_commit(one.committed)
+        message = SentMessage(topic, _round_trip(body), ident, using, has_receivers)
+        entry = _Record(message, connection)
+        sent._records.append(entry)
+        connection.on_commit(entry.on_commit)
 
-    sending.observers.append(record)
+    django_functions.observers.append(record)
     try:
         yield sent
     finally:
-        sending.observers.remove(record)
+        django_functions.observers.remove(record)
 
 
 def allow_topic(
@@ -178,8 +179,8 @@ def deliver(
     without retries: exceptions reach the test. ``node`` is the receiving node (default: all);
     ``sender`` is by default PSQLMESSAGES["NODE"].
     """
-    message = Message(TOPIC, _sender(sender), topic, _travelled(body), topic)
-    return [handler.run(message, alias_of(using)) for handler in handlers.matching(message, node)]
+    message = Message(TOPIC, _default_sender(sender), topic, _round_trip(body), topic)
+    return [handler.run(message, alias_of(using)) for handler in handlers.match(message, node)]
 
 
 def ask(
@@ -194,9 +195,9 @@ def ask(
 
     Exceptions of the handler reach the test; CallFailed if there is no handler.
     """
-    message = Message(RPC, _sender(sender), node, _travelled(body))
-    for handler in handlers.matching(message, node):
-        return _travelled(handler.run(message, alias_of(using)))
+    message = Message(RPC, _default_sender(sender), node, _round_trip(body))
+    for handler in handlers.match(message, node):
+        return _round_trip(handler.run(message, alias_of(using)))
     raise CallFailed(f"{node} has no handler for this")
 
 
@@ -215,14 +216,14 @@ def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
         except Exception as error:
             raise CallFailed(f"the handler of {node} failed ({type(error).__name__})") from error
 
-    before, rpc_client.stand_in = rpc_client.stand_in, answer
+    previous, rpc_client.answer_in_tests = rpc_client.answer_in_tests, answer
     try:
         yield
     finally:
-        rpc_client.stand_in = before
+        rpc_client.answer_in_tests = previous
 
 
-def _sender(sender: str | None) -> str:
+def _default_sender(sender: str | None) -> str:
     return sender if sender is not None else get_settings().NODE
 
 
@@ -243,7 +244,7 @@ def _allow(
     return rule
 
 
-def _travelled(body: Any) -> Any:
-    """Return a body as a receiver gets it: a tuple becomes a list. Raises if it cannot be sent."""
-    sent = EncodedBody.of(body)
-    return decode(sent.text, sent.enc)
+def _round_trip(body: Any) -> Any:
+    """Encode and decode a body, as sending does: a tuple becomes a list, some values raise."""
+    encoded = EncodedBody.of(body)
+    return decode(encoded.text, encoded.enc)

@@ -48,7 +48,7 @@ def prune(using: str = DEFAULT_DB_ALIAS) -> int:
         (Window.MINUTE, settings.TRAFFIC_DAYS_OF_MINUTES),
         (Window.HOUR, settings.TRAFFIC_DAYS_OF_HOURS),
     ):
-        former = traffic.filter(window_seconds=window, starts_at__lt=Now() - timedelta(days=days))
-        while batch := list(former.order_by("starts_at").values_list("pk", flat=True)[:_BATCH]):
+        expired = traffic.filter(window_seconds=window, starts_at__lt=Now() - timedelta(days=days))
+        while batch := list(expired.order_by("starts_at").values_list("pk", flat=True)[:_BATCH]):
             removed += traffic.filter(pk__in=batch).delete()[0]
     return removed

@@ -13,7 +13,7 @@ JSON: Final = "json"
 
 
 class MalformedPayload(ValueError):
-    """A payload or body that does not have the format of this package."""
+    """A payload or body does not have the format of this package."""
 
 
 class Payload(NamedTuple):
@@ -35,27 +35,27 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the field {twice!r:.100} twice")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the field {duplicate!r:.100} twice")
+    return fields
 
 
-# Shared: with options, json.dumps and json.loads would create one for each call.
+# json.dumps and json.loads would create a coder for each call.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _strict_decoder: Final = json.JSONDecoder(
-    parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
+    parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
 )
 
 
 def set_json_default(default: Callable[[Any], Any]) -> None:
-    """Let this process send values that JSON lacks: ``default`` returns one that JSON has.
+    """Let this process send values that JSON lacks, by ``default`` as in ``json.JSONEncoder``.
 
-    It raises TypeError for the rest, as ``json.JSONEncoder.default`` does.
+    It converts a value to one that JSON has, or raises TypeError.
     """
     global _encoder  # noqa: PLW0603 - one per process
     _encoder = json.JSONEncoder(
@@ -63,7 +63,7 @@ def set_json_default(default: Callable[[Any], Any]) -> None:
     )
 
 
-def strict_json(text: str) -> Any:
+def parse_strict_json(text: str) -> Any:
     """Parse JSON; raise MalformedText also for NaN, Infinity and duplicate fields."""
     try:
         return _strict_decoder.decode(text)
@@ -73,7 +73,7 @@ def strict_json(text: str) -> Any:
         raise MalformedText(f"it is not JSON: {error}") from None
 
 
-def document_text(document: bytes | str, max_bytes: int) -> str:
+def decode_document(document: bytes | str, max_bytes: int) -> str:
     """Decode a UTF-8 document, with or without a byte order mark; raise MalformedText."""
     size = len(
         document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
@@ -117,7 +117,7 @@ class EncodedBody:
     def of(cls, value: Any) -> EncodedBody:
         """Encode a value: str unchanged, bytes as base64, other values as JSON."""
         if isinstance(value, str):
-            return cls(_checked(value))
+            return cls(_check_storable(value))
         if isinstance(value, bytes | bytearray | memoryview):
             return cls(base64.b64encode(value).decode("ascii"), BASE64)
         return cls(_to_json(value), JSON)
@@ -143,7 +143,7 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
     If str and JSON values are mixed, all are encoded as JSON; receivers get the original values.
     """
     if all(isinstance(value, str) for value in values):
-        return [_checked(value) for value in values], None
+        return [_check_storable(value) for value in values], None
     bodies = [EncodedBody.of(value) for value in values]
     encodings = {body.enc for body in bodies}
     if len(encodings) <= 1:
@@ -153,7 +153,7 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
     return [_to_json(value) for value in values], JSON
 
 
-def unstorable_part(text: str) -> str:
+def describe_unstorable(text: str) -> str:
     """Describe the first character that PostgreSQL's text cannot store; "" if there is none."""
     if (position := text.find("\0")) >= 0:
         return f"a NUL character at position {position}"
@@ -165,8 +165,8 @@ def unstorable_part(text: str) -> str:
     return ""
 
 
-def _checked(text: str) -> str:
-    if part := unstorable_part(text):
+def _check_storable(text: str) -> str:
+    if part := describe_unstorable(text):
         raise ValueError(
             f"the body has {part}, which PostgreSQL's text cannot store: send it as bytes"
         )

@@ -17,7 +17,7 @@ from psqlmessages.exchanges.store.definitions import (
     ExchangeError,
 )
 from psqlmessages.models import Destination, Exchange
-from psqlmessages.wire import MalformedText, strict_json
+from psqlmessages.wire import MalformedText, parse_strict_json
 
 # Form fields by their path in a document.
 _FIELDS_BY_PATH: Final = {
@@ -213,7 +213,7 @@ class DryRunForm(forms.Form):
 
 def _parse_json(text: str) -> Any:
     try:
-        return strict_json(text)
+        return parse_strict_json(text)
     except MalformedText as error:
         raise ValidationError(error.sentence()) from error
 

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from psqlmessages.client.connect import PoolerKind, connect, detect_pooler
 from psqlmessages.client.connection import Connection
-from psqlmessages.sql import LEAST_VERSION, MIGRATIONS, digest
+from psqlmessages.sql import MIGRATIONS, MIN_VERSION, digest
 
 MIGRATE = "python manage.py migrate psqlmessages"
 INSTALL = "python manage.py psqlmessages install"
@@ -221,13 +221,13 @@ def server(context: CheckContext) -> Iterator[Finding]:
     """Check whether the server is PostgreSQL in a supported version."""
     name = " ".join(str(context.value("SELECT version()")).split()[:2])
     version = int(context.value("SELECT current_setting('server_version_num')"))
-    if name.startswith("PostgreSQL") and version >= LEAST_VERSION * 10_000:
+    if name.startswith("PostgreSQL") and version >= MIN_VERSION * 10_000:
         yield ok(name)
         return
     yield wrong(
         name,
-        f"the functions need PostgreSQL {LEAST_VERSION} or newer",
-        f"upgrade the server: pg_upgrade to PostgreSQL {LEAST_VERSION} or newer",
+        f"the functions need PostgreSQL {MIN_VERSION} or newer",
+        f"upgrade the server: pg_upgrade to PostgreSQL {MIN_VERSION} or newer",
     )
 
 

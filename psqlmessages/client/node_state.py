@@ -92,7 +92,7 @@ class NodeState:
         self.options = options
         self.registration = Registration(ident)
         self.heartbeat = Heartbeat(options)
-        self.backoff = Backoff(options.backoff_least, options.backoff_most)
+        self.backoff = Backoff(options.backoff_min, options.backoff_max)
         self.counters = NodeCounters()
         self.log = RateLimitedLogger(logger)
         self.wakeups = WakeupCounters()

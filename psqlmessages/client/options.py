@@ -41,8 +41,8 @@ class Options:
     probe_timeout: timedelta = timedelta(seconds=5)
     answer_timeout: timedelta = timedelta(seconds=60)
     reconnect_wait: timedelta = timedelta(seconds=5)
-    backoff_least: timedelta = timedelta(milliseconds=100)
-    backoff_most: timedelta = timedelta(seconds=4)
+    backoff_min: timedelta = timedelta(milliseconds=100)
+    backoff_max: timedelta = timedelta(seconds=4)
     stream_poll_interval: timedelta = timedelta(seconds=30)
     inbox_limit: int = 10_000
 

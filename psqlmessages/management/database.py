@@ -16,7 +16,7 @@ from psqlmessages.cli.output import CliCommand, fail
 def _install(arguments: Namespace) -> int:
     """Install the functions; fail if a migration that they may need is not applied."""
     alias = arguments.database
-    if schema.unapplied(connections[alias]):
+    if schema.has_unapplied_migrations(connections[alias]):
         return fail(
             f"not all migrations are applied to database {alias!r}. First run:"
             f" python manage.py migrate psqlmessages --database {alias}"

@@ -39,7 +39,7 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
     if node:
         rule = f"{shlex.quote(node)} RW Topic TOPIC --role {shlex.quote(role)}"
         require(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
-    for handler in registry.of(None):
+    for handler in registry.list_handlers(None):
         receiver = "" if handler.node == EVERY_NODE else handler.node
         if handler.topic:
             require(

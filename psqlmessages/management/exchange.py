@@ -34,7 +34,7 @@ from psqlmessages.exchanges.store.permissions import find_missing_rules
 from psqlmessages.exchanges.store.route_graph import build_graph
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import Exchange, ExchangeCount
-from psqlmessages.wire import MalformedText, strict_json
+from psqlmessages.wire import MalformedText, parse_strict_json
 
 # exchange list: the exchanges with their state, processes and counters.
 
@@ -159,7 +159,7 @@ def dry_run(arguments: Namespace) -> int:
         return _fail(error)
     source = exchange.source
     try:
-        body = strict_json(arguments.body) if arguments.json_body else arguments.body
+        body = parse_strict_json(arguments.body) if arguments.json_body else arguments.body
     except MalformedText as error:
         return fail(f"--json-body: {error}")
     result = dry_run_exchange(

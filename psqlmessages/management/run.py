@@ -28,7 +28,7 @@ def _configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Handle messages until SIGINT or SIGTERM, then finish the current ones."""
     ident = arguments.node
-    handlers = registry.of(ident)
+    handlers = registry.list_handlers(ident)
     if not handlers:
         return fail(
             f"there is no handler for {ident}: add one with @on_topic or @on_rpc to"

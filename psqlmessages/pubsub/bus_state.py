@@ -134,7 +134,7 @@ class Subscriptions:
         self._keep_alive_at = 0.0
         self.inbox: deque[Event] = deque()
         self.counters = BusCounters()
-        self.backoff = Backoff(options.backoff_least, options.backoff_most)
+        self.backoff = Backoff(options.backoff_min, options.backoff_max)
         self.log = RateLimitedLogger(logger)
         self.is_connected = False
         self.has_been_connected = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from psqlmessages.exceptions import MalformedFrame
-from psqlmessages.wire import MalformedText, strict_json, unstorable_part
+from psqlmessages.wire import MalformedText, describe_unstorable, parse_strict_json
 
 Ref = str | int | float | None
 Argument = str | bool | None
@@ -67,7 +67,7 @@ class UnreadableFrame(MalformedFrame):
 def parse_frame(text: str) -> Request:
     """Parse a frame; raise UnreadableFrame, with the reason and the offending value."""
     try:
-        fields = strict_json(text)
+        fields = parse_strict_json(text)
     except MalformedText as error:
         raise UnreadableFrame(str(error)) from None
     if not isinstance(fields, dict):
@@ -127,7 +127,7 @@ def _parse_argument(name: str, field: Field, fields: dict[str, Any]) -> Argument
 
 
 def _check_text(name: str, text: str) -> None:
-    if part := unstorable_part(text):
+    if part := describe_unstorable(text):
         raise UnreadableFrame(f"{name} has {part}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from psqlmessages.wire import MalformedText, document_text, strict_json
+from psqlmessages.wire import MalformedText, decode_document, parse_strict_json
 
 # Entries of a document: rules and web identities, with their errors and warnings
 
@@ -191,7 +191,7 @@ def _order(identity: Identity) -> tuple[str, str, str]:
 
 def _parsed(text: bytes | str) -> Any:
     try:
-        return strict_json(document_text(text, MAX_BYTES))
+        return parse_strict_json(decode_document(text, MAX_BYTES))
     except MalformedText as error:
         raise MalformedDefinitions([error.sentence("The document")]) from None
 

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 # Of PostgreSQL.
-LEAST_VERSION = 15
+MIN_VERSION = 15
 
 SCRIPTS = Path(__file__).parent
 MIGRATIONS = SCRIPTS.parent / "migrations"

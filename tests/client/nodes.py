@@ -16,8 +16,8 @@ SOON = timedelta(seconds=60)
 NOW = timedelta(0)
 # Comes back quickly, and is not lost because the machine stands still.
 QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
+    backoff_min=timedelta(milliseconds=20),
+    backoff_max=timedelta(milliseconds=200),
     probe_timeout=SOON,
     reconnect_wait=SOON,
 )

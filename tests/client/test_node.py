@@ -235,4 +235,4 @@ def test_threads_share_a_node(echo: Any) -> None:
 
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries() -> None:
     assert offered(Node) == offered(AsyncNode)
-    assert Options().backoff_most <= timedelta(seconds=4)
+    assert Options().backoff_max <= timedelta(seconds=4)

@@ -198,7 +198,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
 ) -> None:
     options = Options(
         reconnect_wait=timedelta(seconds=0.3),
-        backoff_most=timedelta(seconds=0.1),
+        backoff_max=timedelta(seconds=0.1),
         answer_timeout=timedelta(seconds=2),
     )
     node = new_node("NODE1", far + " connect_timeout=60", options)

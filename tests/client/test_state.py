@@ -101,7 +101,7 @@ def test_delays_grow_to_a_limit_with_jitter(chance: float, attempts: int) -> Non
 
 
 def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
-    listening = new_listening(backoff_least=timedelta(seconds=1))
+    listening = new_listening(backoff_min=timedelta(seconds=1))
     for now in (101.0, 102.0, 103.0):
         listening.on_connection_lost("flapping", now)
         listening.on_connected(now + 0.1)

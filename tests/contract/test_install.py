@@ -25,7 +25,7 @@ from psqlmessages.cli.doctor_checks import (
 )
 from psqlmessages.client.connect import connect as client_connection
 from psqlmessages.models import Body, StreamMessage
-from psqlmessages.schema import KEPT, InstallSQL
+from psqlmessages.schema import STORED_SCRIPTS, InstallSQL
 from psqlmessages.sql import MIGRATIONS, SCRIPTS, digest
 from tests.conftest import TestedServer
 from tests.contract.catalogue import Catalogue, catalogue
@@ -187,8 +187,8 @@ def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
     installing = [operation for operation in operations if isinstance(operation, InstallSQL)]
     assert installing
     for operation in installing:
-        assert operation.folder() in (SCRIPTS, KEPT / operation.version)
-        assert operation.before is None or (KEPT / operation.before).is_dir()
+        assert operation.folder() in (SCRIPTS, STORED_SCRIPTS / operation.version)
+        assert operation.before is None or (STORED_SCRIPTS / operation.before).is_dir()
     with pytest.raises(FileNotFoundError, match=digest()):
         InstallSQL("0.0", digest="0" * 16).folder()
 

@@ -106,7 +106,7 @@ def test_too_old_a_server_or_one_that_cannot_be_reached(
     shop: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as newer:
-        newer.setattr(ours, "LEAST_VERSION", 99)
+        newer.setattr(ours, "MIN_VERSION", 99)
         (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.E102", checks.ERROR)
     assert "99 or newer is needed" in found.msg

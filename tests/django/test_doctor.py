@@ -177,7 +177,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
 def test_too_old_a_server_and_a_clock_that_differs(
     examined: RunCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_checks, "LEAST_VERSION", 99)
+    monkeypatch.setattr(doctor_checks, "MIN_VERSION", 99)
     found = examined(doctor_checks.server)
     why = "the functions need PostgreSQL 99 or newer"
     assert (found.state, found.why) == (FindingState.WRONG, why)

@@ -64,13 +64,13 @@ def notified() -> list[psycopg.Notify]:
 def test_a_slow_query_is_waited_for_and_so_are_notifications(
     far: Far, changed: Changed, tracks: str
 ) -> None:
-    before, alter = silent_connections.closed(), f"ALTER ROLE {Server.owner}"
+    before, alter = silent_connections.count_closed(), f"ALTER ROLE {Server.owner}"
     changed(f"{alter} SET track_activities = {tracks}", f"{alter} RESET track_activities")
     with ThreadPoolExecutor(1) as other:
         slow, listening = far(fetched, SLOW), other.submit(notified)
         assert (slow.result(SECONDS), listening.result(SECONDS)) == ("", [])
     assert far(fetched, "SELECT 1").result(SECONDS) == 1
-    assert silent_connections.closed() == before
+    assert silent_connections.count_closed() == before
 
 
 # What only requests lose is lost with all of them too, and waits seconds.
@@ -80,7 +80,7 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
 def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     shop: World, far: Far, proxy: Proxy, lost: Lost
 ) -> None:
-    before = silent_connections.closed()
+    before = silent_connections.count_closed()
     pid = far(fetched, "SELECT pg_backend_pid()").result(SECONDS)
     if lost == "answers":
         cut = far(made, "cut", SLOW)
@@ -89,7 +89,7 @@ def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
     if lost != "answers":
         cut = far(made, "cut")
     assert isinstance(cut.exception(SECONDS), OperationalError)
-    assert silent_connections.closed() == before + 1
+    assert silent_connections.count_closed() == before + 1
     # Nothing that it had locked stays so.
     shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
     far(connections.close_all).result(SECONDS)

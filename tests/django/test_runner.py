@@ -54,7 +54,7 @@ def registry() -> HandlerRegistry:
 
 @pytest.fixture(autouse=True)
 def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_LEAST", "RETRY_MOST", "LISTEN_AGAIN"):
+    for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):
         monkeypatch.setattr(running, name, MOMENT)
 
 
@@ -106,7 +106,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
 def test_too_many_handlers_that_do_not_return_end_the_process(
     sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "STUCK_LIMIT", 1)
+    monkeypatch.setattr(running, "MAX_STUCK", 1)
     release = threading.Event()
 
     @registry.on_topic("ORDERS", atomic=False)
@@ -274,7 +274,7 @@ def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
         wait_until(lambda: body in seen.bodies)
 
     away = timedelta(seconds=1)
-    with running_worker(registry, options=Options(backoff_least=away, backoff_most=away)) as runner:
+    with running_worker(registry, options=Options(backoff_min=away, backoff_max=away)) as runner:
         set_mode("W")
         give_back("heard")
         shop.superuser().query(

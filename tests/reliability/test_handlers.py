@@ -49,7 +49,7 @@ def shop(
 ) -> Iterator[World]:
     """The project on the server of the module's own; what fails is tried again at once."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
-    for name in ("RETRY_LEAST", "RETRY_MOST", "LISTEN_AGAIN"):
+    for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):
         monkeypatch.setattr(running, name, MOMENT)
     with django_at(own_world.server):
         own_world.rules(*RULES)

@@ -187,7 +187,7 @@ def test_what_calls_wait_for_is_locked_at_first(
         with database.cursor() as cursor:
             cursor.execute(RELATIONS)
             there = dict(cursor.fetchall())
-            schema.lock(cursor, which)
+            schema.lock_tables(cursor, which)
             first = locked(cursor, modes)
             act(database)
             found = (locked(cursor, modes) - first) & there.keys()

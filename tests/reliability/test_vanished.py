@@ -32,8 +32,8 @@ SECONDS = 90
 GRACE = 30
 QUICK = Options(
     probe_interval=timedelta(seconds=1), probe_timeout=timedelta(seconds=1),
-    answer_timeout=timedelta(seconds=5), backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
+    answer_timeout=timedelta(seconds=5), backoff_min=timedelta(milliseconds=20),
+    backoff_max=timedelta(milliseconds=200),
 )  # fmt: skip
 STALLS, PART = size(1, 5), size(60, 800)
 KINDS = (

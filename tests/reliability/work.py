@@ -25,7 +25,7 @@ Run = Callable[["Work", "Reader"], None]
 LIFE = timedelta(hours=1)
 # Found soon, and a busy machine is not taken for a dead connection.
 QUICK = Options(
-    backoff_least=timedelta(milliseconds=20), backoff_most=timedelta(milliseconds=200),
+    backoff_min=timedelta(milliseconds=20), backoff_max=timedelta(milliseconds=200),
     probe_interval=timedelta(seconds=1), probe_timeout=timedelta(seconds=5),
     answer_timeout=timedelta(seconds=10), reconnect_wait=timedelta(seconds=60),
 )  # fmt: skip

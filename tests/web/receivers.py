@@ -15,8 +15,8 @@ from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
 
 QUICK = Options(
-    backoff_least=timedelta(milliseconds=20),
-    backoff_most=timedelta(milliseconds=200),
+    backoff_min=timedelta(milliseconds=20),
+    backoff_max=timedelta(milliseconds=200),
     reconnect_wait=timedelta(seconds=60),
 )
 

@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any, ClassVar, NoReturn
 
-from psqlmessages.wire import MalformedText, document_text, strict_json
+from psqlmessages.wire import MalformedText, decode_document, parse_strict_json
 
 try:
     import yaml
@@ -35,9 +35,9 @@ class YAMLMissing(ValueError):
 
 def parse(text: bytes | str) -> Any:
     """Parse JSON if the text begins with ``{``, else YAML; raise MalformedText or YAMLMissing."""
-    decoded = document_text(text, MAX_BYTES)
+    decoded = decode_document(text, MAX_BYTES)
     if decoded.lstrip().startswith("{"):
-        return strict_json(decoded)
+        return parse_strict_json(decoded)
     if yaml is None:
         raise YAMLMissing
     try:
