@@ -26,6 +26,7 @@ from psqlmessages.client.queue_calls import (
 )
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
+from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
@@ -416,9 +417,7 @@ async def areserve(
         raise
 
 
-def _fetch_elements(
-    queue: str, statement: queue_calls.SqlStatement, using: str | None
-) -> list[Element]:
+def _fetch_elements(queue: str, statement: SqlStatement, using: str | None) -> list[Element]:
     return queue_calls.elements(queue, fetch(*statement, using))
 
 

@@ -218,7 +218,9 @@ class HandlerWorker:
 
         For a pattern, listen to the existing topics that match and that a rule allows.
         """
-        handlers = [handler for handler in self._registry.of(self._node.ident) if handler.topic]
+        handlers = [
+            handler for handler in self._registry.list_handlers(self._node.ident) if handler.topic
+        ]
         names = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
         patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
         errors = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self, TextIO
 
-from psqlmessages.wire import MalformedText, strict_json
+from psqlmessages.wire import MalformedText, parse_strict_json
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def time_with_zone(text: str) -> datetime:
 def json_object(text: str) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        value = strict_json(text)
+        value = parse_strict_json(text)
     except MalformedText as error:
         raise ArgumentTypeError(error.sentence()) from None
     if not isinstance(value, dict):

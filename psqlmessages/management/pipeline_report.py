@@ -121,7 +121,7 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
             except TimeoutError:
                 continue
             except (Py4JError, PySparkException) as error:
-                failed = job_runner.sentence(error)
+                failed = job_runner.cause_line(error)
                 context.record(job_runner.JobProgress(job_runner.FAILED, error=failed))
                 raise job_runner.JobFailed(failed) from error
             rows = found.total.count if found.total else 0

@@ -240,7 +240,7 @@ class MetricsCollector:
         yield from self.collect_database()
         yield from self.collect_queues()
         text = "Django connections closed because an answer was lost"
-        yield _counter("lost_answers", text, [((), silent_connections.closed())])
+        yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
         yield from _hub_metrics()
         yield from _topic_metrics()
 

@@ -332,7 +332,7 @@ def test_a_message_goes_to_the_handlers_of_its_topic_or_the_one_that_names_the_n
         handle = named(name)
         assert decorate(handle) is handle, "a decorated function stays what it was"
     for type_, to, ident, found in FOUND:
-        handlers = registry.matching(Message(type_, "shop", to, "x", to), ident)
+        handlers = registry.match(Message(type_, "shop", to, "x", to), ident)
         assert [handler.function.__name__ for handler in handlers] == found
     with pytest.raises(ImproperlyConfigured, match=r"every and .*second"):
         registry.on_rpc(named("second"))

@@ -203,10 +203,10 @@ class WatchedSource:
             return False
         self.backoff.succeeded()
         now = monotonic()
-        next_at = state.again_at if state.next_at is None else state.next_at
+        next_at = state.listen_again_at if state.next_at is None else state.next_at
         if self.wakeups == wakeups:
             self.next_at = min(now + self.schedule.interval, next_at)
-            self.schedule.polled()
+            self.schedule.lengthen()
         return next_at <= now
 
 
