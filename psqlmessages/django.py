@@ -19,11 +19,7 @@ from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.durations import Duration
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
-from psqlmessages.client.queue_calls import (
-    DEFAULT_DURATION,
-    Element,
-    Headers,
-)
+from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element, Headers
 from psqlmessages.client.stream_calls import Published, StreamMessage, message_of
 from psqlmessages.client.subscription import DEFAULT_ROWS, DEFAULT_TIMEOUT
 from psqlmessages.client.transactions import SqlStatement

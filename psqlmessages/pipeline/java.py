@@ -13,11 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from psqlmessages.pipeline.private_folder import (
-    private_folder,
-    replace_file,
-    user_folder,
-)
+from psqlmessages.pipeline.private_folder import private_folder, replace_file, user_folder
 
 MIN_VERSION: Final = 17
 TIMEOUT_SECONDS: Final = 30

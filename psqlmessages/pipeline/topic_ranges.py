@@ -128,17 +128,17 @@ class StreamStatements:
         calls = [
             read_call(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group
         ]
-        found = {part.topic: _RowStatistics() for part in group}
+        by_topic = {part.topic: _RowStatistics() for part in group}
         if len(group) == 1:
-            yield self._statement(calls, group, found[group[0].topic].count_ids, ("id",))
+            yield self._statement(calls, group, by_topic[group[0].topic].add_ids, ("id",))
         else:
-            yield self._statement(calls, group, partial(_count_by_topic, found), ("id", "topic"))
+            yield self._statement(calls, group, partial(_add_by_topic, by_topic), ("id", "topic"))
         for part in group:
-            of_part = found[part.topic]
-            if of_part.rows >= max_rows:
-                # Count from the first id found: the ids before it may belong to other topics.
-                step = of_part.step(of_part.last - of_part.first + 1)
-                yield from self._read_rest(replace(part, low=of_part.last), step)
+            rows = by_topic[part.topic]
+            if rows.count >= max_rows:
+                # Ids before the first row may belong to other topics.
+                step = rows.step(rows.last - rows.first + 1)
+                yield from self._read_rest(replace(part, low=rows.last), step)
 
     def _read_rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
         """Read with calls of ``step`` ids each, adapted to the number of rows that they return.
@@ -156,24 +156,24 @@ class StreamStatements:
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
                 f" with_bodies => {self._has_bodies})"
             )
-            found = _RowStatistics()
-            yield self._statement([calls], [part], found.count, ())
+            rows = _RowStatistics()
+            yield self._statement([calls], [part], rows.add, ())
             if not self.conditions:
-                step = found.step(high - low)
+                step = rows.step(high - low)
             low = high
-            if not found.rows and low < part.high:
-                following = _RowStatistics()
+            if not rows.count and low < part.high:
+                next_row = _RowStatistics()
                 source = read_call(self.client, replace(part, low=low), 1, with_bodies=False)
                 sql = f"SELECT id FROM {source}"  # noqa: S608
-                yield ReadStatement(sql, on_batch=following.count_ids, are_rows_returned=False)
-                low = following.first - 1 if following.rows else part.high
+                yield ReadStatement(sql, on_batch=next_row.add_ids, are_rows_returned=False)
+                low = next_row.first - 1 if next_row.count else part.high
 
     def _statement(
         self,
         calls: Sequence[str],
         group: Sequence[IdRange],
-        count_ids: Callable[[pa.RecordBatch], None],
-        needed: Sequence[str],
+        on_batch: Callable[[pa.RecordBatch], None],
+        required_columns: Sequence[str],
     ) -> ReadStatement:
         # Each column costs time, so omit constant ones. Messages of topics have no headers.
         constants: dict[str, str | None] = {"headers": None}
@@ -181,12 +181,13 @@ class StreamStatements:
             constants["topic"] = group[0].topic
         names = [name for name in self.columns if name not in constants]
         # A row needs at least one column.
-        names += [name for name in needed or (() if names else ("id",)) if name not in names]
+        required = required_columns or (() if names else ("id",))
+        names += [name for name in required if name not in names]
         columns = ", ".join(f"r.{name}" for name in names)
         conditions = " AND ".join(f"({condition})" for condition in self.conditions)
         end = f" WHERE {conditions}" if conditions else ""
         selects = (f"SELECT {columns} FROM {call} AS r{end}" for call in calls)  # noqa: S608
-        return ReadStatement(" UNION ALL ".join(selects), constants, count_ids)
+        return ReadStatement(" UNION ALL ".join(selects), constants, on_batch)
 
     @property
     def _has_bodies(self) -> bool:
@@ -205,36 +206,36 @@ def read_call(client: str, part: IdRange, max_rows: int | None, *, with_bodies: 
 class _RowStatistics:
     """Statistics of the rows that a statement returned of a topic."""
 
-    rows: int = 0
+    count: int = 0
     size: int = 0
     first: int = 0
     last: int = 0
 
-    def count(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.num_rows
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.count += batch.num_rows
         self.size += batch.nbytes
 
     def step(self, ids: int) -> int:
         """Return how many ids a call should cover, after these rows in ``ids`` ids."""
-        rows = max(1, self.rows)
+        rows = max(1, self.count)
         return ids * max(_MIN_ROWS, min(_MAX_ROWS, _MAX_BYTES * rows // max(1, self.size))) // rows
 
-    def count_ids(self, batch: pa.RecordBatch) -> None:
-        self.count(batch)
+    def add_ids(self, batch: pa.RecordBatch) -> None:
+        self.add(batch)
         if batch.num_rows:
             ids = batch.column("id")
             self.first, self.last = self.first or ids[0].as_py(), ids[-1].as_py()
 
 
-def _count_by_topic(found: Mapping[str, _RowStatistics], batch: pa.RecordBatch) -> None:
-    """Count a batch with several topics."""
+def _add_by_topic(by_topic: Mapping[str, _RowStatistics], batch: pa.RecordBatch) -> None:
+    """Add a batch with several topics to their statistics."""
     table = pa.table({name: batch.column(name) for name in ("topic", "id")})
     measures = [("id", "count"), ("id", "min"), ("id", "max")]
     for row in table.group_by("topic").aggregate(measures).to_pylist():
-        of_topic = found[row["topic"]]
-        of_topic.rows += row["id_count"]
-        of_topic.first = of_topic.first or row["id_min"]
-        of_topic.last = max(of_topic.last, row["id_max"])
+        rows = by_topic[row["topic"]]
+        rows.count += row["id_count"]
+        rows.first = rows.first or row["id_min"]
+        rows.last = max(rows.last, row["id_max"])
 
 
 # Split narrower ranges evenly: sampling would cost more than an uneven split.
@@ -245,26 +246,26 @@ _MAX_SAMPLED_TOPICS: Final = 16
 
 
 def estimate_weights(
-    database: Database, client: str, wholes: Sequence[IdRange]
+    database: Database, client: str, ranges: Sequence[IdRange]
 ) -> list[WeightedRange]:
-    """Split wide ranges into windows, and estimate the messages of each from a sample of 1 %.
+    """Split the widest ranges into windows, and estimate their messages from a sample of 1 %.
 
     All topics take their ids from one sequence, so the density of a topic varies.
     """
-    widest = sorted((r for r in wholes if r.width > _MIN_SAMPLED_WIDTH), key=lambda r: -r.width)
-    cut: dict[IdRange, list[IdRange]] = {}
-    for whole in widest[:_MAX_SAMPLED_TOPICS]:
-        bounds = [
-            whole.low + whole.width * n // _WINDOWS_PER_RANGE for n in range(_WINDOWS_PER_RANGE + 1)
-        ]
-        cut[whole] = [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
-    windows = [window for of_one in cut.values() for window in of_one]
-    counts = dict(zip(windows, _count_samples(database, client, windows), strict=True))
-    return [
-        WeightedRange(part, counts[part] * _SAMPLE_DIVISOR if part in counts else part.width)
-        for whole in wholes
-        for part in cut.get(whole, [whole])
-    ]
+    widest = sorted(ranges, key=lambda range_: -range_.width)[:_MAX_SAMPLED_TOPICS]
+    sampled = [range_ for range_ in widest if range_.width > _MIN_SAMPLED_WIDTH]
+    windows = [window for range_ in sampled for window in _split_into_windows(range_)]
+    counts = _count_samples(database, client, windows)
+    weighted = [WeightedRange(range_, range_.width) for range_ in ranges if range_ not in sampled]
+    for window, count in zip(windows, counts, strict=True):
+        weighted.append(WeightedRange(window, count * _SAMPLE_DIVISOR))
+    return weighted
+
+
+def _split_into_windows(whole: IdRange) -> list[IdRange]:
+    steps = range(_WINDOWS_PER_RANGE + 1)
+    bounds = [whole.low + whole.width * step // _WINDOWS_PER_RANGE for step in steps]
+    return [replace(whole, low=low, high=high) for low, high in pairwise(bounds)]
 
 
 def _count_samples(database: Database, client: str, windows: Sequence[IdRange]) -> Sequence[int]:

@@ -63,7 +63,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     if not size(0, 1):
         monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
     caller = rpc_client.RpcClient("shop.far", through(proxy, dsn()))
-    assert caller.ask("PRICES", "at first", LONG).result() == {"answer": "at first"}
+    assert caller.submit("PRICES", "at first", LONG).result() == {"answer": "at first"}
     proxy.stall(new=True)
     cut_at = monotonic()
     with ThreadPoolExecutor() as pool:
@@ -71,7 +71,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
         def asked() -> float:
             while True:
                 with suppress(CallTimeout, exceptions.ConnectionLost, exceptions.ServerUnreachable):
-                    caller.ask("PRICES", "again", timedelta(seconds=1)).result()
+                    caller.submit("PRICES", "again", timedelta(seconds=1)).result()
                     return monotonic() - cut_at
 
         back = pool.submit(asked)
@@ -124,7 +124,7 @@ def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_trie
         away.setitem(connection.settings_dict, "PORT", "1")
         with pytest.raises(ConnectionError, match="cannot connect"):
             call("PRICES", 1)
-    monkeypatch.setattr(rpc_client, "_LEAST_TIMEOUT", SHORT)
+    monkeypatch.setattr(rpc_client, "_MIN_CONNECT_TIMEOUT", SHORT)
     other = shop.program().connection
     with other.transaction():
         other.execute("LOCK TABLE psqlmessages_session IN ACCESS EXCLUSIVE MODE")
