@@ -303,7 +303,7 @@ def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
     assert [row["body"] for row in found] == ["3"]
     # The wait ends.
     with pytest.raises(exceptions.ServerUnreachable, match="the database is unreachable: refused"):
-        OutageRetry(timedelta(0)).after("refused\nmore")
+        OutageRetry(timedelta(0)).wait_after("refused\nmore")
 
 
 @pytest.fixture
