@@ -56,22 +56,20 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 def check_databases(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that the databases support the SQL functions."""
-    return [message for alias in _migrated_aliases(databases) for message in _check_database(alias)]
+    return [message for alias in _own_aliases(databases) for message in _check_database(alias)]
 
 
 def check_deployment(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that permissions in the databases are as narrow as possible."""
-    return [
-        message for alias in _migrated_aliases(databases) for message in _check_privileges(alias)
-    ]
+    return [message for alias in _own_aliases(databases) for message in _check_privileges(alias)]
 
 
 def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Check that connections have the timeouts that detect a dead network."""
-    return [message for alias in _migrated_aliases(databases) for message in _check_timeouts(alias)]
+    return [message for alias in _own_aliases(databases) for message in _check_timeouts(alias)]
 
 
-def _migrated_aliases(databases: Collection[str] | None) -> list[str]:
+def _own_aliases(databases: Collection[str] | None) -> list[str]:
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
 
 

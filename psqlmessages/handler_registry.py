@@ -103,13 +103,11 @@ class HandlerRegistry:
 
     def match(self, message: Message, node: str | None) -> list[Handler]:
         """List the handlers of a message that a node received, in the order of registration."""
+        handlers = self.list_handlers(node)
         if message.type == TOPIC:
-            return [
-                h for h in self.list_handlers(node) if h.topic and matches(h.topic, message.topic)
-            ]
+            return [h for h in handlers if h.topic and matches(h.topic, message.topic)]
         if message.type == RPC:
-            handlers = [handler for handler in self.list_handlers(node) if not handler.topic]
-            return sorted(handlers, key=_specificity)[-1:]
+            return sorted((h for h in handlers if not h.topic), key=_specificity)[-1:]
         return []
 
     def list_handlers(self, node: str | None) -> list[Handler]:

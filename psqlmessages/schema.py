@@ -126,9 +126,8 @@ def _replace_objects(cursor: Any, folder: Path) -> None:
     # The last script grants and revokes, which changes the marks of all functions.
     *code, grants = scripts(folder)
     _run_scripts(cursor, code)
-    _drop_objects(
-        cursor, keep=[oid for oid, mark in _list_code(cursor).items() if before.get(oid) != mark]
-    )
+    written = [oid for oid, mark in _list_code(cursor).items() if before.get(oid) != mark]
+    _drop_objects(cursor, keep=written)
     _run_scripts(cursor, [grants])
 
 

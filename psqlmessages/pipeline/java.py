@@ -57,9 +57,8 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
         version = VERSION_PATTERN.search(answer)
         if version and int(version[1]) >= MIN_VERSION:
             return folder
-        unsuitable.append(
-            f"{java} is {version[1]}" if version else f"{java} does not run: {answer}"
-        )
+        problem = f"is {version[1]}" if version else f"does not run: {answer}"
+        unsuitable.append(f"{java} {problem}")
     bundled = _find_bundled()
     if bundled is None:
         raise JavaMissing(
@@ -74,11 +73,7 @@ def _read_version_text(java: Path) -> str:
     """Return the version text of a Java, or the reason if it does not run."""
     try:
         answer = subprocess.run(
-            [java, "-version"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_SECONDS,
+            [java, "-version"], capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

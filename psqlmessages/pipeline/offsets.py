@@ -111,9 +111,8 @@ def read_watermarks(
 ) -> Watermarks:
     """Query how far topics can be read: at most ``max_rows`` messages after the positions."""
     positions = None if after is None else json.dumps(dict(after))
-    return Watermarks.of(
-        database.ask(_STREAM_HORIZONS, (client, list(topics), positions, max_rows))
-    )
+    arguments = (client, list(topics), positions, max_rows)
+    return Watermarks.of(database.ask(_STREAM_HORIZONS, arguments))
 
 
 def watermarks_sql(client: str, topics: Sequence[str]) -> str:

@@ -303,9 +303,8 @@ class ArchiveLog:
         present = self.folder.list_entries(_LOG)
         snapshots = [int(name[1:-5]) for name in present if name[0] == "s"]
         if snapshots:
-            self._update_state(
-                ArchiveLogEntry.of(self.folder.read(_entry_name(max(snapshots), "s")))
-            )
+            snapshot = self.folder.read(_entry_name(max(snapshots), "s"))
+            self._update_state(ArchiveLogEntry.of(snapshot))
             self.version = max(snapshots)
         elif not any(name[0].isdigit() for name in present):
             return

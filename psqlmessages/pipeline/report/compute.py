@@ -64,16 +64,14 @@ def compute_statistics(
     )
     messages = measured.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return _summarize(spark, messages, step, f"{source}, read by Spark")
+        return _summarize(messages, step, f"{source}, read by Spark")
     finally:
         messages.unpersist()
 
 
-def _summarize(
-    spark: SparkSession, messages: DataFrame, step: int, source: str
-) -> ReportStatistics:
+def _summarize(messages: DataFrame, step: int, source: str) -> ReportStatistics:
     # If there are no messages, there is no row for the total either.
-    rows = spark.sql(_SUMS, messages=messages).collect()
+    rows = messages.sparkSession.sql(_SUMS, messages=messages).collect()
     rows.sort(key=lambda row: -row["count"])
     by_kind: dict[int, list[Any]] = {kind: [] for kind in (_TOTAL, _STEP, _TOPIC, _SENDER)}
     for row in rows:

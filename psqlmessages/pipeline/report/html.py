@@ -45,6 +45,7 @@ class PlotlyMissing(MessagesError):
 def render_page(report: Report) -> str:
     """Return the page; raises PlotlyMissing."""
     statistics = report.statistics
+    has_latency = statistics.total and statistics.total.latency
     return Template(_read_asset("report/page.html")).substitute(
         style="\n".join(_read_asset(f"{name}.css") for name in _STYLES),
         database=escape(report.database),
@@ -55,8 +56,8 @@ def render_page(report: Report) -> str:
         step=_format_duration(statistics.step),
         empty="" if statistics.total is None else "hidden",
         filled="hidden" if statistics.total is None else "",
-        has_latency="" if statistics.total and statistics.total.latency else "hidden",
-        no_latency="hidden" if statistics.total and statistics.total.latency else "",
+        has_latency="" if has_latency else "hidden",
+        no_latency="hidden" if has_latency else "",
         has_flows="" if report.flows else "hidden",
         no_flows="hidden" if report.flows else "",
         totals=_render_totals(statistics, report.period.seconds),
