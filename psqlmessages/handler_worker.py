@@ -189,7 +189,7 @@ class HandlerWorker:
                     worker.join(TICK.total_seconds())
         finally:
             self._has_ended.set()
-        self.counters.dropped = self.waiting
+        self.counters.dropped = len(self._backlog)
         if self._error is not None:
             raise self._error
 
@@ -206,11 +206,6 @@ class HandlerWorker:
         self._node.stop()
         self._backlog.close()
 
-    @property
-    def waiting(self) -> int:
-        """The number of calls that wait for a thread or for their retry."""
-        return len(self._backlog)
-
     # Listening
 
     def listen(self) -> list[str]:
@@ -218,11 +213,10 @@ class HandlerWorker:
 
         For a pattern, listen to the existing topics that match and that a rule allows.
         """
-        handlers = [
-            handler for handler in self._registry.list_handlers(self._node.ident) if handler.topic
-        ]
-        names = {handler.topic for handler in handlers if not handler.topic.endswith("*")}
-        patterns = [handler.topic for handler in handlers if handler.topic.endswith("*")]
+        handlers = self._registry.list_handlers(self._node.ident)
+        topics = {handler.topic for handler in handlers if handler.topic}
+        patterns = [topic for topic in topics if topic.endswith("*")]
+        names = topics.difference(patterns)
         errors = []
         # In one order, or sessions could deadlock.
         for topic in sorted((names | self._find_topics(patterns)) - self._listening):

@@ -67,7 +67,7 @@ def pack_leases(leases: Iterable[str]) -> str:
 
 
 def unpack_leases(text: str) -> list[str]:
-    """Decode the result of :func:`packed`."""
+    """Decode the result of :func:`pack_leases`."""
     parts = _LEASE_FORMAT.iter_unpack(base64.b64decode(text, validate=True))
     return [f"{id_}.{UUID(bytes=secret)}" for id_, secret in parts]
 
@@ -110,9 +110,8 @@ class LeaseKeeper:
         leases: list[str] = []
         while len(leases) < max_count:
             count = min(_LEASES_PER_CALL, max_count - len(leases))
-            rows = self._database.rows(
-                _RESERVE, (options.client, options.queue, count, options.timeout)
-            )
+            arguments = (options.client, options.queue, count, options.timeout)
+            rows = self._database.rows(_RESERVE, arguments)
             leases += [lease for (lease,) in rows]
             if len(rows) < count:
                 break

@@ -248,9 +248,10 @@ class SourceWatcher:
                 if watched.next_at <= monotonic() and await watched.has_work():
                     return True
             next_at = min([deadline, *(watched.next_at for watched in self._watched.values())])
-            if (left := next_at - monotonic()) > 0:
+            seconds_left = next_at - monotonic()
+            if seconds_left > 0:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake_event.wait(), left)
+                    await asyncio.wait_for(self._wake_event.wait(), seconds_left)
             if monotonic() >= deadline:
                 return False
 
