@@ -119,13 +119,13 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
-    given = conninfo_to_dict(dsn(alias))
+    parameters = conninfo_to_dict(dsn(alias))
     # There is no network to fail on the same machine.
     is_remote = any(
         host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
-        for host in f"{given.get('hostaddr') or given.get('host') or ''}".split(",")
+        for host in f"{parameters.get('hostaddr') or parameters.get('host') or ''}".split(",")
     )
-    if is_remote and (missing := [name for name in CONNECTION_DEFAULTS if name not in given]):
+    if is_remote and (missing := [name for name in CONNECTION_DEFAULTS if name not in parameters]):
         yield checks.Warning(
             f"Connections to database {alias!r} have no {', '.join(missing)}.",
             hint="If the network or a firewall drops packets without an error, threads of this"
@@ -137,11 +137,11 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
 
 
 def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    found = installed_digest(connection)
-    if found == digest():
+    installed = installed_digest(connection)
+    if installed == digest():
         return
     applied = {app for app, _ in MigrationRecorder(connection).applied_migrations()}
-    if found is None and "psqlmessages" not in applied:
+    if installed is None and "psqlmessages" not in applied:
         # Before the first migrate nothing is wrong that it would not fix.
         return
     command = (
@@ -151,7 +151,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
     )
     yield checks.Warning(
         f"The SQL functions in database {alias!r} are missing or of another version"
-        f" ({found or 'none'} instead of {digest()}).",
+        f" ({installed or 'none'} instead of {digest()}).",
         hint="Calls may fail or behave differently than this version documents. Run:"
         f" python manage.py {command}",
         id="psqlmessages.W102",

@@ -58,10 +58,10 @@ def json_default(value: Any) -> Any:
 @cache
 def get_settings() -> Settings:
     """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
-    given = getattr(settings, "PSQLMESSAGES", {})
-    if errors := [error.text for error in find_errors(given)]:
+    values = getattr(settings, "PSQLMESSAGES", {})
+    if errors := [error.text for error in find_errors(values)]:
         raise ImproperlyConfigured(" ".join(errors))
-    return Settings(**given)
+    return Settings(**values)
 
 
 class SettingError(NamedTuple):
@@ -71,22 +71,22 @@ class SettingError(NamedTuple):
     text: str
 
 
-def find_errors(given: Any) -> Iterator[SettingError]:
+def find_errors(values: Any) -> Iterator[SettingError]:
     """Yield the errors in a value of PSQLMESSAGES."""
-    if not isinstance(given, Mapping):
-        text = f"PSQLMESSAGES is of type {type(given).__name__}, not a dictionary."
+    if not isinstance(values, Mapping):
+        text = f"PSQLMESSAGES is of type {type(values).__name__}, not a dictionary."
         yield SettingError("E001", text)
         return
     known = {field.name: field for field in fields(Settings)}
-    if unknown := sorted(str(key) for key in set(given) - set(known)):
+    if unknown := sorted(str(key) for key in set(values) - set(known)):
         yield SettingError(
             "E001",
             f"PSQLMESSAGES has unknown keys: {', '.join(unknown)}."
             f" The known ones are {', '.join(sorted(known))}.",
         )
     for key, setting in known.items():
-        metadata, value = setting.metadata, given.get(key)
-        if key in given and (problem := _find_problem(key, value, *metadata["range"])):
+        metadata, value = setting.metadata, values.get(key)
+        if key in values and (problem := _find_problem(key, value, *metadata["range"])):
             text = f"PSQLMESSAGES[{key!r}] is {value!r:.100}: {problem}."
             yield SettingError(metadata["check"], text)
 

@@ -46,8 +46,8 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
         for kind, name, statement in grants:
-            for found in _find_objects(cursor, kind, name):
-                cursor.execute(statement.replace("%s", found))
+            for signature in _find_objects(cursor, kind, name):
+                cursor.execute(statement.replace("%s", signature))
         cursor.execute(f"COMMENT ON SCHEMA messages IS 'psqlmessages {digest(folder)}'")
 
 
@@ -160,7 +160,7 @@ def _find_objects(cursor: Any, kind: str, name: str) -> list[str]:
         " WHERE c.relnamespace = 'messages'::regnamespace AND c.relname = %s",
         [name],
     )
-    return [found for (found,) in cursor.fetchall()]
+    return [signature for (signature,) in cursor.fetchall()]
 
 
 STORED_SCRIPTS = Path(__file__).parent / "migrations" / "sql"

@@ -72,8 +72,10 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
 
 def add_defaults(address: str) -> str:
     """Add the pipeline's defaults to an address that lacks them; names are always UTF-8."""
-    given = conninfo_to_dict(address)
-    missing = {name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in given}
+    parameters = conninfo_to_dict(address)
+    missing = {
+        name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in parameters
+    }
     return make_conninfo(address, client_encoding="UTF8", **missing)
 
 
@@ -179,8 +181,8 @@ def record_reached(address: str) -> None:
 
 
 def _reached_file(address: str) -> Path:
-    given = conninfo_to_dict(address)
-    text = repr([given.get(part) for part in _IDENTIFYING_PARTS])
+    parameters = conninfo_to_dict(address)
+    text = repr([parameters.get(part) for part in _IDENTIFYING_PARTS])
     return user_folder() / f"reached-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

@@ -211,8 +211,8 @@ def cause_line(error: BaseException) -> str:
     head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
-            if found := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
-                kind, message = found["kind"], found["text"].strip()
+            if match := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
+                kind, message = match["kind"], match["text"].strip()
                 is_own = kind.startswith("psqlmessages.")
                 return message if is_own else f"{kind.rpartition('.')[2]}: {message}"
         text = head

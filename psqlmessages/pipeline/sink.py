@@ -66,8 +66,8 @@ def _check_type(name: str, kind: types.DataType) -> None:
     if isinstance(kind, types.StructType | types.MapType | types.ArrayType | types.VariantType):
         hint = f"write it as JSON: to_json({name}) AS {name}"
         raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
-    wanted = "a string or binary" if name == "body" else "a string"
-    raise ColumnRefused(f"{problem}, not {wanted}: cast it, for example CAST({name} AS string)")
+    expected = "a string or binary" if name == "body" else "a string"
+    raise ColumnRefused(f"{problem}, not {expected}: cast it, for example CAST({name} AS string)")
 
 
 def to_staged_rows(

@@ -43,23 +43,23 @@ class SourceOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
         """Parse Spark's options; raises OptionRefused."""
-        given = lower_names(options)
-        refuse_unknown(given, SOURCE_OPTIONS)
-        topic, queue = topic_or_queue(given)
+        lowered = lower_names(options)
+        refuse_unknown(lowered, SOURCE_OPTIONS)
+        topic, queue = topic_or_queue(lowered)
         is_queue = queue is not None
-        if is_queue and "startingoffsets" in given:
+        if is_queue and "startingoffsets" in lowered:
             raise OptionRefused("startingOffsets is for topics only: a queue has no offsets")
         return cls(
             topics=_parse_topics(topic) if topic is not None else (),
             queue=queue,
-            client=given.get("client") or "pipeline",
-            starting=_parse_start(given.get("startingoffsets", EARLIEST)),
+            client=lowered.get("client") or "pipeline",
+            starting=_parse_start(lowered.get("startingoffsets", EARLIEST)),
             # An offset of a queue has all leases of its batch, and Spark keeps 100 in memory.
-            max_rows=_parse_count(given, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
-            fail_on_data_loss=_parse_bool(given, "failOnDataLoss", "true"),
-            timeout=_parse_count(given, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
-            partitions=_parse_count(given, "partitions", 2),
-            address={name: value for name, value in given.items() if name == DSN_FILE.lower()},
+            max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
+            fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
+            timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
+            partitions=_parse_count(lowered, "partitions", 2),
+            address={name: value for name, value in lowered.items() if name == DSN_FILE.lower()},
         )
 
 
@@ -79,9 +79,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str]) -> None:
         )
 
 
-def topic_or_queue(given: Mapping[str, str]) -> tuple[str | None, str | None]:
+def topic_or_queue(lowered: Mapping[str, str]) -> tuple[str | None, str | None]:
     """Return the options topic and queue, of which one is None."""
-    topic, queue = given.get("topic"), given.get("queue")
+    topic, queue = lowered.get("topic"), lowered.get("queue")
     if bool(topic) == bool(queue):
         raise OptionRefused("set either the option topic or the option queue")
     return topic or None, queue or None
@@ -113,17 +113,17 @@ def _parse_start(value: str) -> str | int | datetime:
     return moment
 
 
-def _parse_count(given: Mapping[str, str], name: str, default: int) -> int:
-    value = given.get(name.lower(), str(default)).strip().replace("_", "")
+def _parse_count(lowered: Mapping[str, str], name: str, default: int) -> int:
+    value = lowered.get(name.lower(), str(default)).strip().replace("_", "")
     if not (value.isascii() and value.isdecimal() and 0 < int(value) <= _MAX_NUMBER):
         raise OptionRefused(
-            f"{name} {given[name.lower()]!r} must be a number from 1 to {_MAX_NUMBER}"
+            f"{name} {lowered[name.lower()]!r} must be a number from 1 to {_MAX_NUMBER}"
         )
     return int(value)
 
 
-def _parse_bool(given: Mapping[str, str], name: str, default: str) -> bool:
-    value = given.get(name.lower(), default)
+def _parse_bool(lowered: Mapping[str, str], name: str, default: str) -> bool:
+    value = lowered.get(name.lower(), default)
     if value.lower() not in ("true", "false"):
         raise OptionRefused(f"{name} {value!r} must be true or false")
     return value.lower() == "true"

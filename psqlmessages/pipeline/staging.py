@@ -197,9 +197,9 @@ class StagingClient:
         A retry is harmless if an earlier attempt has committed. Without ``query``, only checks the
         permission. Raises MessagesError.
         """
-        to = self._destination
-        arguments = (to.client, to.name, query, number, list(names), rows)
-        self._database.ask(_PUSH if to.is_queue else _PUBLISH, arguments)
+        destination = self._destination
+        arguments = (destination.client, destination.name, query, number, list(names), rows)
+        self._database.ask(_PUSH if destination.is_queue else _PUBLISH, arguments)
 
 
 def close() -> None:

@@ -39,13 +39,14 @@ class TopicBatchReader(DataSourceReader):
         """Split the topics into ranges of ids with about the same number of messages."""
         options = self._options
         with closing(Database(options.address)) as database:
-            found = offsets.read_watermarks(database, options.client, options.topics).topics
-            names = matching_topics(found, self._conditions)
-            wholes = [
-                IdRange(name, *limit_ids(found[name].removed, found[name].newest, self._conditions))
-                for name in names
+            topics = offsets.read_watermarks(database, options.client, options.topics).topics
+            ranges = [
+                IdRange(
+                    name, *limit_ids(topics[name].removed, topics[name].newest, self._conditions)
+                )
+                for name in matching_topics(topics, self._conditions)
             ]
-            weighted = topic_ranges.estimate_weights(database, options.client, wholes)
+            weighted = topic_ranges.estimate_weights(database, options.client, ranges)
             parts = topic_ranges.split_evenly(weighted, options.partitions)
         # Not an empty list: Spark would treat it as one unknown partition.
         return [InputPartition(part) for part in parts or [[]]]
@@ -96,20 +97,22 @@ class TopicSubscription:
 
     def start(self) -> Offset:
         """Return the start of a new query, and subscribe from it."""
-        found = self.read_watermarks()
-        positions = {topic.name: self._start_position(topic) for topic in found.topics.values()}
-        offset = Offset(found.cluster, positions)
-        self._subscribe_all(offset, found)
+        watermarks = self.read_watermarks()
+        positions = {
+            topic.name: self._start_position(topic) for topic in watermarks.topics.values()
+        }
+        offset = Offset(watermarks.cluster, positions)
+        self._subscribe_all(offset, watermarks)
         return offset
 
     def resume(self, start: Offset, max_rows: int | None = None) -> Watermarks:
         """Subscribe from a committed offset; return how far topics can be read after it."""
-        found = self.read_watermarks(start.positions, max_rows)
-        offsets.check_cluster(start.cluster, found.cluster)
+        watermarks = self.read_watermarks(start.positions, max_rows)
+        offsets.check_cluster(start.cluster, watermarks.cluster)
         if not isinstance(self._options.starting, int):
-            offsets.check_not_restored(start, found.topics)
-        self._subscribe_all(start, found)
-        return found
+            offsets.check_not_restored(start, watermarks.topics)
+        self._subscribe_all(start, watermarks)
+        return watermarks
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
         """Return the position in a topic; a topic that is newer than the offset has one too."""
@@ -157,10 +160,10 @@ class TopicSubscription:
                 return newest
             position = int(last)
 
-    def _subscribe_all(self, offset: Offset, found: Watermarks) -> None:
+    def _subscribe_all(self, offset: Offset, watermarks: Watermarks) -> None:
         """Subscribe to all topics that are not subscribed at their position yet."""
-        positions = {t.name: self.position(offset, t) for t in found.topics.values()}
-        self._check(positions, ((t.name, t.removed) for t in found.topics.values()))
+        positions = {t.name: self.position(offset, t) for t in watermarks.topics.values()}
+        self._check(positions, ((t.name, t.removed) for t in watermarks.topics.values()))
         with self._lock:
             # A removed topic has no subscription.
             self._positions = {t: p for t, p in self._positions.items() if t in positions}
@@ -170,8 +173,8 @@ class TopicSubscription:
     def _ping(self) -> None:
         with self._lock:
             # If a topic of a pattern was removed, renew the others.
-            found = self.read_watermarks().topics
-            self._subscribe({t: p for t, p in self._positions.items() if t in found})
+            topics = self.read_watermarks().topics
+            self._subscribe({t: p for t, p in self._positions.items() if t in topics})
 
     def _subscribe(self, positions: Mapping[str, int]) -> None:
         if not positions:
@@ -229,8 +232,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Ignore messages that are published from now on."""
-        found = self._subscription.read_watermarks()
-        self._final_positions = {name: topic.watermark for name, topic in found.topics.items()}
+        watermarks = self._subscription.read_watermarks()
+        self._final_positions = {name: topic.watermark for name, topic in watermarks.topics.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or ``start`` itself if there are no messages."""
@@ -241,10 +244,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_start_stored = True
             return start
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        found = self._subscription.resume(begin, max_rows)
+        watermarks = self._subscription.resume(begin, max_rows)
         ends = dict(begin.positions)
         newest = dict(begin.positions)
-        for topic in found.topics.values():
+        for topic in watermarks.topics.values():
             position = self._subscription.position(begin, topic)
             end = topic.watermark
             if self._final_positions is not None:
@@ -252,8 +255,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end > position:
                 ends[topic.name] = end
             newest[topic.name] = max(position, topic.newest)
-        self._newest = Offset(found.cluster, newest)
-        return start if ends == begin.positions else Offset(found.cluster, ends).as_json()
+        self._newest = Offset(watermarks.cluster, newest)
+        return start if ends == begin.positions else Offset(watermarks.cluster, ends).as_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest visible messages, for the progress of the query."""
@@ -261,19 +264,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split the messages between two offsets into about equal parts."""
-        begin, to = Offset.of(start), Offset.of(end)
+        begin, until = Offset.of(start), Offset.of(end)
         if "_subscription" not in self.__dict__:
             # Spark repeats a batch that was running when the query stopped.
             self._subscription.resume(begin)
-        wanted = [
+        ranges = [
             IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
-            for topic, high in to.positions.items()
+            for topic, high in until.positions.items()
             if high > begin.positions.get(topic, 0)
         ]
-        width = sum(r.width for r in wanted)
-        parts = 1 if width <= _MAX_IDS_PER_TASK else self._options.partitions
-        shared = topic_ranges.split_evenly((WeightedRange(r, r.width) for r in wanted), parts)
-        return [InputPartition((part, to.cluster)) for part in shared]
+        width = sum(r.width for r in ranges)
+        part_count = 1 if width <= _MAX_IDS_PER_TASK else self._options.partitions
+        weighted = [WeightedRange(range_, range_.width) for range_ in ranges]
+        parts = topic_ranges.split_evenly(weighted, part_count)
+        return [InputPartition((part, until.cluster)) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, and check afterwards that none of its messages were removed."""
@@ -312,10 +316,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, ranges: Sequence[IdRange], cluster: str, answer: Mapping[str, Any], is_resumed: bool
     ) -> None:
         """Report removed messages; ``is_resumed``: the read was repeated, perhaps without them."""
-        found = Watermarks.of(answer)
-        offsets.check_cluster(cluster, found.cluster)
+        watermarks = Watermarks.of(answer)
+        offsets.check_cluster(cluster, watermarks.cluster)
         for range_ in ranges:
-            topic = found.topics.get(range_.topic)
+            topic = watermarks.topics.get(range_.topic)
             if topic is None:
                 _raise_or_log(offsets.topic_gone_error(range_.topic, range_.low), self._options)
             elif topic.removed <= range_.low:

@@ -60,9 +60,9 @@ class ArchiveJob:
 
     def prepare(self, topics: list[str]) -> None:
         """Mark the requested topics, and check that none has lost unarchived messages."""
-        found = offsets.read_watermarks(self._database, marks.IDENT, topics)
-        self._mark_requested(found)
-        if gaps := self._find_gaps(found):
+        watermarks = offsets.read_watermarks(self._database, marks.IDENT, topics)
+        self._mark_requested(watermarks)
+        if gaps := self._find_gaps(watermarks):
             self.archive.skip_to(gaps)
 
     def start(
@@ -131,17 +131,17 @@ class ArchiveJob:
     def _guard(self) -> None:
         """Raise MessagesGone if messages before this batch were removed before they were read."""
         if topics := self.topics():
-            found = offsets.read_watermarks(self._database, marks.IDENT, topics)
-            self._find_gaps(found)
-            self._mark_requested(found)
+            watermarks = offsets.read_watermarks(self._database, marks.IDENT, topics)
+            self._find_gaps(watermarks)
+            self._mark_requested(watermarks)
 
-    def _find_gaps(self, found: offsets.Watermarks) -> dict[str, int]:
+    def _find_gaps(self, watermarks: offsets.Watermarks) -> dict[str, int]:
         """Return topics that lost messages before these were archived: name → last removed id.
 
         Raises MessagesGone if there are any, unless gaps are allowed.
         """
         archived = self.archive.log.positions
-        for topic in found.topics.values():
+        for topic in watermarks.topics.values():
             if 0 < topic.newest < archived.get(topic.name, 0):
                 raise ArchiveError(
                     f"topic {topic.name} is archived up to {archived[topic.name]}, but its newest"
@@ -150,7 +150,7 @@ class ArchiveJob:
                 )
         gaps = {
             topic.name: topic.removed
-            for topic in found.topics.values()
+            for topic in watermarks.topics.values()
             if topic.name in archived and topic.removed > archived[topic.name]
         }
         if gaps and not self._allows_gaps:
@@ -161,11 +161,11 @@ class ArchiveJob:
             )
         return gaps
 
-    def _mark_requested(self, found: offsets.Watermarks) -> None:
+    def _mark_requested(self, watermarks: offsets.Watermarks) -> None:
         """Mark the topics that the requested names and patterns match, each once in this run."""
         if self._requested_topics:
             archived = self.archive.log.positions
-            new = [t for t in found.topics.values() if t.name not in self._already_marked]
+            new = [t for t in watermarks.topics.values() if t.name not in self._already_marked]
             archivable = [t for t in new if marks.can_be_archived(t.name)]
             self._mark({t.name: archived.get(t.name, t.removed) for t in archivable})
             self._already_marked |= {t.name for t in new}

@@ -363,9 +363,9 @@ class ArchiveLog:
             tuple(self.files.values()), (), self.positions, self.identity, self.cluster
         )
         self.folder.create(_entry_name(self.version, "s"), snapshot.as_json())
-        before = time() - _DAY_SECONDS
+        cutoff = time() - _DAY_SECONDS
         for name, changed_at in self.folder.list_entries(_LOG).items():
-            if int(name.lstrip("s")[:-5]) < self.version and changed_at < before:
+            if int(name.lstrip("s")[:-5]) < self.version and changed_at < cutoff:
                 self.folder.delete(f"{_LOG}/{name}")
 
 

@@ -183,7 +183,7 @@ class Archive:
         if not self.log.folder.list_entries(staging).keys() - {"_SUCCESS"}:
             return ()
         # Reading the statistics also checks that the files are readable.
-        found = (
+        statistics = (
             self.spark.read.schema("id bigint, topic string, key string, date string")
             .parquet(target)
             .groupBy("_metadata.file_path", sf.col("_metadata.file_size").alias("bytes"))
@@ -200,7 +200,7 @@ class Archive:
             ArchiveFile.from_statistics(
                 staging + row.file_path.rpartition(staging)[2], row, f"{unique}{number}"
             )
-            for number, row in enumerate(found)
+            for number, row in enumerate(statistics)
         )
 
     def _drop_archived(self, batch: DataFrame) -> DataFrame:

@@ -125,8 +125,8 @@ class TurnSettings:
     def of(cls, options: Mapping[str, str]) -> TurnSettings:
         """Parse the settings from the options; raises OptionRefused."""
         refuse_unknown(options, (OPTION,))
-        given = json.loads(options[OPTION])
-        return cls(**{**given, "modules": tuple(given["modules"])})
+        settings = json.loads(options[OPTION])
+        return cls(**{**settings, "modules": tuple(settings["modules"])})
 
     def address(self, namespace: str) -> str:
         """Return a namespace's address as set in this process; raises DsnMissing."""

@@ -109,8 +109,8 @@ class Report:
 
 def parse_time(text: str, now: datetime) -> datetime:
     """Parse ISO 8601 (UTC if it has no zone) or an age such as ``24h``; raises ValueError."""
-    if found := _AGE.fullmatch(text.strip()):
-        return now - timedelta(seconds=int(found[1]) * _UNIT_SECONDS[found[2]])
+    if match := _AGE.fullmatch(text.strip()):
+        return now - timedelta(seconds=int(match[1]) * _UNIT_SECONDS[match[2]])
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -131,8 +131,8 @@ def _render_copies(flows: Iterable[ExchangeFlow], home: str) -> str:
     rows = []
     for flow in flows:
         for each in flow.destinations:
-            source, to = _format_place(flow.source, home), _format_place(each["to"], home)
-            texts = (flow.name, source, to, each["selector"] or "always")
+            source, target = _format_place(flow.source, home), _format_place(each["to"], home)
+            texts = (flow.name, source, target, each["selector"] or "always")
             rows.append([*map(escape, texts), f"{each['copies']:,}"])
     return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
 
@@ -198,7 +198,7 @@ def _read_plotly() -> str:
 
 def _wrap_module(name: str) -> str:
     source = _read_asset(f"monitor/{name}.js").replace("../monitor/", "./")
-    names = ", ".join(found[2] for found in _EXPORT.finditer(source))
+    names = ", ".join(match[2] for match in _EXPORT.finditer(source))
     source = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];', source))
     return f'modules["{name}"] = (() => {{\n{source}\nreturn {{ {names} }};\n}})();'
 
