@@ -247,6 +247,11 @@ class CallFailed(MessagesError, number=56):
     """The called node answered that the request failed; the text is its reason."""
 
 
+def failure_text(ident: str, error: BaseException) -> str:
+    """Return what the caller reads if a handler failed, without the error's own text."""
+    return f"the handler of {ident} failed ({type(error).__name__})"
+
+
 class RowsNotStaged(OutOfOrder, number=64):
     """Staged rows are missing: they were not all copied, or were removed after a day."""
 

@@ -28,6 +28,7 @@ from psqlmessages.exceptions import (
     MessagesError,
     NotAuthorized,
     NotExistent,
+    failure_text,
 )
 from psqlmessages.handler_registry import Handler, HandlerRegistry
 from psqlmessages.orm import postgresql
@@ -390,10 +391,7 @@ class HandlerWorker:
         self._log.warning(
             "handler %s failed %d times: the message is lost", name, call.tries, exc_info=error
         )
-        # The text of an error may be confidential.
-        self._answer_error_if_wanted(
-            message, f"the handler of {self._node.ident} failed ({type(error).__name__})"
-        )
+        self._answer_error_if_wanted(message, failure_text(self._node.ident, error))
 
     def _answer(self, message: Message, answer: Any) -> None:
         try:

@@ -19,7 +19,7 @@ from psqlmessages import django as django_functions
 from psqlmessages import rpc_client
 from psqlmessages.client.messages import RPC, TOPIC, Message
 from psqlmessages.conf import get_settings
-from psqlmessages.exceptions import CallFailed
+from psqlmessages.exceptions import CallFailed, failure_text
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
 from psqlmessages.orm import alias_of, own_ident, postgresql
@@ -214,7 +214,7 @@ def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
         except CallFailed:
             raise
         except Exception as error:
-            raise CallFailed(f"the handler of {node} failed ({type(error).__name__})") from error
+            raise CallFailed(failure_text(node, error)) from error
 
     previous, rpc_client.answer_in_tests = rpc_client.answer_in_tests, answer
     try:

@@ -1,4 +1,4 @@
-"""Messages that a node receives: notifications, their headers, and answers of pending calls."""
+"""Messages that a node receives: notifications, parsed headers, answers of pending calls."""
 
 from __future__ import annotations
 

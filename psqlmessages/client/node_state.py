@@ -1,4 +1,4 @@
-"""State of a node: notifications, waiters, registration, counters. No I/O."""
+"""State of a node: notifications, registration, large bodies, failed handlers, counters. No I/O."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from psqlmessages.exceptions import (
     NodeClosed,
     NotAuthorized,
     error_for,
+    failure_text,
 )
 from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 from psqlmessages.wire import MalformedPayload
@@ -421,8 +422,7 @@ class NodeState:
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
         self.log.warning(text, self.ident, message.type, exc_info=error)
-        # The text of other errors may contain details that the caller must not see.
-        return f"the handler of {self.ident} failed ({type(error).__name__})"
+        return failure_text(self.ident, error)
 
     def on_reply_failed(self, message: Message, error: Exception) -> None:
         """Record that an answer could not be sent; the caller may be gone."""

@@ -389,6 +389,8 @@ def _with_point(match: re.Match[str]) -> str:
 
 
 def _mature(mature: datetime | None) -> datetime | None:
+    if mature is not None and not isinstance(mature, datetime):
+        raise TypeError(f"mature must be a datetime with a time zone, not {mature!r:.100}")
     if mature is not None and mature.utcoffset() is None:
         raise ValueError(f"mature needs a time zone: {mature}")
     return mature

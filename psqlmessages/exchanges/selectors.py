@@ -1,4 +1,4 @@
-"""Selectors: expressions, and functions registered in code."""
+"""Selectors: expressions, and functions registered in code; the evaluation of one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics: metrics for Prometheus, if the setting METRICS is on."""
+"""/metrics: metrics for Prometheus of hub, queues, exchanges and jobs, if METRICS is on."""
 
 from __future__ import annotations
 

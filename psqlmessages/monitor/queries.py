@@ -1,4 +1,4 @@
-"""Queries of the monitor, on one connection with time limits."""
+"""Queries of the monitor, on one connection with time limits; health of server and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Database of the pipeline: its address, retries during outages, and single statements.
+"""Database of the pipeline: its address, how long to retry during outages, and single statements.
 
 The address comes from the environment or a file, never from an option: Spark pickles options into
 plans and shows them in its web UI.

@@ -1,4 +1,4 @@
-"""Connection pool of one database, shared by the requests of an event loop."""
+"""Connection pool of one database, shared by the requests of an event loop; its SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of elements: plan, routing outcomes, copies. Pure."""
+"""A batch of elements: its maximum size, plan, routing outcomes, copies. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored exchanges: conversion of rows to definitions, and changes."""
+"""Stored exchanges: conversion of rows to definitions, changes, and loading a file."""
 
 from __future__ import annotations
 

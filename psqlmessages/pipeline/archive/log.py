@@ -1,4 +1,4 @@
-"""Archive log: numbered entries, each written completely or not at all.
+"""Archive log: numbered entries, each written completely or not at all. Names of files.
 
 An entry lists the files that it adds and removes, and the archived positions of topics. It takes
 effect when its own file exists; then its data files are moved to the folder for plain readers. If

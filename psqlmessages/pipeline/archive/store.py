@@ -1,4 +1,4 @@
-"""Archive store: the messages of topics as Parquet files, each exactly once."""
+"""Archive store: writes messages of topics, each exactly once; compacts small files."""
 
 from __future__ import annotations
 
