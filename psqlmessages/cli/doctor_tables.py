@@ -19,7 +19,8 @@ _EXPIRED_TABLES = """
 _UNNEEDED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(messages._stream_table(n))), 0)::bigint
     FROM generate_series(0, 3) AS n, messages._stream AS s
-    WHERE s.tended_at < clock_timestamp() - interval '10 seconds'
+    WHERE messages._last_check('messages._streams_checked', s.tended_at)
+        < clock_timestamp() - interval '10 seconds'
       AND pg_relation_size(messages._stream_table(n)) > 0
       AND NOT messages._is_needed(n)
 """

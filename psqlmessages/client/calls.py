@@ -237,9 +237,15 @@ def end_backend(backend: BackendInfo) -> Call[bool]:
     )
 
 
-def probe(channel: str, payload: str) -> Call[None]:
+def probe_by_notify(channel: str, payload: str) -> Call[None]:
     """Notify the session's own channel, to check that notifications arrive."""
     return Call("SELECT pg_notify(%s, %s)", (channel, payload), lambda _: None)
+
+
+def probe(channel: str, on_answer: Callable[[bool], None]) -> Call[None]:
+    """Ask the backend whether it listens on the session's own channel."""
+    sql = "SELECT %s::text IN (SELECT pg_catalog.pg_listening_channels())"
+    return Call(sql, (channel,), on_answer)
 
 
 def init(ident: str) -> Call[str]:

@@ -232,7 +232,7 @@ class Gateway:
 
     @property
     def echo_seconds(self) -> float | None:
-        """Seconds from NOTIFY to receipt of the last probe; None before the first one."""
+        """Seconds that the last probe of the connection took; None before the first one."""
         return self._state.heartbeat.echo_seconds
 
     @property

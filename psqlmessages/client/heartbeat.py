@@ -28,6 +28,7 @@ class Heartbeat:
             self._probe_interval + self._probe_timeout - self._evaluate_interval,
         )
         self._nonce = ""
+        self._has_echoed = False
         self.echo_seconds: float | None = None
         self._evaluated_at = 0.0
         self._probed_at = 0.0
@@ -38,6 +39,7 @@ class Heartbeat:
     def on_connected(self, now: float) -> None:
         """Record a new connection, and start all intervals."""
         self._nonce = ""
+        self._has_echoed = False
         self._evaluated_at = self._probed_at = self.received_at = now
         self.lost_at = None
         self.is_connected = True
@@ -60,11 +62,21 @@ class Heartbeat:
         self._evaluated_at = now
         return True
 
-    def start_probe_if_due(self, now: float) -> str | None:
-        """Return the payload of a probe to send now, and expect its echo; None if none is due."""
+    def start_probe_if_due(self, now: float) -> bool:
+        """Return whether a probe is due; if so, schedule the next one."""
         if self._nonce or now - self._probed_at < self._probe_interval:
-            return None
+            return False
         self._probed_at = now
+        return True
+
+    def echo_to_expect(self) -> str | None:
+        """Return the payload for the first probe of a connection, and expect its echo; else None.
+
+        Notifications arrive on the same TCP connection as answers. So once one has arrived, an
+        answer proves as much, and a query writes no WAL.
+        """
+        if self._has_echoed:
+            return None
         self._nonce = os.urandom(8).hex()
         return wire.serialize({"Type": PROBE, "Nonce": self._nonce})
 
@@ -73,8 +85,13 @@ class Heartbeat:
         if not self._nonce or header.get("Nonce") != self._nonce:
             return False
         self._nonce = ""
-        self.echo_seconds = max(0.0, self.received_at - self._probed_at)
+        self._has_echoed = True
+        self.on_probe_answered(self.received_at)
         return True
+
+    def on_probe_answered(self, now: float) -> None:
+        """Record how long a probe took."""
+        self.echo_seconds = max(0.0, now - self._probed_at)
 
     def is_overdue(self, now: float) -> bool:
         """Return whether an echo is late, and nothing else has arrived either."""

@@ -399,9 +399,18 @@ class NodeState:
         if heartbeat.is_overdue(now):
             raise ConnectionLost("a probe of its own channel got no echo")
         due: list[Call[Any]] = [calls.evaluate()] if heartbeat.start_evaluation_if_due(now) else []
-        if (payload := heartbeat.start_probe_if_due(now)) is not None:
-            due.append(calls.probe(self.channel, payload))
+        if heartbeat.start_probe_if_due(now):
+            payload = heartbeat.echo_to_expect()
+            if payload is None:
+                due.append(calls.probe(self.channel, self._on_probe_answered))
+            else:
+                due.append(calls.probe_by_notify(self.channel, payload))
         return due
+
+    def _on_probe_answered(self, is_listening: bool) -> None:
+        if not is_listening:
+            raise ConnectionLost("its backend no longer listens on the channel of the node")
+        self.heartbeat.on_probe_answered(monotonic())
 
     @property
     def is_overrun(self) -> bool:

@@ -270,7 +270,7 @@ def _hub_metrics() -> Iterator[Any]:
     yield _gauge("hub_nodes", "Nodes of this process", counters.nodes)
     if hub.echo_seconds is not None:
         yield _gauge(
-            "hub_echo_seconds", "Round trip of its last NOTIFY to itself", hub.echo_seconds
+            "hub_echo_seconds", "Round trip of its last probe", hub.echo_seconds
         )
     for name, text in (
         ("received", "Notifications received by the hub"),

@@ -92,7 +92,7 @@ class Hub:
 
     @property
     def echo_seconds(self) -> float | None:
-        """How long the hub's last notification to itself took, in seconds."""
+        """How long the last probe of the hub's connection took, in seconds."""
         return self._gateway.echo_seconds if self._gateway is not None else None
 
     @property

@@ -16,20 +16,112 @@ END
 $$;
 
 
-CREATE OR REPLACE FUNCTION messages._schedule_housekeeping()
+-- The last check that found nothing to do, while tended_at keeps the last run that wrote. setval of an UNLOGGED sequence
+-- needs no transaction id and writes no WAL, so idle nodes write nothing. A value is milliseconds since the epoch, then 20
+-- bits of tended_at: it is void as soon as tended_at changes, and after a crash.
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._queues_checked;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._streams_checked;
+
+
+CREATE OR REPLACE FUNCTION messages._low_bits(
+    tended_at timestamp with time zone
+)
+RETURNS bigint
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT CASE WHEN isfinite(tended_at) THEN (date_part('epoch', tended_at) * 1000000)::bigint & 1048575 END
+$$;
+
+COMMENT ON FUNCTION messages._low_bits IS
+    'The bits of tended_at that a value of _queues_checked or _streams_checked contains; null if it is infinite.';
+
+
+CREATE OR REPLACE FUNCTION messages._last_check(
+    checked regclass,
+    tended_at timestamp with time zone
+)
+RETURNS timestamp with time zone
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_value bigint := pg_sequence_last_value(checked);
+BEGIN
+    RETURN CASE WHEN v_value & 1048575 = messages._low_bits(tended_at)
+        THEN to_timestamp((v_value >> 20) / 1000.0) ELSE tended_at END;
+END
+$$;
+
+COMMENT ON FUNCTION messages._last_check IS
+    'When housekeeping of queues or streams last ran, or last found nothing to do.';
+
+
+CREATE OR REPLACE FUNCTION messages._note_check(
+    checked regclass,
+    tended_at timestamp with time zone,
+    checked_at timestamp with time zone
+)
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Above READ COMMITTED, housekeeping would not see recent commits of others. It locks rows until the transaction
-    -- ends, so a role without any rule does not run it.
+    PERFORM setval(
+        checked, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._low_bits(tended_at)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._note_check IS
+    'Store that there was nothing to do at this time. Not rolled back.';
+
+
+CREATE OR REPLACE FUNCTION messages._has_work()
+RETURNS boolean
+LANGUAGE plpgsql
+-- A transaction may have locked a whole table.
+SET lock_timeout = '50ms'
+AS $$
+DECLARE
+    v_has_work boolean;
+BEGIN
+    -- Above READ COMMITTED this would not see recent commits of others.
+    IF current_setting('transaction_isolation') <> 'read committed'
+        OR current_setting('transaction_read_only') = 'on'
+    THEN
+        RETURN true;
+    END IF;
+    -- This call frees the notifications of listeners that have ended.
+    PERFORM pg_notification_queue_usage();
+    BEGIN
+        v_has_work := EXISTS (
+                SELECT FROM psqlmessages_session AS s WHERE s.id NOT IN (SELECT messages._live_sessions())
+            )
+            OR messages._rules_have_work() OR messages._queues_have_work() OR messages._bodies_have_work()
+            OR messages._streams_have_work();
+        -- Roll back, which releases the locks: an open transaction of the caller must not delay a TRUNCATE.
+        RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
+    EXCEPTION
+        WHEN transaction_rollback THEN
+            NULL;
+        WHEN lock_not_available OR deadlock_detected THEN
+            v_has_work := true;
+    END;
+    RETURN v_has_work;
+END
+$$;
+
+COMMENT ON FUNCTION messages._has_work IS
+    'Whether housekeeping has anything to write; true if that cannot be read. Needs no transaction id. Waits 50 ms for a lock at most and keeps none.';
+
+
+CREATE OR REPLACE FUNCTION messages._request_housekeeping()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
     IF current_setting('transaction_isolation') = 'read committed'
         AND current_setting('transaction_read_only') = 'off'
-        AND messages._has_any_rule(session_user)
     THEN
-        PERFORM set_config(
-            'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
-        );
         -- If the caller has set all constraints immediate, the trigger would fire at the end of this INSERT.
         SET CONSTRAINTS messages.evaluate_at_commit DEFERRED;
         INSERT INTO messages._evaluation (xact)
@@ -39,8 +131,29 @@ BEGIN
 END
 $$;
 
+COMMENT ON FUNCTION messages._request_housekeeping IS
+    'Run housekeeping when this transaction commits. Not above READ COMMITTED, where it would not see recent commits of others.';
+
+
+CREATE OR REPLACE FUNCTION messages._schedule_housekeeping()
+RETURNS void
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- It locks rows until the transaction ends, so a role without any rule does not run it.
+    IF messages._has_any_rule(session_user) THEN
+        PERFORM set_config(
+            'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
+        );
+        IF messages._has_work() THEN
+            PERFORM messages._request_housekeeping();
+        END IF;
+    END IF;
+END
+$$;
+
 COMMENT ON FUNCTION messages._schedule_housekeeping IS
-    'Run housekeeping when this transaction commits.';
+    'Run housekeeping when this transaction commits, if there is anything to do.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_evaluated()
@@ -233,7 +346,7 @@ DECLARE
     v_events int := 0;
 BEGIN
     PERFORM messages._log_command('evaluate');
-    IF messages._has_any_rule(session_user) THEN
+    IF messages._has_any_rule(session_user) AND messages._has_work() THEN
         BEGIN
             -- Only count the events: the exception rolls the block back, which releases its locks.
             v_events := messages._run_housekeeping();
@@ -241,7 +354,7 @@ BEGIN
         EXCEPTION WHEN transaction_rollback THEN
             NULL;
         END;
-        PERFORM messages._schedule_housekeeping();
+        PERFORM messages._request_housekeeping();
     END IF;
     RETURN ('{"Err":"0","Events":' || v_events || '}')::json;
 END

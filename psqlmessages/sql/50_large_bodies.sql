@@ -120,6 +120,24 @@ COMMENT ON FUNCTION messages._rotate_bodies IS
     'Truncate the spare tables and return how many. Never waits. The cost does not depend on the number of bodies.';
 
 
+CREATE OR REPLACE FUNCTION messages._bodies_have_work()
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    FOR v_class IN 0 .. 6 LOOP
+        IF pg_relation_size(to_regclass('psqlmessages_body_' || messages._slot(v_class, 1))) > 0 THEN
+            RETURN true;
+        END IF;
+    END LOOP;
+    RETURN false;
+END
+$$;
+
+COMMENT ON FUNCTION messages._bodies_have_work IS
+    'Whether a spare table is not empty.';
+
+
 CREATE OR REPLACE FUNCTION messages._listens(
     node bigint,
     topic_id bigint

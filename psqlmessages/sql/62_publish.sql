@@ -295,7 +295,9 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last timestamp with time zone := (SELECT s.tended_at FROM messages._stream AS s);
+    v_last timestamp with time zone := (
+        SELECT messages._last_check('messages._streams_checked', s.tended_at) FROM messages._stream AS s
+    );
     v_now timestamp with time zone := clock_timestamp();
 BEGIN
     IF v_last > v_now THEN
@@ -337,8 +339,10 @@ AS $$
     ) + coalesce(
         -- The gap that housekeeping has not stored yet.
         (
-            SELECT clock_timestamp() - s.tended_at FROM messages._stream AS s
-            WHERE s.tended_at BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
+            SELECT clock_timestamp() - c.last
+            FROM messages._stream AS s
+            CROSS JOIN LATERAL messages._last_check('messages._streams_checked', s.tended_at) AS c (last)
+            WHERE c.last BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
         ), '0'
     )
 $$;

@@ -137,11 +137,11 @@ COMMENT ON FUNCTION messages._stream_table IS
     'The table of a slot.';
 
 
-CREATE OR REPLACE FUNCTION messages._switch_stream(
+CREATE OR REPLACE FUNCTION messages._next_stream_slot(
     least_age interval,
     least_share float8
 )
-RETURNS void
+RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -158,13 +158,29 @@ BEGIN
         AND pg_relation_size(messages._stream_table(v_stream.slot)) > v_others * least_share
         AND (v_stream.switched_at + least_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
     THEN
-        UPDATE messages._stream SET slot = v_next, switched_at = clock_timestamp();
+        RETURN v_next;
     END IF;
+    RETURN NULL;
 END
 $$;
 
+COMMENT ON FUNCTION messages._next_stream_slot IS
+    'An empty table to fill from now on, if the present one has been filled for least_age and is larger than least_share of the others; else null.';
+
+
+CREATE OR REPLACE FUNCTION messages._switch_stream(
+    least_age interval,
+    least_share float8
+)
+RETURNS void
+LANGUAGE sql
+AS $$
+    UPDATE messages._stream AS s SET slot = n.slot, switched_at = clock_timestamp()
+    FROM messages._next_stream_slot(least_age, least_share) AS n (slot) WHERE n.slot IS NOT NULL
+$$;
+
 COMMENT ON FUNCTION messages._switch_stream IS
-    'Fill the next table from now on, if one is empty, the present one has been filled for least_age, and it is larger than least_share of the others.';
+    'Fill the next table from now on, if _next_stream_slot returns one.';
 
 -- The tables of streams: find the needed rows, move them, and truncate the tables.
 
@@ -428,6 +444,71 @@ $$;
 
 COMMENT ON FUNCTION messages._maintain_streams IS
     'Once a second, by the first session that gets the row lock: expire subscriptions, switch tables, move some needed rows, truncate. Returns the number of truncated tables. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._streams_have_leftovers()
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT messages._unused_topics())
+        OR EXISTS (
+            SELECT FROM psqlmessages_subscription AS s
+            WHERE NOT s.is_alive AND s.pinged_at + make_interval(days => 30, secs => s.timeout) <= clock_timestamp()
+        )
+        OR EXISTS (
+            SELECT FROM messages._stream_gone AS g
+            WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = g.topic)
+        )
+        OR messages._staged_have_expired();
+END
+$$;
+
+COMMENT ON FUNCTION messages._streams_have_leftovers IS
+    'Whether _remove_topics, _forget_subscriptions or _forget_staged has anything to remove.';
+
+
+CREATE OR REPLACE FUNCTION messages._streams_have_work()
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+DECLARE
+    v_now timestamp with time zone := clock_timestamp();
+    v_stream messages._stream;
+    v_last timestamp with time zone;
+BEGIN
+    SELECT * INTO v_stream FROM messages._stream;
+    v_last := messages._last_check('messages._streams_checked', v_stream.tended_at);
+    IF v_last = 'infinity' OR v_last BETWEEN v_now - interval '1 second' AND v_now THEN
+        RETURN false;
+    END IF;
+    IF v_last NOT BETWEEN v_now - interval '10 seconds' AND v_now
+        OR v_stream.switched_at > v_now
+        OR v_stream.cleared_at > v_now
+        OR EXISTS (
+            SELECT FROM psqlmessages_subscription AS s
+            WHERE s.pinged_at > v_now + interval '10 seconds'
+               OR s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= v_now AND NOT messages._is_alive(s)
+        )
+        OR messages._next_stream_slot('10 seconds', 0.5) IS NOT NULL
+        OR EXISTS (
+            SELECT FROM generate_series(0, 3) AS t (slot)
+            WHERE t.slot <> v_stream.slot AND pg_relation_size(messages._stream_table(t.slot)) > 0
+              AND (NOT messages._is_needed(t.slot) OR messages._is_worth_emptying(t.slot))
+        )
+        -- In the first check of each ten seconds.
+        OR floor(date_part('epoch', v_last) / 10) <> floor(date_part('epoch', v_now) / 10)
+            AND messages._streams_have_leftovers()
+    THEN
+        RETURN true;
+    END IF;
+    PERFORM messages._note_check('messages._streams_checked', v_stream.tended_at, v_now);
+    RETURN false;
+END
+$$;
+
+COMMENT ON FUNCTION messages._streams_have_work IS
+    'Whether _maintain_streams has anything to write. False within a second after a check that found nothing.';
 
 
 CREATE OR REPLACE FUNCTION messages._prune_streams()

@@ -225,6 +225,31 @@ CREATE TABLE IF NOT EXISTS messages._role_memberships (
 );
 
 
+CREATE OR REPLACE FUNCTION messages._role_membership_sum()
+RETURNS numeric
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- With names, because rules name groups, which may be renamed. A superuser is a member of every role.
+    RETURN (
+        SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0)
+        FROM (
+            -- m as text: inheritance is an option of the membership since PostgreSQL 16.
+            SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
+            FROM pg_catalog.pg_auth_members AS m
+            JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
+            JOIN pg_catalog.pg_roles AS l ON l.oid = m.member
+            UNION ALL
+            SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
+        ) AS m
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._role_membership_sum IS
+    'Checksum of all role memberships.';
+
+
 CREATE OR REPLACE FUNCTION messages._follow_role_memberships(
     is_commit boolean DEFAULT false
 )
@@ -232,19 +257,8 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_sum numeric;
+    v_sum numeric := messages._role_membership_sum();
 BEGIN
-    -- With names, because rules name groups, which may be renamed. A superuser is a member of every role.
-    SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0) INTO v_sum
-    FROM (
-        -- m as text: inheritance is an option of the membership since PostgreSQL 16.
-        SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
-        FROM pg_catalog.pg_auth_members AS m
-        JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
-        JOIN pg_catalog.pg_roles AS l ON l.oid = m.member
-        UNION ALL
-        SELECT 'superuser ' || r.oid FROM pg_catalog.pg_roles AS r WHERE r.rolsuper
-    ) AS m;
     IF v_sum IS DISTINCT FROM (SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1) THEN
         INSERT INTO messages._role_memberships (sum) VALUES (v_sum);
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
@@ -414,6 +428,24 @@ $$;
 
 COMMENT ON FUNCTION messages._note_settled IS
     'Let sends trust the stored rows again, if no change of rules is unfinished.';
+
+
+CREATE OR REPLACE FUNCTION messages._rules_have_work()
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN NOT messages._is_settled()
+        OR EXISTS (SELECT FROM messages._recheck)
+        OR EXISTS (SELECT FROM messages._unfinished)
+        OR messages._role_membership_sum() IS DISTINCT FROM (
+            SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1
+        );
+END
+$$;
+
+COMMENT ON FUNCTION messages._rules_have_work IS
+    'Whether _follow_role_memberships has anything to write.';
 
 
 -- Changes of rules: make the topics that they name, and end without delay what they forbid.

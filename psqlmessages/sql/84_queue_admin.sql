@@ -410,7 +410,8 @@ DECLARE
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was put back.
-    SELECT q.is_clock_back OR q.tended_at > v_now INTO v_is_clock_back FROM messages._queues AS q
+    SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > v_now
+    INTO v_is_clock_back FROM messages._queues AS q
     WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
@@ -462,6 +463,49 @@ $$;
 
 COMMENT ON FUNCTION messages._maintain_queues IS
     'Once a second, by the first session that gets the row lock: delete expired keys, move dead letters. Returns the number of dead letters. Never waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._queues_have_work()
+RETURNS boolean
+LANGUAGE plpgsql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_now timestamp with time zone := clock_timestamp();
+    v_queues messages._queues;
+    v_last timestamp with time zone;
+BEGIN
+    SELECT * INTO v_queues FROM messages._queues;
+    v_last := messages._last_check('messages._queues_checked', v_queues.tended_at);
+    IF v_last BETWEEN v_now - interval '1 second' AND v_now THEN
+        RETURN false;
+    END IF;
+    IF v_last NOT BETWEEN v_now - interval '10 seconds' AND v_now
+        OR v_queues.is_clock_back
+        OR EXISTS (SELECT FROM psqlmessages_elementkey AS k WHERE k.expires_at <= v_now)
+        OR (
+            SELECT max(c.id) NOT BETWEEN v_queues.counted_id AND v_queues.counted_id + 1000
+            FROM psqlmessages_queuecount AS c
+        )
+        OR EXISTS (
+            SELECT FROM psqlmessages_queue AS q
+            WHERE q.max_tries IS NOT NULL AND EXISTS (
+                SELECT FROM psqlmessages_element AS e
+                WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at <= v_now
+                  AND e.available_at >= messages._scan_start(q.id)
+            )
+        )
+    THEN
+        RETURN true;
+    END IF;
+    PERFORM messages._note_check('messages._queues_checked', v_queues.tended_at, v_now);
+    RETURN false;
+END
+$$;
+
+COMMENT ON FUNCTION messages._queues_have_work IS
+    'Whether _maintain_queues has anything to write. False within a second after a check that found nothing.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_channels()

@@ -190,6 +190,26 @@ $$;
 COMMENT ON FUNCTION messages._forget_staged IS
     'Remove some rows that were staged more than a day ago, and queries whose last batch is a year old (a day if the name starts with once/). Never waits.';
 
+
+CREATE OR REPLACE FUNCTION messages._staged_have_expired()
+RETURNS boolean
+LANGUAGE sql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+    SELECT EXISTS (
+        SELECT FROM messages.staged AS s WHERE s.staged_at < (SELECT clock_timestamp() - interval '1 day')
+    ) OR EXISTS (
+        SELECT FROM messages._batch AS b
+        WHERE b.committed_at < (SELECT clock_timestamp() - interval '1 year')
+           OR b.committed_at BETWEEN (SELECT clock_timestamp() - interval '1 year')
+                             AND (SELECT clock_timestamp() - interval '1 day') AND starts_with(b.query, 'once/')
+    )
+$$;
+
+COMMENT ON FUNCTION messages._staged_have_expired IS
+    'Whether _forget_staged has anything to remove.';
+
 -- Staged rows are published or pushed as one batch of a query. A repeated batch changes nothing.
 
 CREATE OR REPLACE FUNCTION messages._see_rows(

@@ -76,18 +76,33 @@ def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_c
     pulse = listening.heartbeat
     due = [pulse.start_evaluation_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
     assert due == [False, True, False, True]
-    assert pulse.start_probe_if_due(114.0) is None
-    probe = pulse.start_probe_if_due(115.0)
-    assert probe is not None
-    assert pulse.start_probe_if_due(131.0) is None, "one at a time"
+    assert not pulse.start_probe_if_due(114.0)
+    assert pulse.start_probe_if_due(115.0)
+    echo = pulse.echo_to_expect()
+    assert echo is not None
+    assert not pulse.start_probe_if_due(131.0), "one at a time"
     assert listening.is_healthy(119.0)
     pulse.received_at = 119.5
     assert listening.is_healthy(124.0)
     assert pulse.is_overdue(124.5)
     assert not listening.is_healthy(124.5)
-    listening.feed(OURS, probe)
+    listening.feed(OURS, echo)
     assert (listening.take(), listening.counters.malformed) == (None, 0)
     assert not pulse.is_overdue(1000.0)
+
+
+def test_after_the_first_echo_a_connection_is_probed_by_a_query() -> None:
+    listening = new_listening(evaluate_interval=timedelta(hours=1))
+    (by_notify,) = listening.due_calls(115.0)
+    assert "pg_notify" in by_notify.sql
+    listening.feed(OURS, by_notify.params[1])
+    (by_query,) = listening.due_calls(130.0)
+    assert "pg_listening_channels" in by_query.sql
+    by_query.read(True)
+    with pytest.raises(errors.ConnectionLost):
+        by_query.read(False)
+    listening.on_connected(200.0)
+    assert "pg_notify" in listening.due_calls(215.0)[0].sql
 
 
 @given(st.floats(0, 1), st.integers(1, 2000))
