@@ -269,9 +269,7 @@ def _hub_metrics() -> Iterator[Any]:
     yield _gauge("hub_receivers", "WebSockets and monitors that have nodes", counters.receivers)
     yield _gauge("hub_nodes", "Nodes of this process", counters.nodes)
     if hub.echo_seconds is not None:
-        yield _gauge(
-            "hub_echo_seconds", "Round trip of its last probe", hub.echo_seconds
-        )
+        yield _gauge("hub_echo_seconds", "Round trip of its last probe", hub.echo_seconds)
     for name, text in (
         ("received", "Notifications received by the hub"),
         ("delivered", "Frames that the hub delivered to receivers"),

@@ -125,6 +125,31 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
             assert world.owner.query(IS_TENDED.format(tended))
 
 
+@pytest.mark.parametrize(
+    "begin", ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN READ ONLY"]
+)
+def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(
+    world: World, begin: str
+) -> None:
+    world.execute("DELETE FROM psqlmessages_elementkey")
+    holder = world.program("user2")
+    holder.execute(begin)
+    assert holder.query("SELECT count(*) FROM messages.list_queues()") == 0
+    caller(world).ok(*PUSH, None, None, None, None, 0, "key")
+    world.execute(
+        "UPDATE psqlmessages_elementkey SET expires_at = now();"
+        "UPDATE messages._queues SET tended_at = now() - interval '5 s'"
+    )
+    holder.ok("evaluate")
+    tables = (
+        "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
+        " WHERE l.pid = %s AND c.relname ~ '^psqlmessages_(streammessage|body|session)'"
+    )
+    assert world.owner.query(tables, holder.pid) == 0
+    caller(world).ok("evaluate")
+    assert world.owner.query("SELECT count(*) FROM psqlmessages_elementkey") == 0
+
+
 def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World) -> None:
     caller(world).ok(*PUSH)
     waiting, pausing = world.program("user2"), world.program("user1")
