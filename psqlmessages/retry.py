@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from datetime import timedelta
 from time import monotonic
 from typing import Any, Final
@@ -54,17 +54,19 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval.total_seconds()
         self._clock = clock
-        # When each text was last logged, and how often it was suppressed since.
-        self._by_text: dict[str, tuple[float, int]] = {}
+        # When each text was last logged for each key, and how often it was suppressed since.
+        self._by_text: dict[tuple[str, Hashable], tuple[float, int]] = {}
 
-    def warning(self, text: str, *values: Any, exc_info: BaseException | None = None) -> None:
-        """Log ``text % values`` as a warning; warnings with the same ``text`` count as the same."""
+    def warning(
+        self, text: str, *values: Any, key: Hashable = None, exc_info: BaseException | None = None
+    ) -> None:
+        """Log ``text % values``; warnings with the same ``text`` and ``key`` count as the same."""
         now = self._clock()
-        logged_at, suppressed = self._by_text.get(text, (-self._interval, 0))
+        logged_at, suppressed = self._by_text.get((text, key), (-self._interval, 0))
         if now - logged_at < self._interval:
-            self._by_text[text] = logged_at, suppressed + 1
+            self._by_text[text, key] = logged_at, suppressed + 1
             return
-        self._by_text[text] = now, 0
+        self._by_text[text, key] = now, 0
         if suppressed:
             text += " (and %d more times since)"
             values += (suppressed,)

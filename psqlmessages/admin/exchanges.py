@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django import forms
@@ -14,7 +14,7 @@ from django.contrib.admin.models import CHANGE, DELETION
 from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
 from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
-from django.db.models.functions import Concat, Now
+from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 
@@ -33,9 +33,11 @@ from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.permissions import add_missing_rules, find_missing_rules, ident_of
 from psqlmessages.exchanges.store.stats import (
     ELEMENT_OUTCOMES,
-    WORKER_TIMEOUT_SECONDS,
     AggregatedCounters,
     CounterRow,
+    format_state,
+    has_live_worker,
+    read_missing_rules,
 )
 from psqlmessages.models import Destination, Exchange, ExchangeCount
 
@@ -46,12 +48,6 @@ Outcome = ExchangeCount.Outcome
 _COUNTER_FIELDS = ("outcome", "destination", "count", "seconds", "buckets", "selector_seconds")
 
 
-def _has_live_worker(prefix: str = "") -> Q:
-    """Match one counter of each worker that runs the exchange now, by its heartbeat."""
-    oldest = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
-    return Q(**{f"{prefix}outcome": Outcome.OK, f"{prefix}seen_at__gt": oldest})
-
-
 def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     """Read the counters of all workers, as texts and numbers for the page."""
     counters = ExchangeCount.objects.filter(exchange=exchange)
@@ -59,7 +55,8 @@ def _read_statistics(exchange: Exchange) -> dict[str, Any]:
     totals = AggregatedCounters.of(CounterRow(*row) for row in rows)
     elements = totals.elements
     return {
-        "workers": counters.filter(_has_live_worker()).count(),
+        "workers": counters.filter(has_live_worker()).count(),
+        "blocked_by": read_missing_rules(base.database()).get(exchange.pk, []),
         "outcomes": [
             _outcome_row(outcome.label, totals.outcomes.get(outcome, Histogram()))
             for outcome in ELEMENT_OUTCOMES
@@ -159,7 +156,7 @@ class ExchangeAdmin(BaseAdmin):
     form = ExchangeForm
     inlines = (DestinationInline,)
     list_display = (
-        *("name", "source", "targets", "is_running", "processes"),
+        *("name", "source", "targets", "state", "processes"),
         *("routed", "no_route", "too_many_hops", "failed"),
     )
     list_filter = ("is_running",)
@@ -174,6 +171,11 @@ class ExchangeAdmin(BaseAdmin):
 
     source = column("from", lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE)
     targets = column("to", lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-")
+    state = column(
+        "state",
+        lambda found: format_state(is_running=found.is_running, is_blocked=found.blocked > 0),
+        "is_running",
+    )
     processes = column("processes", lambda found: found.workers, "workers")
     routed = column("routed", lambda found: f"{found.n_ok:,}", "n_ok")
     no_route = column("no route", lambda found: f"{found.n_no_route:,}", "n_no_route")
@@ -188,9 +190,11 @@ class ExchangeAdmin(BaseAdmin):
             f"n_{outcome.value}": Sum("counts__count", filter=Q(counts__outcome=outcome), default=0)
             for outcome in (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
         }
-        workers = Count("counts__worker", filter=_has_live_worker("counts__"), distinct=True)
+        workers = Count("counts__worker", filter=has_live_worker("counts__"), distinct=True)
+        is_blocked = has_live_worker("counts__") & ~Q(counts__missing_rules=[])
+        blocked = Count("counts__worker", filter=is_blocked, distinct=True)
         exchanges = super().get_queryset(request).prefetch_related("destinations")
-        return exchanges.annotate(workers=workers, **totals)
+        return exchanges.annotate(workers=workers, blocked=blocked, **totals)
 
     # Starting and stopping
 

@@ -7,13 +7,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from functools import partial
 
 import psycopg
 from django.db import DatabaseError
 from django.db.models import Count, Sum
-from django.db.models.functions import Now
 
 from psqlmessages.cli.output import (
     CliCommand,
@@ -32,7 +30,12 @@ from psqlmessages.exchanges.store import definitions, files, repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
 from psqlmessages.exchanges.store.permissions import find_missing_rules
 from psqlmessages.exchanges.store.route_graph import build_graph
-from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, WORKER_TIMEOUT_SECONDS
+from psqlmessages.exchanges.store.stats import (
+    ELEMENT_OUTCOMES,
+    format_state,
+    has_live_worker,
+    read_missing_rules,
+)
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.wire import MalformedText, parse_strict_json
 
@@ -42,18 +45,19 @@ _HEAD = ("exchange", "state", "processes", "source", "destinations")
 
 
 def list_exchanges(arguments: Namespace) -> int:
-    """Print a table of the exchanges."""
+    """Print a table of the exchanges, and a line for each missing rule."""
     rows = list(repository.rows(arguments.database))
     if not rows:
         print("no exchanges")
         return 0
     counts, workers = _read_counts(arguments.database), _count_workers(arguments.database)
+    missing = read_missing_rules(arguments.database)
     lines = []
     for row in rows:
         definition = repository.to_definition(row)
         cells = (
             definition.name,
-            "running" if row.is_running else "stopped",
+            format_state(is_running=row.is_running, is_blocked=row.pk in missing),
             str(workers[row.pk]),
             str(definition.source),
             ", ".join(map(str, definition.destinations)),
@@ -62,6 +66,9 @@ def list_exchanges(arguments: Namespace) -> int:
         lines.append([one_line(cell) for cell in cells])
     head = (*_HEAD, *(outcome.label for outcome in ELEMENT_OUTCOMES))
     print(format_table(head, lines, right=(2, *range(len(_HEAD), len(head)))))
+    for row in rows:
+        for rule in missing.get(row.pk, ()):
+            print(one_line(f"{row.name} is blocked: missing rule in {rule}"))
     return 0
 
 
@@ -72,10 +79,7 @@ def _read_counts(using: str) -> Counter[tuple[int, str]]:
 
 def _count_workers(using: str) -> Counter[int]:
     """Count the processes that run each exchange, by their recent heartbeats."""
-    alive = ExchangeCount.objects.using(using).filter(
-        outcome=ExchangeCount.Outcome.OK,
-        seen_at__gt=Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS),
-    )
+    alive = ExchangeCount.objects.using(using).filter(has_live_worker())
     return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
 

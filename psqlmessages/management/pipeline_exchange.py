@@ -30,7 +30,7 @@ from psqlmessages.exchanges.store.definitions import (
     MalformedExchanges,
     namespace_error,
 )
-from psqlmessages.exchanges.store.permissions import MissingRuleLog
+from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES, CounterStore
 from psqlmessages.management.pipeline import JobContext
 from psqlmessages.models import Element, Exchange
@@ -64,8 +64,9 @@ class SparkExchangeState:
         self._running: tuple[int, ...] = ()
         self._new_counts: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
         self._elements: dict[int, int] = {}
-        self._rules = MissingRuleLog()
-        self._is_refused = False
+        self._rules = MissingRuleCheck()
+        # Check the rules at the start, after refusals, and while rules are missing.
+        self._is_refused = True
         self.counter_store = CounterStore(using)
 
     # Called by Spark's threads
@@ -143,9 +144,11 @@ class SparkExchangeState:
         self.counter_store.mark_written(
             self.counter_store.write(self.counter_store.list_rows(self._running))
         )
-        if self._is_refused and self._definition is not None and self._rules.is_due:
+        may_lack_rules = self._is_refused or self._rules.rules
+        if may_lack_rules and self._definition is not None and self._rules.is_due:
             self._is_refused = False
-            self._rules.report(self._definition[0], self._using)
+            self._rules.check(self._definition[0], self._using)
+            self.counter_store.missing_rules[self._key] = self._rules.describe()
 
     def _take_new_counts(self) -> Iterable[TaskCounts]:
         while True:

@@ -131,7 +131,8 @@ class ExchangeCount(models.Model):
 
     ``seconds`` is a sum, ``buckets`` is a histogram of durations, and ``seen_at`` is the last
     heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the
-    selector failures of one destination, given by its position.
+    selector failures of one destination, given by its position. ``missing_rules`` names the rules
+    that the worker lacks, in its row of the outcome ``ok``.
     """
 
     class Outcome(models.TextChoices):
@@ -151,6 +152,7 @@ class ExchangeCount(models.Model):
     buckets = ArrayField(models.BigIntegerField(), db_default=[])
     selector_seconds = models.FloatField(db_default=0)
     seen_at = models.DateTimeField(db_default=Now())
+    missing_rules = ArrayField(models.TextField(), db_default=[])
 
     class Meta:
         constraints: ClassVar = [

@@ -47,7 +47,11 @@ _EXCHANGES_QUERY: Final = """
             SELECT CASE c.outcome WHEN 'to' THEN c.destination::text ELSE c.outcome END AS name,
                 sum(c.count)::bigint AS number
             FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id GROUP BY 1
-         ) AS s)
+         ) AS s),
+        (SELECT coalesce(json_agg(DISTINCT r.rule), '[]')
+         FROM psqlmessages_exchangecount AS c CROSS JOIN LATERAL unnest(c.missing_rules) AS r (rule)
+         WHERE c.exchange_id = x.id AND x.is_running AND c.outcome = 'ok'
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s))
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
 _QUEUES_QUERY: Final = f"""
@@ -62,7 +66,7 @@ _skipped_until: dict[str, float] = defaultdict(float)
 
 async def read_graph() -> str | None:
     """Read the graph as JSON text; None if it cannot be read."""
-    query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1))
+    query = (_EXCHANGES_QUERY, (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES + 1))
     rows = await fetch_rows(router.db_for_read(Exchange), query, _TIMEOUT_SECONDS)
     if rows is None:
         return None
@@ -107,13 +111,14 @@ async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
 
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
-    key, name, namespace, queue, is_running, workers, destinations, counts = row
+    key, name, namespace, queue, is_running, workers, destinations, counts, missing_rules = row
     return {
         "id": key,
         "name": name,
         "source": [namespace, queue],
         "is_running": is_running,
         "workers": workers,
+        "missing_rules": missing_rules,
         "destinations": [
             {"to": [ns, name], "selector": selector, "count": counts.get(str(position), 0)}
             for position, (ns, name, selector) in enumerate(destinations)

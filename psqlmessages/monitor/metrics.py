@@ -49,6 +49,9 @@ _EXCHANGES: Final = """
         (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
          WHERE c.exchange_id = x.id AND c.outcome = 'ok'
            AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
+        x.is_running AND EXISTS (SELECT FROM psqlmessages_exchangecount AS c
+         WHERE c.exchange_id = x.id AND c.outcome = 'ok' AND c.missing_rules <> '{}'
+           AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
         (SELECT coalesce(array_agg(d.namespace || '/' || d.queue ORDER BY d.position), '{}')
          FROM psqlmessages_destination AS d WHERE d.exchange_id = x.id),
         (SELECT coalesce(json_agg(json_build_array(
@@ -57,7 +60,10 @@ _EXCHANGES: Final = """
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
 _QUEUES_QUERY: Final = (_QUEUES, (*size_limits(MAX_MEASURED), MAX_QUEUES))
-_EXCHANGES_QUERY: Final = (_EXCHANGES, (WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES))
+_EXCHANGES_QUERY: Final = (
+    _EXCHANGES,
+    (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES),
+)
 _ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
 _QUEUE_COUNTERS: Final = {
     "puts": "Elements pushed into the queue",
@@ -102,16 +108,18 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
 
     running = family("Gauge", "running", "Whether the exchange should run")
     workers = family("Gauge", "workers", "Processes that run the exchange now")
+    blocked = family("Gauge", "blocked", "Whether the exchange should run, but lacks rules")
     text = "Processing time by outcome; the count is the number of elements"
     durations = family("Histogram", "seconds", text, "outcome")
     copies = family("Counter", "copies", "Copies delivered to a destination", "destination")
     selectors = family("Counter", "selector_seconds", "Time in selectors")
     text = "How often the selector of a destination failed, which means no match"
     failures = family("Counter", "selector_failures", text, "destination")
-    for exchange, is_running, number, destinations, rows_of_exchange in rows:
+    for exchange, is_running, number, is_blocked, destinations, rows_of_exchange in rows:
         counters = AggregatedCounters.of(CounterRow(*values) for values in rows_of_exchange)
         running.add_metric((exchange,), float(is_running))
         workers.add_metric((exchange,), number)
+        blocked.add_metric((exchange,), float(is_blocked))
         selectors.add_metric((exchange,), counters.selector_seconds)
         for outcome in ELEMENT_OUTCOMES:
             histogram = counters.outcomes.get(outcome, Histogram())
@@ -120,7 +128,7 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
             copies.add_metric((exchange, destination), count)
         for destination, count in _sum_by_destination(destinations, counters.selector_failures):
             failures.add_metric((exchange, destination), count)
-    yield from (running, workers, durations, copies, selectors, failures)
+    yield from (running, workers, blocked, durations, copies, selectors, failures)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

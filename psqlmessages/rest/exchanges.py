@@ -12,7 +12,11 @@ from ninja import Router, Status
 
 from psqlmessages.exchanges.store import definitions, files, permissions, repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
-from psqlmessages.exchanges.store.stats import ELEMENT_OUTCOMES
+from psqlmessages.exchanges.store.stats import (
+    ELEMENT_OUTCOMES,
+    format_state,
+    read_missing_rules,
+)
 from psqlmessages.models import Exchange, ExchangeCount
 from psqlmessages.rest import schemas
 from psqlmessages.rest.errors import ApiError
@@ -134,10 +138,13 @@ def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
     rows = list(repository.rows().filter(**filters))
     sums = ExchangeCount.objects.filter(exchange__in=rows).values_list("exchange", "outcome")
     counts = {(key, outcome): count for key, outcome, count in sums.annotate(Sum("count"))}
+    missing = read_missing_rules()
     return [
         {
             "name": row.name,
             "running": row.is_running,
+            "state": format_state(is_running=row.is_running, is_blocked=row.pk in missing),
+            "missing_rules": missing.get(row.pk, []),
             "definition": repository.to_definition(row).to_document(),
             "counts": {str(each): counts.get((row.pk, each), 0) for each in ELEMENT_OUTCOMES},
         }
@@ -170,7 +177,7 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
     answer = {
         "name": name,
         "running": row.is_running,
-        "missing_rules": [f"{rule.namespace}: {rule.statement}" for rule in missing.rules],
+        "missing_rules": list(map(str, missing.rules)),
         "unasked": [f"{alias}: {reason}" for alias, reason in missing.errors.items()],
     }
     return Status(200 if exists else 201, answer)

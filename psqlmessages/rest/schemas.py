@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from asgiref.sync import AsyncToSync, SyncToAsync, sync_to_async
 from django.db import connections
@@ -110,10 +110,15 @@ class ExchangeCounts(Schema):
 
 
 class ExchangeState(Schema):
-    """An exchange: its definition as in a file, whether it should run, and its counts."""
+    """An exchange: its definition as in a file, whether it should run, its state and its counts.
+
+    It is ``blocked`` if it should run and its workers lack rules, which ``missing_rules`` adds.
+    """
 
     name: str
     running: bool
+    state: Literal["running", "stopped", "blocked"]
+    missing_rules: list[str]
     definition: dict[str, Any]
     counts: ExchangeCounts
 

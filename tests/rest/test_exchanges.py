@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from psqlmessages.models import Exchange
+from psqlmessages.models import Exchange, ExchangeCount
 from tests.rest.callers import Answer, Caller
 from tests.sql.conftest import World
 
@@ -48,7 +49,17 @@ def test_an_exchange_is_stored_shown_and_runs(staff: Caller, rest: World):
     assert shown["definition"] == DEFINITION
     assert shown["counts"] == {"ok": 0, "no_route": 0, "too_many_hops": 0, "failed": 0}
     assert [each["name"] for each in staff.call("GET", "x").json["exchanges"]] == ["x1"]
-    assert Exchange.objects.get().is_running
+    assert (shown["state"], shown["missing_rules"]) == ("running", [])
+    exchange = Exchange.objects.get()
+    assert exchange.is_running
+    missing = answer.json["missing_rules"]
+    ExchangeCount.objects.create(
+        exchange=exchange, worker=uuid4(), outcome="ok", missing_rules=missing
+    )
+    shown = staff.call("GET", "x/x1").json
+    assert (shown["state"], shown["missing_rules"]) == ("blocked", missing)
+    staff.call("POST", "x/x1/stop")
+    assert staff.call("GET", "x/x1").json["state"] == "stopped"
 
 
 def test_it_is_replaced_if_asked_stopped_started_and_deleted(staff: Caller):

@@ -113,10 +113,12 @@ def test_exchanges_are_stopped_started_and_deleted(desk: Desk, sorting: Exchange
     assert page.messages == ["Stopped already: x1."]
     page = desk.act(EXCHANGES, "start_selected", sorting.pk)
     assert page.messages == ["Started: x1."]
-    page = desk.send(desk.open(page_of(sorting)), "Stop")
+    count(sorting, (Outcome.OK, -1, 1), missing_rules=["default: INSERT"])
+    page = desk.open(page_of(sorting))
+    assert "It is blocked: missing rule in default: INSERT" in page.text
+    page = desk.send(page, "Stop")
     assert page.url.endswith(page_of(sorting)), "the button leads back"
     assert "It is stopped: elements wait in orders." in page.text
-    count(sorting, (Outcome.OK, -1, 1))
     page = desk.send(desk.open(page_of(sorting, "delete")), SURE)
     assert "was deleted successfully" in page.messages[0]
     assert not Exchange.objects.exists()

@@ -145,10 +145,19 @@ def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
         Destination.objects.create(exchange=exchange, position=position, queue=queue)
     buckets = [1, 2, *[0] * 10, 4]
     copies = (("to", 0, 5), ("to", 2, 3), ("bad_selector", 0, 1), ("bad_selector", 2, 1))
-    count(exchange, ("ok", -1, 7), *copies, seconds=40, buckets=buckets, selector_seconds=0.5)
+    count(
+        exchange,
+        ("ok", -1, 7),
+        *copies,
+        seconds=40,
+        buckets=buckets,
+        selector_seconds=0.5,
+        missing_rules=["r"],
+    )
     found = samples(counting)
     assert found["exchange_running", "x1"] == 1
     assert found["exchange_workers", "x1"] == 1
+    assert found["exchange_blocked", "x1"] == 1
     assert found["exchange_selector_seconds_total", "x1"] == 1
     assert found["exchange_copies_total", "default/eu", "x1"] == 16
     assert found["exchange_copies_total", "default/audit", "x1"] == 0

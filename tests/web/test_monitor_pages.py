@@ -176,7 +176,8 @@ def test_exchanges_and_queues_are_told_with_what_was_counted_and_no_secret(datab
     worker.query("SELECT lease FROM messages.reserve('W', 'orders')")
     worker.ok("pause", "W", "orders")
     exchange = new("x1", "orders", "eu true", "orders")
-    count(exchange, ("ok", -1, 7), ("to", 0, 5), ("no_route", -1, 1))
+    copies = (("to", 0, 5), ("no_route", -1, 1))
+    count(exchange, ("ok", -1, 7), *copies, missing_rules=["default: INSERT"])
     answer = visitor("view_monitor").get(GRAPH)
     assert Queue.objects.get(name="orders").channel not in answer.text
     assert "no-store" in answer.headers["Cache-Control"]
@@ -186,6 +187,7 @@ def test_exchanges_and_queues_are_told_with_what_was_counted_and_no_secret(datab
     (told,) = found["exchanges"]
     assert (told["id"], told["name"], told["source"]) == (exchange.pk, "x1", ["default", "orders"])
     assert (told["is_running"], told["workers"]) == (True, 1)
+    assert told["missing_rules"] == ["default: INSERT"]
     assert told["counts"] == {"ok": 14, "no_route": 2}
     copies = [(each["to"][1], each["count"], each["is_in_cycle"]) for each in told["destinations"]]
     assert copies == [("eu", 10, False), ("orders", 0, True)]

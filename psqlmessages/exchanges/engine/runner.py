@@ -35,7 +35,7 @@ logger = logging.getLogger("psqlmessages")
 class ExchangeLog:
     """Counts the results of the consumers of an exchange, and logs their errors.
 
-    ``may_lack_rules`` is true after an error that a missing rule may have caused.
+    ``may_lack_rules`` is true at the start, and after an error that a missing rule may have caused.
     """
 
     def __init__(self, plan: ExchangePlan, counters: ExchangeCounters) -> None:
@@ -43,7 +43,7 @@ class ExchangeLog:
         self._name = plan.exchange.name
         self._counters = counters
         self._log = RateLimitedLogger(logger)
-        self.may_lack_rules = False
+        self.may_lack_rules = True
 
     def _destination(self, target: int) -> str:
         if target < 0:
@@ -65,7 +65,7 @@ class ExchangeLog:
             self._counters.add_selector_failure(target)
             self._log.warning(
                 "exchange %s: the selector of %s failed (counts as no): %s",
-                self._name, self._destination(target), reason,
+                self._name, self._destination(target), reason, key=target,
             )  # fmt: skip
         for error in batch.copy_errors:
             self.may_lack_rules = True

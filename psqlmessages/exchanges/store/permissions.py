@@ -24,7 +24,9 @@ logger = logging.getLogger("psqlmessages")
 # A rule must have a timeout, which has no effect for a queue.
 _RULE_TIMEOUT_SECONDS = 60
 _CONNECT_SECONDS = 3
-_REPORT_SECONDS = 10.0
+_CHECK_SECONDS = 5.0
+# Missing rules to store for an exchange, which may have 1,000 destinations.
+_MAX_DESCRIBED = 20
 _LIMIT_QUERY_TIME = "SET statement_timeout = '5s'"
 _PERMISSIONS = """
     SELECT session_user::text, needed.ident, needed.queue, coalesce(rights.can_read, false),
@@ -45,29 +47,38 @@ class MissingRule(NamedTuple):
     namespace: str
     statement: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}: {self.statement}"
 
-class MissingRuleLog:
-    """Logs the missing rules of an exchange, each once."""
+
+class MissingRuleCheck:
+    """Finds the missing rules of an exchange from time to time, and logs each once."""
 
     def __init__(self) -> None:
-        self._reported: set[MissingRule] = set()
+        self.rules: set[MissingRule] = set()
         self._next_at = 0.0
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has passed since the last report."""
+        """Whether enough time has passed since the last check."""
         return monotonic() >= self._next_at
 
-    def report(self, exchange: DefinedExchange, using: str) -> None:
-        """Log the missing rules that the last report did not contain."""
-        self._next_at = monotonic() + _REPORT_SECONDS
-        missing = set(find_missing_rules([exchange], using).rules)
-        for rule in sorted(missing - self._reported):
+    def check(self, exchange: DefinedExchange, using: str) -> None:
+        """Find the missing rules, and log those that the last check did not find."""
+        self._next_at = monotonic() + _CHECK_SECONDS
+        found = find_missing_rules([exchange], using)
+        # Nothing is known about a database that did not answer, so keep its rules.
+        missing = {*found.rules, *(rule for rule in self.rules if rule.namespace in found.errors)}
+        for rule in sorted(missing - self.rules):
             logger.warning(
                 "exchange %s: a rule is missing in database %s. Add it with: %s",
                 exchange.name, *rule,
             )  # fmt: skip
-        self._reported = missing
+        self.rules = missing
+
+    def describe(self) -> list[str]:
+        """Return the first missing rules, as texts."""
+        return list(map(str, sorted(self.rules)[:_MAX_DESCRIBED]))
 
 
 class MissingRules(NamedTuple):

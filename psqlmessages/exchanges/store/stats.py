@@ -23,7 +23,9 @@ FORMER_WORKERS: Final = UUID(int=0)
 FORMER_AFTER: Final = timedelta(days=1)
 _MERGE_SECONDS: Final = 60 * 60
 _KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
-_VALUE_FIELDS: Final = ("count", "seconds", "buckets", "selector_seconds", "seen_at")
+_VALUE_FIELDS: Final = (
+    *("count", "seconds", "buckets", "selector_seconds", "seen_at", "missing_rules"),
+)  # fmt: skip
 
 
 class CounterStore:
@@ -34,6 +36,8 @@ class CounterStore:
         self._merge_at = 0.0
         self.worker = uuid4()
         self.counters: dict[int, ExchangeCounters] = {}
+        # By exchange: the rules that it lacks, as texts.
+        self.missing_rules: dict[int, list[str]] = {}
 
     def of(self, exchange: int) -> ExchangeCounters:
         """Return the counters of an exchange."""
@@ -67,6 +71,7 @@ class CounterStore:
                 buckets=list(counter.buckets),
                 selector_seconds=counter.selector_seconds,
                 seen_at=Now(),
+                missing_rules=self.missing_rules.get(key, []) if outcome == Outcome.OK else [],
             )
             for key, counters in self.counters.items()
             for outcome, destination, counter in counters.list_unwritten(is_running=key in running)
@@ -127,6 +132,30 @@ Outcome = ExchangeCount.Outcome
 
 # A worker writes every two seconds. After this time without a write it counts as stopped.
 WORKER_TIMEOUT_SECONDS: Final = 10
+
+
+def has_live_worker(prefix: str = "") -> Q:
+    """Match one counter of each worker that runs an exchange now, by its heartbeat."""
+    oldest = Now() - timedelta(seconds=WORKER_TIMEOUT_SECONDS)
+    return Q(**{f"{prefix}outcome": Outcome.OK, f"{prefix}seen_at__gt": oldest})
+
+
+def read_missing_rules(using: str = DEFAULT_DB_ALIAS) -> dict[int, list[str]]:
+    """Return the rules that the workers of each running exchange lack, by its primary key."""
+    counts = ExchangeCount.objects.using(using).filter(has_live_worker(), exchange__is_running=True)
+    missing: dict[int, set[str]] = {}
+    for key, rules in counts.exclude(missing_rules=[]).values_list("exchange", "missing_rules"):
+        missing.setdefault(key, set()).update(rules)
+    return {key: sorted(rules) for key, rules in missing.items()}
+
+
+def format_state(*, is_running: bool, is_blocked: bool) -> str:
+    """Return the state of an exchange: ``stopped``, ``blocked`` by missing rules, ``running``."""
+    if not is_running:
+        return "stopped"
+    return "blocked" if is_blocked else "running"
+
+
 # Outcomes of an element, in the order of display.
 ELEMENT_OUTCOMES: Final = (
     *(Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED),

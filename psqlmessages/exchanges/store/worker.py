@@ -22,7 +22,7 @@ from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.runner import DatabaseHandle, ExchangeRunner
 from psqlmessages.exchanges.store import repository
 from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedExchanges
-from psqlmessages.exchanges.store.permissions import MissingRuleLog
+from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
 from psqlmessages.orm import dsn
@@ -45,7 +45,7 @@ class RunningExchange:
     definition: DefinedExchange
     runner: ExchangeRunner
     task: asyncio.Task[None]
-    missing_rules: MissingRuleLog = field(default_factory=MissingRuleLog)
+    missing_rules: MissingRuleCheck = field(default_factory=MissingRuleCheck)
 
 
 class ExchangeWorker:
@@ -62,6 +62,7 @@ class ExchangeWorker:
         self._log = RateLimitedLogger(logger)
         self._stopping = asyncio.Event()
         self._write_at = 0.0
+        self._rule_check: asyncio.Task[None] | None = None
         self.counter_store = CounterStore(using)
 
     @property
@@ -98,13 +99,17 @@ class ExchangeWorker:
             await self._write()
         except Error as error:
             self._log.warning("exchanges: database error, trying again: %s", error_line(error))
-        await self._log_missing_rules()
+        # In a task of its own: a database that does not answer must not delay the heartbeats.
+        if self._rule_check is None or self._rule_check.done():
+            self._rule_check = asyncio.create_task(self._check_rules(), name="exchange rules")
 
     async def _shut_down(self) -> None:
         for key in list(self._running):
             self._stop_exchange(key)
         if self._stopping_tasks:
             await asyncio.wait(self._stopping_tasks)
+        if self._rule_check is not None:
+            await asyncio.wait({self._rule_check})
         for namespace in self._namespaces.values():
             await namespace.listener.close()
         try:
@@ -168,6 +173,7 @@ class ExchangeWorker:
         if (running := self._running.pop(key, None)) is None:
             return None
         running.runner.stop()
+        self.counter_store.missing_rules.pop(key, None)
         self._stopping_tasks.add(running.task)
         running.task.add_done_callback(self._stopping_tasks.discard)
         logger.info("exchange %s is stopping", running.definition.name)
@@ -188,19 +194,26 @@ class ExchangeWorker:
         self.counter_store.mark_written(await _run_in_thread(self.counter_store.write, rows))
         self._write_at = monotonic() + WRITE_SECONDS
 
-    async def _log_missing_rules(self) -> None:
-        """Log the missing rules of exchanges with errors that missing rules may have caused."""
+    async def _check_rules(self) -> None:
+        """Check the rules of each exchange at its start, after errors, and while rules are missing.
 
-        def log_rules(running: RunningExchange) -> None:
+        Missing rules may have caused the errors.
+        """
+
+        def check(running: RunningExchange) -> None:
             try:
-                running.missing_rules.report(running.definition, self._using)
+                running.missing_rules.check(running.definition, self._using)
             finally:
                 connections.close_all()
 
-        for running in list(self._running.values()):
-            if running.runner.log.may_lack_rules and running.missing_rules.is_due:
-                running.runner.log.may_lack_rules = False
-                await asyncio.to_thread(log_rules, running)
+        for key, running in list(self._running.items()):
+            may_lack_rules = running.runner.log.may_lack_rules or running.missing_rules.rules
+            if self._stopping.is_set() or not (may_lack_rules and running.missing_rules.is_due):
+                continue
+            running.runner.log.may_lack_rules = False
+            await asyncio.to_thread(check, running)
+            if self._running.get(key) is running:
+                self.counter_store.missing_rules[key] = running.missing_rules.describe()
 
 
 async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:

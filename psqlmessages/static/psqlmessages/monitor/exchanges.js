@@ -94,12 +94,16 @@ function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
 function exchangeNode(exchange) {
   const state = stateOf(exchange);
   const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
-  const note = exchange.is_running && exchange.workers ? perSecond(takeRate) : state;
+  const isBlocked = exchange.missing_rules.length > 0;
+  const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
+  // The sentences of a blocked exchange are too long for its box.
+  const idleNote = isBlocked ? "blocked" : state;
+  const note = isIdle ? idleNote : perSecond(takeRate);
   return {
     id: exchangeId(exchange), kind: "exchange", name: exchange.name, note,
     label: `Exchange ${exchange.name}: ${state}, ${perSecond(takeRate)} taken`,
     url: pageUrl(settings.exchangeUrl, exchange.id),
-    isIdle: !exchange.is_running || !exchange.workers,
+    isIdle,
   };
 }
 
@@ -172,8 +176,9 @@ function pageUrl(pattern, id) {
   return pattern && id !== null ? pattern.replace(/\b0\b/, id) : "";
 }
 
-function stateOf({ is_running: isRunning, workers }) {
+function stateOf({ is_running: isRunning, workers, missing_rules: missingRules }) {
   if (!isRunning) return "stopped";
+  if (missingRules.length) return `blocked: ${missingRules.map((rule) => `missing rule in ${rule}`).join(" ")}`;
   if (workers === 0) return "no process";
   return workers === 1 ? "1 process" : `${count(workers)} processes`;
 }
