@@ -38,6 +38,7 @@ _DEFINITION = {
                         "consumer": {"type": "object"},
                         "src": {"type": "object"},
                         "dst": {"type": "array", "items": {"type": "object"}},
+                        "running": {"type": "boolean", "default": True},
                     },
                 },
             },
@@ -115,8 +116,8 @@ async def show(request: HttpRequest, name: str):
 async def put(request: HttpRequest, name: str, replace: bool = False):
     """Store a definition, in the format of a definition file without the exchange's name.
 
-    A new exchange runs: 201. An existing one is replaced only with ``replace``, and its running
-    state does not change: 200. Otherwise 409.
+    A new exchange runs, unless ``running`` is false: 201. An existing one is replaced only with
+    ``replace``, and its running state does not change: 200. Otherwise 409.
     """
     check_name(name, "name")
     text = read_body(request, files.MAX_BYTES)

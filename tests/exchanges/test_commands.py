@@ -67,6 +67,19 @@ def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path
     assert (again.stdout, again.stderr) == ("", "0 added, 0 changed, 1 unchanged, 0 removed\n")
 
 
+def test_a_new_exchange_may_start_stopped(type_in: TypeIn, graph_file: Path) -> None:
+    graph_file.write_text(f"{GRAPH}    running: false\n")
+    assert type_in("load", graph_file).stdout.endswith(" (stopped)\n")
+    assert type_in("start", "x1").stdout == "x1 is running\n"
+    # An exchange that exists keeps its state.
+    for text in (f"{GRAPH}    running: false\n", GRAPH.replace("wsize: 100", "wsize: 7")):
+        graph_file.write_text(text)
+        assert type_in("load", graph_file).returncode == 0
+        assert Exchange.objects.get().is_running
+    graph_file.write_text(f"{GRAPH}    running: 0\n")
+    assert "exchanges.x1.running: 0 is not true or false." in type_in("load", graph_file).stderr
+
+
 def test_replace_all_removes_the_unnamed(type_in: TypeIn, x1: Exchange, graph_file: Path) -> None:
     graph_file.write_text(GRAPH.replace("x1:", "x2:"))
     assert type_in("load", graph_file).stdout.startswith("+ x2: ")

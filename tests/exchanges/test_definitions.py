@@ -103,7 +103,10 @@ def test_what_is_no_document_of_exchanges_is_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (None, "None is not a map of exchanges."),
         ({}, "exchanges: It is missing."),
-        ({"exchanges": {"x": None}}, "exchanges.x: None is not a map of consumer, src, dst."),
+        (
+            {"exchanges": {"x": None}},
+            "exchanges.x: None is not a map of consumer, src, dst, running.",
+        ),
         ({"exchanges": {7: X1}}, "exchanges: The name 7 is not text: put it in quotes."),
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),
         ({"exchanges": {"x" * 91: X1}}, "It has 91 characters; at most 90 are allowed."),
@@ -136,7 +139,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dst": ["eu"]}, "dst[0]: 'eu' is not a map of ns, queue, selector."),
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
      f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),
-    ({"run": True}, f"run: {NO_FIELD} consumer, src, dst."),
+    ({"run": True}, f"run: {NO_FIELD} consumer, src, dst, running."),
 ]  # fmt: skip
 
 

@@ -62,6 +62,12 @@ def test_an_exchange_is_stored_shown_and_runs(staff: Caller, rest: World):
     assert staff.call("GET", "x/x1").json["state"] == "stopped"
 
 
+def test_a_new_exchange_may_start_stopped(staff: Caller):
+    answer = put(staff, "x1", {**DEFINITION, "running": False})
+    assert (answer.status, answer.json["running"]) == (201, False)
+    assert staff.call("GET", "x/x1").json["state"] == "stopped"
+
+
 def test_it_is_replaced_if_asked_stopped_started_and_deleted(staff: Caller):
     put(staff, "x1")
     assert staff.call("POST", "x/x1/stop").json == {"running": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import reprlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -97,7 +98,11 @@ class DefinedDestination:
 
 @dataclass(frozen=True)
 class DefinedExchange:
-    """Definition of an exchange. Whether it runs is not part of its definition."""
+    """Definition of an exchange.
+
+    ``starts_running`` says whether a new exchange runs. Later, whether an exchange runs is not part
+    of its definition.
+    """
 
     name: str
     source: QueueRef
@@ -105,6 +110,7 @@ class DefinedExchange:
     parallel: int = 1
     wsize: int = 100
     reserve: bool = True
+    starts_running: bool = dataclasses.field(default=True, compare=False)
 
     def __str__(self) -> str:
         targets = ", ".join(map(str, self.destinations))
@@ -137,7 +143,7 @@ class DefinedExchange:
     def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
         return {
-            "consumer": {field: getattr(self, field) for field in CONSUMER_FIELDS},
+            "consumer": {name: getattr(self, name) for name in CONSUMER_FIELDS},
             "src": _queue_document(self.source),
             "dst": [destination.to_document() for destination in self.destinations],
         }
@@ -186,7 +192,7 @@ def _range_errors(field: str, number: int, maximum: int) -> Iterator[ExchangeErr
 
 
 CONSUMER_FIELDS = ("parallel", "wsize", "reserve")
-EXCHANGE_FIELDS = ("consumer", "src", "dst")
+EXCHANGE_FIELDS = ("consumer", "src", "dst", "running")
 SOURCE_FIELDS = ("ns", "queue")
 DESTINATION_FIELDS = ("ns", "queue", "selector")
 
@@ -271,6 +277,7 @@ class _DocumentReader:
             self.value(consumer, "parallel", consumer_path, 1),
             self.value(consumer, "wsize", consumer_path, 100),
             self.value(consumer, "reserve", consumer_path, True),
+            self.value(fields, "running", path, True),
         )
         self._add_value_errors(exchange, path)
         return exchange

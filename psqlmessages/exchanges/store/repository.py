@@ -99,15 +99,17 @@ def store(
 
 def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
     """Write a definition to its rows; the transaction must hold the lock."""
+    values = {
+        "source_namespace": exchange.source.namespace,
+        "source_queue": exchange.source.queue,
+        "parallel": exchange.parallel,
+        "wsize": exchange.wsize,
+        "reserve": exchange.reserve,
+    }
     row, _ = Exchange.objects.using(using).update_or_create(
         name=exchange.name,
-        defaults={
-            "source_namespace": exchange.source.namespace,
-            "source_queue": exchange.source.queue,
-            "parallel": exchange.parallel,
-            "wsize": exchange.wsize,
-            "reserve": exchange.reserve,
-        },
+        defaults=values,
+        create_defaults={**values, "is_running": exchange.starts_running},
     )
     destinations = Destination.objects.using(using)
     destinations.filter(exchange=row).delete()
@@ -180,7 +182,10 @@ class ExchangeDifference:
 
     def describe(self) -> list[str]:
         """Return a line per changed exchange, and one per changed field."""
-        lines = [f"+ {exchange}" for exchange in self.added]
+        lines = [
+            f"+ {exchange}{'' if exchange.starts_running else ' (stopped)'}"
+            for exchange in self.added
+        ]
         for old, new in self.changed:
             lines.append(f"~ {new}")
             lines += [
