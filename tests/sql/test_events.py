@@ -229,7 +229,14 @@ def test_a_crash_is_found_by_any_call_and_by_a_send_when_a_second_has_passed(wor
         watcher.payloads()
         # That is how a session is known to live; a kill would cost a backend each.
         victims[function].query("SELECT pg_advisory_unlock_all()")
-        sender.call(function, *calls[function])
-        if "crash" not in [header.get("Evt") for header in watcher.headers()]:
+        heard: set[str | None] = set()
+        for _ in range(3 if function in SENDS else 1):
+            sender.call(function, *calls[function])
+            heard |= {header.get("Evt") for header in watcher.headers()}
+            if "crash" in heard:
+                break
+            # Another session, such as a hub, did the housekeeping less than a second ago.
+            watcher.query("SELECT pg_sleep(1.01)")
+        else:
             missed.append(function)
     assert not missed
