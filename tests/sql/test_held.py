@@ -131,15 +131,13 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
 def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(
     world: World, begin: str
 ) -> None:
-    world.execute("DELETE FROM psqlmessages_elementkey")
+    caller(world).ok(*PUSH, None, None, None, None, 0, "key")
+    world.execute("UPDATE messages._queues SET tended_at = now() - interval '5 s'")
     holder = world.program("user2")
     holder.execute(begin)
-    assert holder.query("SELECT count(*) FROM messages.list_queues()") == 0
-    caller(world).ok(*PUSH, None, None, None, None, 0, "key")
-    world.execute(
-        "UPDATE psqlmessages_elementkey SET expires_at = now();"
-        "UPDATE messages._queues SET tended_at = now() - interval '5 s'"
-    )
+    # Its snapshot.
+    assert holder.query("SELECT count(*) FROM messages.list_queues()") == 1
+    world.execute("UPDATE psqlmessages_elementkey SET expires_at = now()")
     holder.ok("evaluate")
     tables = (
         "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation"
