@@ -121,7 +121,7 @@ class DestinationNotAuthorized(NotAuthorized, number=2):
 
 
 class ModeNotAuthorized(NotAuthorized, number=3):
-    """A rule for this destination exists, but not for this mode (W, R or O)."""
+    """A rule for this destination exists, but not for this mode (W, R, O or A)."""
 
     hint = "an administrator can add this mode to the rule in messages.auth"
 
@@ -197,6 +197,12 @@ class QueueNotExistent(NotExistent, number=62):
     """There is no such queue."""
 
     hint = "the first push creates it, and so does the first wait for an element"
+
+
+class QueueNotEmpty(MessagesError, number=66):
+    """A queue with elements cannot be removed."""
+
+    hint = "drain it, and wait until reserved and scheduled elements have gone"
 
 
 class MessageExpired(MessagesError, number=12):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE
 from django.core.exceptions import PermissionDenied
-from django.db import connections, transaction
+from django.db import transaction
 from django.db.models import F, Func, IntegerField, Q, QuerySet, TextField
 from django.db.models.functions import Left, Now
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -24,8 +24,6 @@ from psqlmessages.models import Element, Queue
 
 # Queue operations of the admin. Django owns the tables, so no rule is needed.
 
-# Removing a queue blocks all queues, so wait only briefly for the lock.
-_LOCK_TIMEOUT = "2s"
 _SET_PAUSED = """
     WITH changed AS (
         UPDATE psqlmessages_queue AS q SET is_paused = %(is_paused)s
@@ -42,12 +40,7 @@ _DRAIN = """
     )
     SELECT count(*) FROM deleted
 """
-_REMOVE = """
-    SELECT CASE WHEN EXISTS (
-        SELECT FROM psqlmessages_element AS e
-        JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = %(name)s
-    ) THEN false ELSE messages._remove_queue(%(name)s) END
-"""
+_REMOVE = "SELECT messages._remove_queue(q) FROM messages._existing_queue(%s) AS q"
 
 
 def create_queue(name: str) -> int:
@@ -71,21 +64,18 @@ def drain(queue: int) -> int:
     with transaction.atomic(using=database()):
         ((removed,),) = rows(_DRAIN, [queue])
         if removed:
-            rows("SELECT messages._count(%s, gets => %s)", [queue, removed])
+            rows("SELECT messages._count(%s, removes => %s)", [queue, removed])
     return int(removed)
 
 
 def remove_empty(name: str) -> bool:
     """Remove a queue; False if it has elements or no longer exists.
 
-    Raises OperationalError if transactions that use queues hold their locks for 2 s.
+    Raises OperationalError if a transaction that changes the queue holds its lock for 10 s.
     """
     with transaction.atomic(using=database()):
-        rows("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
-        with connections[database()].cursor() as cursor:
-            cursor.execute("LOCK TABLE psqlmessages_queue IN EXCLUSIVE MODE")
-        ((is_removed,),) = rows(_REMOVE, {"name": name})
-    return bool(is_removed)
+        limit_lock_waits()
+        return [*rows(_REMOVE, [name])] == [(True,)]
 
 
 PAGE_SIZE: Final = 50

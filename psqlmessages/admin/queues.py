@@ -100,7 +100,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     list_display = (
         *("name", "state", "total", "available", "scheduled", "reserved"),
         "tries",
-        *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters"),
+        *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes"),
     )
     list_filter = (QueueStateFilter,)
     list_per_page = 50
@@ -123,6 +123,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     commits = column("commits", lambda queue: f"{counts_of(queue).commits:,}")
     rollbacks = column("rollbacks", lambda queue: f"{counts_of(queue).rollbacks:,}")
     dead_letters = column("dead letters", lambda queue: f"{counts_of(queue).dead_letters:,}")
+    removes = column("removed", lambda queue: f"{counts_of(queue).removes:,}")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
         """Make the name of an existing queue read-only."""

@@ -43,7 +43,8 @@ class RuleForm(VerbatimForm):
             "role": "The PostgreSQL role allowed: a login role, or a group role that it is in.",
             "mode": (
                 "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
-                " a listener (topics only). Rpc: always W, may call; answering needs no rule."
+                " a listener (topics only). A: RW, and may change the settings of a queue or remove"
+                " it. Rpc: always W, may call; answering needs no rule."
             ),
         }
 

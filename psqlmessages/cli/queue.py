@@ -39,10 +39,10 @@ from psqlmessages.exceptions import MessagesError
 T = TypeVar("T")
 
 _QUEUES = """
-    SELECT queue, paused, puts, gets, reserves, commits, rollbacks, dead_letters
+    SELECT queue, paused, puts, gets, reserves, commits, rollbacks, dead_letters, removes
     FROM messages.queues ORDER BY queue
 """
-_COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
+_COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes")
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -85,6 +85,20 @@ def _configure(parser: ArgumentParser) -> None:
     add("pause", _pause, "stop handing out elements of a queue; pushes continue")
     add("resume", _resume, "hand out elements again")
     add("drain", _drain, "remove all available elements and print their number")
+    _configure_settings(add("configure", _configure_queue, "change the settings of a queue"))
+    add("remove-queue", _remove_queue, "remove an empty queue with its settings")
+
+
+def _configure_settings(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-tries",
+        type=natural,
+        help="after this many failed attempts an element becomes a dead letter (0: no maximum)",
+    )
+    parser.add_argument("--dead-letter-queue", help="where dead letters go")
+    parser.add_argument(
+        "--key-timeout", type=positive, help="seconds during which a key can be used only once"
+    )
 
 
 def _configure_push(parser: ArgumentParser) -> None:
@@ -210,9 +224,13 @@ def _rollback(arguments: Namespace) -> int:
 
 def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
     acknowledged = _run(arguments, call)
-    for lease, is_done in zip(arguments.leases, acknowledged, strict=True):
+    for lease, is_done, is_dead in zip(
+        arguments.leases, acknowledged, acknowledged.dead_lettered, strict=True
+    ):
         if not is_done:
             fail(f"{lease} is no longer valid")
+        elif is_dead:
+            print(f"{lease}: the element is a dead letter now", file=sys.stderr)
     return 0 if acknowledged else 1
 
 
@@ -249,6 +267,26 @@ def _resume(arguments: Namespace) -> int:
 
 def _drain(arguments: Namespace) -> int:
     print(_run(arguments, queue_calls.drain(arguments.client, arguments.queue)))
+    return 0
+
+
+def _configure_queue(arguments: Namespace) -> int:
+    call = queue_calls.configure_queue(
+        arguments.client,
+        arguments.queue,
+        max_tries=arguments.max_tries,
+        dead_letter_queue=arguments.dead_letter_queue,
+        key_timeout=arguments.key_timeout,
+    )
+    settings = _run(arguments, call)
+    print(f"max tries          {settings.max_tries or '-'}")
+    print(f"dead-letter queue  {one_line(settings.dead_letter_queue)}")
+    print(f"key timeout        {settings.key_timeout.total_seconds():.0f} s")
+    return 0
+
+
+def _remove_queue(arguments: Namespace) -> int:
+    _run(arguments, queue_calls.remove_queue(arguments.client, arguments.queue))
     return 0
 
 

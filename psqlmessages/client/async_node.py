@@ -135,6 +135,8 @@ class AsyncNode(NodeBase):
     pause = async_acting_method(queue_calls.pause)
     resume = async_acting_method(queue_calls.resume)
     drain = async_acting_method(queue_calls.drain)
+    configure_queue = async_acting_method(queue_calls.configure_queue)
+    remove_queue = async_acting_method(queue_calls.remove_queue)
     sizes = async_acting_method(queue_calls.sizes)
 
     async def pop(

@@ -134,6 +134,8 @@ class Node(NodeBase):
     pause = acting_method(queue_calls.pause)
     resume = acting_method(queue_calls.resume)
     drain = acting_method(queue_calls.drain)
+    configure_queue = acting_method(queue_calls.configure_queue)
+    remove_queue = acting_method(queue_calls.remove_queue)
     sizes = acting_method(queue_calls.sizes)
 
     def pop(self, queue: str, count: int = 1, *, timeout: Duration | None = None) -> list[Element]:

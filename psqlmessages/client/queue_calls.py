@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from psqlmessages import wire
 from psqlmessages.client.calls import (
@@ -31,10 +32,20 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
 
-class AckResult(tuple[bool, ...]):
-    """Result of commit, rollback and release: a bool for each lease; true if all are True."""
+class AckResult(tuple[bool, ...]):  # noqa: SLOT001 - a tuple has no slots for attributes
+    """Result of commit, rollback and release: a bool for each lease; true if all are True.
 
-    __slots__ = ()
+    ``dead_lettered`` has a bool for each lease too: whether a rollback made its element a dead
+    letter.
+    """
+
+    def __new__(cls, done: Iterable[bool], dead_lettered: Iterable[bool] = ()) -> Self:
+        """Without ``dead_lettered``, no element became a dead letter."""
+        result = super().__new__(cls, done)
+        result.dead_lettered = tuple(dead_lettered) or (False,) * len(result)
+        return result
+
+    dead_lettered: tuple[bool, ...]
 
     def __bool__(self) -> bool:
         return all(self)
@@ -49,6 +60,14 @@ class QueueSizes(NamedTuple):
     reserved: int
     next: datetime | None
     is_paused: bool
+
+
+class QueueSettings(NamedTuple):
+    """Settings of a queue; ``max_tries`` is None if there is no maximum."""
+
+    max_tries: int | None
+    dead_letter_queue: str
+    key_timeout: timedelta
 
 
 class ListenResult(NamedTuple):
@@ -307,7 +326,8 @@ def _acknowledge(
     sql: str, ident: str, elements: Sequence[Element | str], *options: Any
 ) -> Call[AckResult]:
     def read(answer: Any) -> AckResult:
-        result = AckResult(raise_for_error(answer)["Done"])
+        answer = raise_for_error(answer)
+        result = AckResult(answer["Done"], answer.get("DeadLettered", ()))
         for element in elements:
             if isinstance(element, Element):
                 element.is_settled = True
@@ -335,6 +355,36 @@ def pause(ident: str, queue: str) -> Call[bool]:
 def resume(ident: str, queue: str) -> Call[bool]:
     """End a pause; return False if the queue was not paused."""
     return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), read_is_new)
+
+
+def configure_queue(
+    ident: str,
+    queue: str,
+    *,
+    max_tries: int | None = None,
+    dead_letter_queue: str | None = None,
+    key_timeout: Duration | None = None,
+) -> Call[QueueSettings]:
+    """Change settings of a queue, which is made if it does not exist; return all of them.
+
+    None leaves a setting unchanged, and ``max_tries=0`` means no maximum.
+    """
+    names = check_names(ident, queue, *([] if dead_letter_queue is None else [dead_letter_queue]))
+    seconds = None if key_timeout is None else math.ceil(seconds_of(key_timeout, "key_timeout"))
+    return Call(
+        "SELECT messages.configure_queue(%s, %s, %s::int, %s, %s::int)",
+        (*names[:2], max_tries, dead_letter_queue, seconds),
+        _read_settings,
+    )
+
+
+def remove_queue(ident: str, queue: str) -> Call[None]:
+    """Remove an empty queue with its settings; raise QueueNotEmpty if it has elements."""
+    return Call(
+        "SELECT messages.remove_queue(%s, %s)",
+        check_names(ident, queue),
+        _read_nothing,
+    )
 
 
 def drain(ident: str, queue: str) -> Call[int]:
@@ -413,6 +463,19 @@ def _one_per_body(name: str, values: Iterable[str | None], texts: list[str]) -> 
 
 def _read_id(answer: Any) -> int:
     return int(raise_for_error(answer)["Id"])
+
+
+def _read_nothing(answer: Any) -> None:
+    raise_for_error(answer)
+
+
+def _read_settings(answer: Any) -> QueueSettings:
+    answer = raise_for_error(answer)
+    return QueueSettings(
+        answer["MaxTries"] or None,
+        answer["DeadLetterQueue"],
+        timedelta(seconds=answer["KeyTimeout"]),
+    )
 
 
 def _read_sizes(answer: Any) -> QueueSizes:

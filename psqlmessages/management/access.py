@@ -16,8 +16,9 @@ _MAX_DAYS = 3650
 def _configure_deny(parser: ArgumentParser) -> None:
     parser.add_argument("node", metavar="NODE", help="its name, or a prefix followed by *")
     parser.add_argument(
-        "mode", metavar="MODE", choices=("W", "R", "RW", "O"),
-        help="W (send), R (receive), RW, or O (observe a topic); for Rpc: W",
+        "mode", metavar="MODE", choices=("W", "R", "RW", "O", "A"),
+        help="W (send), R (receive), RW, O (observe a topic), or A (RW, and administer a queue);"
+        " for Rpc: W",
     )  # fmt: skip
     parser.add_argument(
         "type", metavar="TYPE", type=str.lower, choices=("topic", "queue", "rpc"),

@@ -64,6 +64,7 @@ class Migration(migrations.Migration):
                             ("R", "R (receive)"),
                             ("RW", "RW (send and receive)"),
                             ("O", "O (observe)"),
+                            ("A", "A (administer)"),
                         ],
                         db_collation="C",
                         max_length=2,
@@ -105,7 +106,7 @@ class Migration(migrations.Migration):
                         name="rule_type_is_known",
                     ),
                     models.CheckConstraint(
-                        condition=models.Q(("mode__in", ["W", "R", "RW", "O"])),
+                        condition=models.Q(("mode__in", ["W", "R", "RW", "O", "A"])),
                         name="rule_mode_is_known",
                     ),
                     models.CheckConstraint(
@@ -121,6 +122,14 @@ class Migration(migrations.Migration):
                             _connector="OR",
                         ),
                         name="rule_to_observe_is_for_a_topic",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("mode", "A"), _negated=True),
+                            ("type", "Queue"),
+                            _connector="OR",
+                        ),
+                        name="rule_to_administer_is_for_a_queue",
                     ),
                 ],
             },

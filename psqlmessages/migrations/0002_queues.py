@@ -64,6 +64,10 @@ class Migration(migrations.Migration):
                         db_default=django.db.models.functions.datetime.Now(), editable=False
                     ),
                 ),
+                (
+                    "is_removed",
+                    models.BooleanField(db_default=False, default=False, editable=False),
+                ),
             ],
             options={
                 "ordering": ["name"],
@@ -216,6 +220,7 @@ class Migration(migrations.Migration):
                         to="psqlmessages.queue",
                     ),
                 ),
+                ("removes", models.BigIntegerField(db_default=0)),
             ],
             options={
                 "indexes": [models.Index(fields=["queue"], name="queue_count_by_queue")],

@@ -1,13 +1,11 @@
-"""Install the SQL functions again where an earlier state of this version is installed."""
+"""Nothing: 0010 brings a database that an earlier state of this version installed up to date."""
 
 from typing import ClassVar
 
 from django.db import migrations
 
-from psqlmessages.schema import ReinstallSQL
-
 
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0007_upgrade")]
 
-    operations: ClassVar = [ReinstallSQL()]
+    operations: ClassVar = []

@@ -1,13 +1,11 @@
-"""Install the SQL functions again: private functions have new names."""
+"""Nothing: 0010 brings a database that an earlier state of this version installed up to date."""
 
 from typing import ClassVar
 
 from django.db import migrations
 
-from psqlmessages.schema import ReinstallSQL
-
 
 class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0008_reinstall")]
 
-    operations: ClassVar = [ReinstallSQL()]
+    operations: ClassVar = []

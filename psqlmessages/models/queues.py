@@ -1,5 +1,7 @@
 """Models of queues, elements, push keys and counts."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
@@ -11,6 +13,15 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.models.names import NameField
 
 DEAD_LETTERS = "__deadletter__"
+
+
+class ExistingQueues(models.Manager["Queue"]):
+    """All queues but the removed ones. A removed queue exists again as soon as it has elements."""
+
+    def get_queryset(self) -> models.QuerySet[Queue]:
+        """Leave out the removed queues."""
+        elements = Element.objects.filter(queue=models.OuterRef("pk"))
+        return super().get_queryset().filter(Q(is_removed=False) | models.Exists(elements))
 
 
 class Queue(models.Model):
@@ -41,6 +52,9 @@ class Queue(models.Model):
     )
     channel = models.CharField(max_length=63, db_collation="C", db_default="", editable=False)
     awaited_until = models.DateTimeField(db_default=Now(), editable=False)
+    is_removed = models.BooleanField(db_default=False, default=False, editable=False)
+
+    objects = ExistingQueues()
 
     class Meta:
         ordering: ClassVar = ["name"]
@@ -150,6 +164,7 @@ class QueueCount(models.Model):
     commits = models.BigIntegerField(db_default=0)
     rollbacks = models.BigIntegerField(db_default=0)
     dead_letters = models.BigIntegerField(db_default=0)
+    removes = models.BigIntegerField(db_default=0)
 
     class Meta:
         indexes: ClassVar = [models.Index(fields=["queue"], name="queue_count_by_queue")]

@@ -28,6 +28,7 @@ class Auth(models.Model):
         READ = "R", _("R (receive)")
         BOTH = "RW", _("RW (send and receive)")
         OBSERVE = "O", _("O (observe)")
+        ADMINISTER = "A", _("A (administer)")
 
     role = RoleField(
         help_text=_("The PostgreSQL role allowed. For a group role, its members are allowed.")
@@ -64,13 +65,16 @@ class Auth(models.Model):
                 condition=Q(type__in=["Rpc", "Topic", "Queue"]), name="rule_type_is_known"
             ),
             models.CheckConstraint(
-                condition=Q(mode__in=["W", "R", "RW", "O"]), name="rule_mode_is_known"
+                condition=Q(mode__in=["W", "R", "RW", "O", "A"]), name="rule_mode_is_known"
             ),
             models.CheckConstraint(
                 condition=~Q(type="Rpc") | Q(mode="W"), name="rule_for_rpc_has_mode_w"
             ),
             models.CheckConstraint(
                 condition=~Q(mode="O") | Q(type="Topic"), name="rule_to_observe_is_for_a_topic"
+            ),
+            models.CheckConstraint(
+                condition=~Q(mode="A") | Q(type="Queue"), name="rule_to_administer_is_for_a_queue"
             ),
         ]
         indexes: ClassVar = [

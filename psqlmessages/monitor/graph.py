@@ -18,6 +18,7 @@ from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 from psqlmessages.exchanges.store.route_graph import build_graph
 from psqlmessages.exchanges.store.stats import (
+    EXISTS,
     MAX_LISTED,
     SIZES,
     WORKER_TIMEOUT_SECONDS,
@@ -56,7 +57,7 @@ _EXCHANGES_QUERY: Final = """
 """
 _QUEUES_QUERY: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES}
-    FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s)
+    FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
 """  # noqa: S608 - put together from our own texts
 
 

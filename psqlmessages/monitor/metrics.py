@@ -18,6 +18,7 @@ from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
 from psqlmessages.exchanges.store.stats import (
     COUNTS,
     ELEMENT_OUTCOMES,
+    EXISTS,
     MAX_MEASURED,
     SIZES,
     WORKER_TIMEOUT_SECONDS,
@@ -38,7 +39,7 @@ MAX_EXCHANGES: Final = 200
 
 _QUEUES: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.is_paused, {SIZES}, {COUNTS}
-    FROM psqlmessages_queue WHERE psqlmessages_queue.id IN (
+    FROM psqlmessages_queue WHERE {EXISTS} AND psqlmessages_queue.id IN (
         SELECT q.id FROM psqlmessages_queue AS q
         LEFT JOIN psqlmessages_queuecount AS c ON c.queue_id = q.id
         GROUP BY q.id, q.name ORDER BY coalesce(sum(c.puts), 0) DESC, q.name LIMIT %s
@@ -67,11 +68,12 @@ _EXCHANGES_QUERY: Final = (
 _ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
 _QUEUE_COUNTERS: Final = {
     "puts": "Elements pushed into the queue",
-    "gets": "Elements popped or drained from the queue",
+    "gets": "Elements popped from the queue",
     "reserves": "How often elements of the queue were reserved",
     "commits": "Reserved elements that were committed",
     "rollbacks": "Reserved elements that were given back",
     "dead_letters": "Elements that became dead letters",
+    "removes": "Elements removed or drained from the queue",
 }
 
 

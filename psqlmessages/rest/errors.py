@@ -16,7 +16,7 @@ _STATUSES: Final = {
     **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),
     **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),
     **dict.fromkeys((9, 12, 13, 19, 61, 62), 404),
-    **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53), 409),
+    **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53, 66), 409),
     51: 413,
 }
 # Classes of SQLSTATE after which a retry may succeed: connection lost, out of resources, operator

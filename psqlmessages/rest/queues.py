@@ -1,4 +1,4 @@
-"""Endpoints of queues: push, take, acknowledge, pause."""
+"""Endpoints of queues: push, take, acknowledge, pause, settings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ async def commit(
     return _require_done(answer, lease)
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch(
+    "/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS}
+)
 async def rollback(
     request: HttpRequest,
     ns: str,
@@ -119,7 +121,7 @@ async def rollback(
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
     answer = await database.calls.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
-    return _require_done(answer, lease)
+    return _require_done(answer, lease) | {"dead_lettered": "DeadLettered" in answer}
 
 
 def _require_done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
@@ -275,6 +277,42 @@ def _build_response(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
     for name, value in headers.items():
         response.headers[name] = value
     return response
+
+
+# The queue as a whole
+
+
+@router.patch("/q/{ns}/{ks_name:queue}", response={200: schemas.QueueSettings, **ERRORS})
+async def configure(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    max_tries: schemas.MaxTries = None,
+    dead_letter_queue: schemas.DeadLetterQueue = None,
+    key_timeout: schemas.KeyTimeout = None,
+    ident: schemas.Ident = None,
+):
+    """Change settings of a queue, which is created if it does not exist; return all of them."""
+    database, actor = _resolve(request, ns, queue, ident)
+    if dead_letter_queue is not None:
+        check_name(dead_letter_queue, "dead_letter_queue")
+    options = (max_tries, dead_letter_queue, key_timeout)
+    answer = await database.calls.call(
+        "configure_queue(%s, %s, %s::int, %s, %s::int)", actor, queue, *options
+    )
+    return {
+        "max_tries": answer["MaxTries"] or None,
+        "dead_letter_queue": answer["DeadLetterQueue"],
+        "key_timeout": answer["KeyTimeout"],
+    }
+
+
+@router.delete("/q/{ns}/{ks_name:queue}", response={204: None, 409: schemas.ErrorBody, **ERRORS})
+async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+    """Remove an empty queue with its settings; 409 if it has elements."""
+    database, actor = _resolve(request, ns, queue, ident)
+    await database.calls.call("remove_queue(%s, %s)", actor, queue)
+    return Status(204, None)
 
 
 # Pushing

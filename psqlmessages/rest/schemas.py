@@ -55,6 +55,7 @@ class QueueStatus(Schema):
     commits: int = 0
     rollbacks: int = 0
     dead_letters: int = 0
+    removes: int = 0
 
 
 class Queues(Schema):
@@ -75,6 +76,20 @@ class Done(Schema):
     """Success."""
 
     done: bool
+
+
+class RolledBack(Done):
+    """Success; ``dead_lettered`` if the element moved to the dead-letter queue."""
+
+    dead_lettered: bool
+
+
+class QueueSettings(Schema):
+    """Settings of a queue; ``max_tries`` is null if there is no maximum."""
+
+    max_tries: int | None
+    dead_letter_queue: str
+    key_timeout: int
 
 
 class Paused(Schema):
@@ -172,6 +187,13 @@ LeaseSeconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=Fals
 Tid = Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Tries = Annotated[int, Field(ge=0, lt=2**31)]
+MaxTries = Annotated[
+    int | None, Field(ge=0, lt=2**31, description="0: no maximum. Missing: unchanged.")
+]
+DeadLetterQueue = Annotated[str | None, Field(description="Missing: unchanged.")]
+KeyTimeout = Annotated[
+    int | None, Field(gt=0, lt=2**31, description="Seconds. Missing: unchanged.")
+]
 Mature = Annotated[
     AwareDatetime | None, Field(description="When it becomes available: ISO 8601 with time zone.")
 ]

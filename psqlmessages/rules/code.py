@@ -13,7 +13,7 @@ from django.db.backends.utils import CursorWrapper
 from psqlmessages.orm import alias_of
 
 DEFAULT_TIMEOUT = timedelta(minutes=1)
-MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW"), "Rpc": ("W",)}
+MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW", "A"), "Rpc": ("W",)}
 
 _APPLY = """
     INSERT INTO messages.auth AS a (role, ident, type, dest, mode, timeout)
@@ -33,7 +33,8 @@ class Rule:
     """A permission of a node: for a topic, for a queue, or to call another node (``rpc``).
 
     Names may end in ``*``: then they mean all names that begin so. ``mode`` is "W" (send), "R"
-    (receive), "RW" or, for a topic, "O" (observe); by default "RW", and "W" for ``rpc``. ``role``
+    (receive), "RW" or, for a topic, "O" (observe), or, for a queue, "A" (administer: RW, and
+    change its settings or remove it); by default "RW", and "W" for ``rpc``. ``role``
     is the PostgreSQL role that may act as the node, by default the one Django connects as.
     ``timeout``, a timedelta or seconds, is how long large bodies and reply tokens are valid.
     Raises ValueError if the parts do not fit together.
@@ -97,7 +98,7 @@ def allow(rule: Rule, *, using: str | None = None) -> str:
     """
     with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
         modes = {*_mode(cursor, rule), *rule.values[0]}
-        mode = "".join(letter for letter in "RWO" if letter in modes)
+        mode = "A" if "A" in modes else "".join(letter for letter in "RWO" if letter in modes)
         if mode not in MODES[rule.type]:
             raise ValueError(
                 f"{rule.node!r} has mode {''.join(sorted(modes - set(rule.values[0])))} for"
@@ -109,10 +110,15 @@ def allow(rule: Rule, *, using: str | None = None) -> str:
 
 
 def deny(rule: Rule, *, using: str | None = None) -> str | None:
-    """Remove a rule's mode; return the remaining mode ("" if none), or None without a rule."""
+    """Remove a rule's mode; return the remaining mode ("" if none), or None without a rule.
+
+    Without A, the modes R and W remain.
+    """
     with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
         present = _mode(cursor, rule)
-        left = "".join(letter for letter in present if letter not in rule.values[0])
+        # A includes R and W, and does not remain without them.
+        modes = "RW" if present == "A" else present
+        left = "".join(letter for letter in modes if letter not in rule.values[0])
         if left:
             _changed(cursor, _SET_MODE, (left, *rule.key))
         elif present:

@@ -12,7 +12,7 @@ from psqlmessages.wire import MalformedText, decode_document, parse_strict_json
 # Entries of a document: rules and web identities, with their errors and warnings
 
 TYPES = ("Rpc", "Topic", "Queue")
-MODES = ("W", "R", "RW", "O")
+MODES = ("W", "R", "RW", "O", "A")
 NAME_CHARACTERS = 100
 ROLE_CHARACTERS = 63
 MAX_SECONDS = 2**31 - 1
@@ -64,6 +64,8 @@ class RuleEntry(NamedTuple):
             )
         elif self.mode == "O" and self.type == "Queue":
             yield RuleError("mode", "Mode O is for topics only: a queue cannot be observed.")
+        elif self.mode == "A" and self.type == "Topic":
+            yield RuleError("mode", "Mode A is for queues only: a topic has no settings.")
         if self.timeout <= 0:
             yield RuleError("timeout", "The timeout must be 1 second or more.")
         elif self.timeout > MAX_SECONDS:

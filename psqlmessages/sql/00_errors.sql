@@ -42,7 +42,8 @@ FROM (VALUES
     (62, 'Queue $queue is not existent'),
     (63, 'malformed $argument: $value'),
     (64, '$n of $m staged rows are there: stage them again'),
-    (65, 'batch $batch of $query comes after $last: a checkpoint was put back')
+    (65, 'batch $batch of $query comes after $last: a checkpoint was put back'),
+    (66, 'Queue $queue has elements')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS

@@ -301,13 +301,14 @@ RETURNS TABLE (
     can_write boolean,
     can_read boolean,
     can_observe boolean,
+    can_administer boolean,
     timeout int
 )
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT bool_or(a.mode IN ('W', 'RW')), bool_or(a.mode IN ('R', 'RW')), bool_or(a.mode = 'O'),
-           max(a.timeout)
+    SELECT bool_or(a.mode IN ('W', 'RW', 'A')), bool_or(a.mode IN ('R', 'RW', 'A')), bool_or(a.mode = 'O'),
+           bool_or(a.mode = 'A'), max(a.timeout)
     FROM psqlmessages_auth AS a
     -- Subqueries run once per call, and not for each rule if the table is small.
     WHERE a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])

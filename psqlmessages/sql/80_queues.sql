@@ -79,7 +79,9 @@ BEGIN
     SELECT * INTO v_rights FROM messages._rights(session_user, ident, 'Queue', queue);
     IF v_rights.timeout IS NULL THEN
         RETURN messages._error(2, 'Queue', queue);
-    ELSIF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read THEN
+    ELSIF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read
+        OR mode = 'A' AND NOT v_rights.can_administer
+    THEN
         RETURN messages._error(3, mode, 'Queue', queue);
     END IF;
     RETURN NULL;
@@ -87,7 +89,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._queue_argument_error IS
-    'Why this role may not use a queue as that node (errors 54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, or empty for any rule.';
+    'Why this role may not use a queue as that node (errors 54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, A, or empty for any rule.';
 
 
 CREATE OR REPLACE FUNCTION messages._may_use(
@@ -109,6 +111,7 @@ BEGIN
         RETURN CASE mode
             WHEN 'W' THEN v_rights.can_write
             WHEN 'R' THEN v_rights.can_read
+            WHEN 'A' THEN v_rights.can_administer
             ELSE v_rights.can_write AND v_rights.can_read
         END;
     END IF;
@@ -117,7 +120,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._may_use IS
-    'Whether this role may use a queue as that node; if not, _queue_argument_error gives the error. mode: W, R or RW.';
+    'Whether this role may use a queue as that node; if not, _queue_argument_error gives the error. mode: W, R, RW or A.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_error(
@@ -150,8 +153,13 @@ DECLARE
 BEGIN
     LOOP
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
+        IF v_queue.is_removed THEN
+            -- Without waiting: while it has elements, a removed queue works as any other.
+            UPDATE psqlmessages_queue AS q SET is_removed = false
+            WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
+        END IF;
         -- The transaction that makes the queue holds this lock until its commit. Until then the queue is empty.
-        EXIT WHEN FOUND OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
+        EXIT WHEN v_queue.id IS NOT NULL OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
         VALUES (_queue.name, messages._new_queue_channel(), 'epoch')
         ON CONFLICT DO NOTHING
@@ -163,7 +171,23 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._queue IS
-    'The queue of this name, made if it does not exist; it stays until the commit. Null if another transaction is making it, unless waits.';
+    'The queue of this name, made if it does not exist or was removed. Null if another transaction is making it, unless waits.';
+
+
+CREATE OR REPLACE FUNCTION messages._existing_queue(
+    name text
+)
+RETURNS SETOF psqlmessages_queue
+LANGUAGE sql
+STABLE
+AS $$
+    SELECT q.* FROM psqlmessages_queue AS q
+    WHERE q.name = _existing_queue.name
+      AND (NOT q.is_removed OR EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = q.id))
+$$;
+
+COMMENT ON FUNCTION messages._existing_queue IS
+    'The queue of this name, or no row. A removed queue exists again as soon as it has elements.';
 
 
 CREATE OR REPLACE FUNCTION messages._authorized_queue(
@@ -182,7 +206,7 @@ AS $$
           (
               SELECT true FROM psqlmessages_auth AS a
               WHERE a.ident = _authorized_queue.ident AND a.type = 'Queue' AND a.dest = _authorized_queue.queue
-                AND a.role = session_user AND a.mode IN (_authorized_queue.mode, 'RW')
+                AND a.role = session_user AND a.mode IN (_authorized_queue.mode, 'RW', 'A')
           ),
           (
               SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
@@ -192,7 +216,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._authorized_queue IS
-    'A queue that exists and that this role may use as that node; else no row. Inlined where it is called.';
+    'A queue, also a removed one, that this role may use as that node; else no row. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._queues_like(
@@ -418,7 +442,8 @@ CREATE OR REPLACE FUNCTION messages._count(
     reserves bigint DEFAULT 0,
     commits bigint DEFAULT 0,
     rollbacks bigint DEFAULT 0,
-    dead_letters bigint DEFAULT 0
+    dead_letters bigint DEFAULT 0,
+    removes bigint DEFAULT 0
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -430,8 +455,8 @@ BEGIN
     END IF;
     -- One more row each time, summed up later: a single row would have a version for each change since the oldest
     -- transaction began, and each update would read them all.
-    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
-    VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters);
+    INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes)
+    VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes);
 END
 $$;
 

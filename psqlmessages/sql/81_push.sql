@@ -223,6 +223,7 @@ BEGIN
     THEN
         WITH used AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until FROM messages._authorized_queue(client_id, queue, 'W') AS q
+            WHERE NOT q.is_removed
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT u.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM used AS u
@@ -295,7 +296,7 @@ BEGIN
         WITH used AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
             FROM messages._authorized_queue(client_id, queue, 'W') AS q
-            WHERE NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
+            WHERE NOT q.is_removed AND NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT b.id, b.mature_at, b.mature_at, push_many.enc, coalesce(b.body, '')

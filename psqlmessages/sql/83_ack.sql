@@ -96,8 +96,6 @@ BEGIN
     SELECT * INTO v_leased FROM messages._leased_ids(leases);
     error := v_leased.error;
     IF error IS NULL THEN
-        -- Before any element, in the order of _remove_queue.
-        LOCK TABLE psqlmessages_queue IN ACCESS SHARE MODE;
         -- In order of ids, so that two calls cannot deadlock. The plan must use the primary key, and a hash of the leases:
         -- IS TRUE prevents a join, which may read the whole table.
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.queue_id) INTO ids, v_queues
@@ -117,26 +115,28 @@ COMMENT ON FUNCTION messages._leased IS
 
 CREATE OR REPLACE FUNCTION messages._done(
     leases text[],
-    ids bigint[]
+    ids bigint[],
+    dead bigint[] DEFAULT '{}'
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF cardinality(ids) = cardinality(leases) THEN
+    IF cardinality(ids) = cardinality(leases) AND dead = '{}' THEN
         RETURN ('{"Err":"0","Done":[' || rtrim(repeat('true,', cardinality(ids)), ',') || ']}')::json;
     END IF;
     RETURN (
-        '{"Err":"0","Done":' || to_json(ARRAY(
-            SELECT split_part(l.lease, '.', 1)::bigint = ANY (ids)
-            FROM unnest(leases) WITH ORDINALITY AS l (lease, place) ORDER BY l.place
-        )) || '}'
+        SELECT '{"Err":"0","Done":' || json_agg(l.id = ANY (ids) ORDER BY l.place)
+            || CASE WHEN dead <> '{}' THEN ',"DeadLettered":' || json_agg(l.id = ANY (dead) ORDER BY l.place) ELSE '' END || '}'
+        FROM (
+            SELECT split_part(u.lease, '.', 1)::bigint AS id, u.place FROM unnest(leases) WITH ORDINALITY AS u (lease, place)
+        ) AS l
     )::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages._done IS
-    'The answer of commit, rollback and release: for each lease whether it was valid.';
+    'The answer of commit, rollback and release: for each lease whether it was valid, and, if any element is a dead letter now, whether this one is.';
 
 
 CREATE OR REPLACE FUNCTION messages.commit(
@@ -184,7 +184,6 @@ BEGIN
     IF v_leased.error IS NOT NULL THEN
         RETURN v_leased.error;
     END IF;
-    LOCK TABLE psqlmessages_queue IN ACCESS SHARE MODE;
     BEGIN
         -- As in _leased, but without a separate lock, which takes as long again.
         WITH gone AS (
@@ -216,13 +215,14 @@ CREATE OR REPLACE FUNCTION messages._give_back(
     ids bigint[],
     delay interval
 )
-RETURNS void
+RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_queue psqlmessages_queue;
     v_given bigint[];
     v_dead bigint[];
+    v_all_dead bigint[] := '{}';
     v_first timestamp with time zone;
 BEGIN
     FOR v_queue IN
@@ -249,14 +249,16 @@ BEGIN
         PERFORM messages._count(v_queue.id, rollbacks => cardinality(v_given));
         IF v_dead <> '{}' AND v_queue.dead_letter_queue <> v_queue.name THEN
             PERFORM messages._dead_letter(v_queue, v_dead);
+            v_all_dead := v_all_dead || v_dead;
         END IF;
         PERFORM messages._wake_readers(v_queue);
     END LOOP;
+    RETURN v_all_dead;
 END
 $$;
 
 COMMENT ON FUNCTION messages._give_back IS
-    'Make elements available again after that delay, with one more try (null: 1 s, 2 s, 4 s ... 5 minutes, growing with the tries), or move them to the dead-letter queue.';
+    'Make elements available again after that delay, with one more try (null: 1 s, 2 s, 4 s ... 5 minutes, growing with the tries), or move them to the dead-letter queue. Returns the ids of those that moved.';
 
 
 CREATE OR REPLACE FUNCTION messages.rollback(
@@ -275,6 +277,7 @@ AS $$
 DECLARE
     v_leased record;
     v_delay interval := messages._seconds(coalesce(delay, 0));
+    v_dead bigint[];
 BEGIN
     PERFORM messages._log_command('rollback', client_id);
     IF v_delay IS NULL THEN
@@ -284,14 +287,14 @@ BEGIN
     IF v_leased.error IS NOT NULL THEN
         RETURN v_leased.error;
     END IF;
-    PERFORM messages._give_back(v_leased.ids, v_delay);
+    v_dead := messages._give_back(v_leased.ids, v_delay);
     PERFORM messages._run_housekeeping_if_due();
-    RETURN messages._done(leases, v_leased.ids);
+    RETURN messages._done(leases, v_leased.ids, v_dead);
 END
 $$;
 
 COMMENT ON FUNCTION messages.rollback(text, float8, text[]) IS
-    'Give back reserved elements with one more try, available after delay seconds, or behind the waiting elements (null). Done: for each lease whether it was valid. Errors: 63, 58, 54, 15, 16, 2, 3.';
+    'Give back reserved elements with one more try, available after delay seconds, or behind the waiting elements (null). Done: for each lease whether it was valid. DeadLettered, if any element moved to the dead-letter queue: for each lease whether its element did. Errors: 63, 58, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.release(

@@ -1,4 +1,4 @@
--- Queue administration: pause, drain, sizes, waiting for elements, housekeeping.
+-- Queue administration: pause, settings, removal, drain, sizes, waiting for elements, housekeeping.
 
 CREATE OR REPLACE FUNCTION messages.remove(
     client_id text,
@@ -31,7 +31,7 @@ BEGIN
     IF v_queue_id IS NULL THEN
         RETURN '{"Err":"0","Done":false}';
     END IF;
-    PERFORM messages._count(v_queue_id, gets => 1);
+    PERFORM messages._count(v_queue_id, removes => 1);
     RETURN '{"Err":"0","Done":true}';
 END
 $$;
@@ -82,7 +82,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
+    SELECT * INTO v_queue FROM messages._existing_queue(queue);
     IF NOT FOUND THEN
         RETURN messages._error(62, queue);
     END IF;
@@ -136,6 +136,111 @@ COMMENT ON FUNCTION messages.resume IS
     'End a pause. Already: 1 if the queue was not paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
+CREATE OR REPLACE FUNCTION messages.configure_queue(
+    client_id text,
+    queue text,
+    max_tries int DEFAULT NULL,
+    dead_letter_queue text DEFAULT NULL,
+    key_timeout int DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_error json;
+    v_queue psqlmessages_queue;
+BEGIN
+    PERFORM messages._log_command('configure_queue', client_id, queue);
+    v_error := messages._begin_queue_change(client_id, queue, 'A');
+    -- Dead letters are a push to that queue.
+    IF v_error IS NULL AND dead_letter_queue <> '__deadletter__' THEN
+        v_error := messages._queue_argument_error(client_id, dead_letter_queue, 'W');
+    END IF;
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    ELSIF max_tries < 0 THEN
+        RETURN messages._error(63, 'max_tries', max_tries || ': 1 or more are needed, or 0 for no maximum');
+    ELSIF key_timeout <= 0 THEN
+        RETURN messages._error(60, 'key_timeout');
+    END IF;
+    v_queue := messages._queue(queue);
+    UPDATE psqlmessages_queue AS q
+    SET max_tries = CASE configure_queue.max_tries WHEN 0 THEN NULL ELSE coalesce(configure_queue.max_tries, q.max_tries) END,
+        dead_letter_queue = coalesce(configure_queue.dead_letter_queue, q.dead_letter_queue),
+        key_timeout = coalesce(configure_queue.key_timeout, q.key_timeout)
+    WHERE q.id = v_queue.id
+    RETURNING * INTO v_queue;
+    RETURN (
+        '{"Err":"0","MaxTries":' || coalesce(v_queue.max_tries, 0) || ',"DeadLetterQueue":' || to_json(v_queue.dead_letter_queue)
+        || ',"KeyTimeout":' || v_queue.key_timeout || '}'
+    )::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.configure_queue IS
+    'Change settings of a queue, which is made if it does not exist: null leaves a setting unchanged, max_tries => 0 means no maximum. Needs mode A, and W for another dead_letter_queue than __deadletter__. Returns MaxTries, DeadLetterQueue and KeyTimeout (seconds). Errors: 54, 1, 15, 16, 62, 2, 3, 63, 60.';
+
+
+CREATE OR REPLACE FUNCTION messages._remove_queue(
+    queue psqlmessages_queue
+)
+RETURNS boolean
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    -- The row stays, without a lock on other calls: a push at the same moment stores its element under the same id, and an
+    -- element makes the queue exist again.
+    UPDATE psqlmessages_queue AS q
+    SET is_removed = true, is_paused = DEFAULT, max_tries = DEFAULT, dead_letter_queue = DEFAULT, key_timeout = DEFAULT
+    WHERE q.id = queue.id AND NOT EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = q.id);
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    DELETE FROM psqlmessages_elementkey AS k WHERE k.queue_id = queue.id;
+    DELETE FROM psqlmessages_queuecount AS c WHERE c.queue_id = queue.id;
+    DELETE FROM messages._scan_start AS s WHERE s.queue_id = queue.id;
+    RETURN true;
+END
+$$;
+
+COMMENT ON FUNCTION messages._remove_queue IS
+    'Remove an empty queue with its settings, keys and counts; false if it has elements.';
+
+
+CREATE OR REPLACE FUNCTION messages.remove_queue(
+    client_id text,
+    queue text
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+AS $$
+DECLARE
+    v_error json;
+    v_queue psqlmessages_queue;
+BEGIN
+    PERFORM messages._log_command('remove_queue', client_id, queue);
+    v_error := messages._begin_queue_change(client_id, queue, 'A');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    END IF;
+    SELECT * INTO v_queue FROM messages._existing_queue(queue);
+    IF NOT FOUND THEN
+        RETURN messages._error(62, queue);
+    ELSIF NOT messages._remove_queue(v_queue) THEN
+        RETURN messages._error(66, queue);
+    END IF;
+    RETURN '{"Err":"0"}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.remove_queue IS
+    'Remove an empty queue with its settings, keys and counts. A later push, or a push at the same moment, makes it again. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3, 66.';
+
+
 CREATE OR REPLACE FUNCTION messages.drain(
     client_id text,
     queue text
@@ -166,7 +271,7 @@ BEGIN
     )
     SELECT count(*) INTO v_removed FROM gone;
     IF v_removed > 0 THEN
-        PERFORM messages._count(v_queue.id, gets => v_removed);
+        PERFORM messages._count(v_queue.id, removes => v_removed);
     END IF;
     RETURN ('{"Err":"0","Removed":' || v_removed || '}')::json;
 END
@@ -196,7 +301,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
+    SELECT * INTO v_queue FROM messages._existing_queue(queue);
     IF NOT FOUND THEN
         RETURN messages._error(62, queue);
     END IF;
@@ -439,9 +544,9 @@ BEGIN
             ))
             RETURNING c.*
         )
-        INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters)
+        INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes)
         SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks),
-               sum(g.dead_letters)
+               sum(g.dead_letters), sum(g.removes)
         FROM gone AS g GROUP BY g.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
@@ -597,28 +702,3 @@ $$;
 
 COMMENT ON FUNCTION messages._requeue_dead_letters IS
     'For the administrator: put dead letters back into the queues they came from, as if pushed now. Returns how many. Reserved ones stay.';
-
-
-CREATE OR REPLACE FUNCTION messages._remove_queue(
-    name text
-)
-RETURNS boolean
-LANGUAGE plpgsql
-SECURITY DEFINER
-SET search_path = pg_catalog, public, pg_temp
-AS $$
-DECLARE
-    v_id bigint;
-BEGIN
-    -- Transactions that have read a queue lock this table until they end: wait for them, and let new ones wait.
-    LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE;
-    DELETE FROM psqlmessages_queue AS q WHERE q.name = _remove_queue.name RETURNING q.id INTO v_id;
-    DELETE FROM psqlmessages_element AS e WHERE e.queue_id = v_id;
-    DELETE FROM psqlmessages_elementkey AS k WHERE k.queue_id = v_id;
-    DELETE FROM psqlmessages_queuecount AS c WHERE c.queue_id = v_id;
-    RETURN v_id IS NOT NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._remove_queue IS
-    'For the administrator: remove a queue with all its elements; false if it does not exist. Waits for all transactions that use any queue: set lock_timeout.';

@@ -385,10 +385,10 @@ BEGIN
     v_queues := ARRAY(
         SELECT q FROM unnest(v_names) AS n (name)
         CROSS JOIN LATERAL (
-            SELECT u AS q FROM messages._authorized_queue(client_id, n.name, 'W') AS u
+            SELECT u AS q FROM messages._authorized_queue(client_id, n.name, 'W') AS u WHERE NOT u.is_removed
             UNION ALL
             SELECT a FROM psqlmessages_queue AS a
-            WHERE a.name = n.name AND n.name IN ('__no_route__', '__too_many_hops__')
+            WHERE a.name = n.name AND NOT a.is_removed AND n.name IN ('__no_route__', '__too_many_hops__')
             LIMIT 1
         ) AS f
     );

@@ -261,7 +261,8 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT q.* FROM psqlmessages_queue AS q
-    WHERE q.id IN (SELECT messages._queues_like(n.name) FROM unnest(names) AS n (name))
+    WHERE (NOT q.is_removed OR EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = q.id))
+      AND q.id IN (SELECT messages._queues_like(n.name) FROM unnest(names) AS n (name))
       AND ('*' = ANY (v_allowed) OR q.id IN (SELECT messages._queues_like(a.name) FROM unnest(v_allowed) AS a (name)));
 END
 $$;
@@ -284,7 +285,8 @@ RETURNS TABLE (
     reserves bigint,
     commits bigint,
     rollbacks bigint,
-    dead_letters bigint
+    dead_letters bigint,
+    removes bigint
 )
 LANGUAGE plpgsql
 STABLE
@@ -295,12 +297,12 @@ BEGIN
     RETURN QUERY
     SELECT q.name::text, q.is_paused, q.max_tries, q.dead_letter_queue::text, q.key_timeout,
            coalesce(c.puts, 0), coalesce(c.gets, 0), coalesce(c.reserves, 0), coalesce(c.commits, 0),
-           coalesce(c.rollbacks, 0), coalesce(c.dead_letters, 0)
-    FROM messages._listed_queues(names, '{R,W,RW}') AS q
+           coalesce(c.rollbacks, 0), coalesce(c.dead_letters, 0), coalesce(c.removes, 0)
+    FROM messages._listed_queues(names, '{R,W,RW,A}') AS q
     LEFT JOIN LATERAL (
         SELECT sum(n.puts)::bigint AS puts, sum(n.gets)::bigint AS gets, sum(n.reserves)::bigint AS reserves,
                sum(n.commits)::bigint AS commits, sum(n.rollbacks)::bigint AS rollbacks,
-               sum(n.dead_letters)::bigint AS dead_letters
+               sum(n.dead_letters)::bigint AS dead_letters, sum(n.removes)::bigint AS removes
         FROM psqlmessages_queuecount AS n WHERE n.queue_id = q.id
     ) AS c ON true;
 END
@@ -312,7 +314,7 @@ COMMENT ON FUNCTION messages.list_queues IS
 
 CREATE OR REPLACE VIEW messages.queues AS
 SELECT l.queue COLLATE "C" AS queue, l.paused, l.max_tries, l.dead_letter_queue COLLATE "C" AS dead_letter_queue,
-       l.key_timeout, l.puts, l.gets, l.reserves, l.commits, l.rollbacks, l.dead_letters
+       l.key_timeout, l.puts, l.gets, l.reserves, l.commits, l.rollbacks, l.dead_letters, l.removes
 FROM messages.list_queues() AS l;
 
 COMMENT ON VIEW messages.queues IS
@@ -338,7 +340,7 @@ DECLARE
     v_queue record;
 BEGIN
     FOR v_queue IN
-        SELECT q.id, q.name::text FROM messages._listed_queues(names, '{R,RW}') AS q ORDER BY q.name
+        SELECT q.id, q.name::text FROM messages._listed_queues(names, '{R,RW,A}') AS q ORDER BY q.name
     LOOP
         RETURN QUERY SELECT * FROM messages._queued_rows(v_queue.id, v_queue.name, NULL, true);
     END LOOP;

@@ -20,6 +20,7 @@ class Desk:
             "user1 PUT Queue Q W 1", "user2 GET Queue Q R 1", "user1 BOSS Queue Q RW 1",
             "user1 PUT Queue NEW.* W 1", "user2 GET Queue NEW.* R 1",
             "user2 GET Queue __deadletter__ RW 1", "user1 BOSS Queue OTHER RW 1",
+            "user1 ADMIN Queue Q A 1",
         )  # fmt: skip
         # The first housekeeping in a database moves channels.
         world.execute("SELECT messages._run_housekeeping()")
@@ -54,7 +55,7 @@ class Desk:
 
     def counts(self, queue: str = "Q") -> dict[str, int]:
         """What has been counted for a queue and is not 0."""
-        names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters")
+        names = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes")
         row = self.world.execute(
             f"SELECT {', '.join(names)} FROM messages.queues WHERE queue = %s", (queue,)
         ).fetchone()

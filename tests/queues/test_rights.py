@@ -5,7 +5,6 @@ import pytest
 
 from tests.queues.conftest import Desk
 from tests.sql.conftest import World
-from tests.sql.simultaneous import in_background, wait_until_blocked
 
 MOST_TRIES = 2**31 - 1
 PUSHES = {"push": "forged", "push_many": ["forged"]}
@@ -82,43 +81,10 @@ def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | Non
 def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk) -> None:
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
-    calls = [f"messages.{call}" for call in ("_requeue_dead_letters('{1}')", "_remove_queue('Q')")]
-    for source in (*tables, *calls, "messages._maintain_queues()"):
+    calls = ("messages._requeue_dead_letters('{1}')", "messages._maintain_queues()")
+    for source in (*tables, *calls):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             desk.reader.query(f"SELECT * FROM {source}")
-    remove = "SELECT messages._remove_queue('Q')"
-    assert (desk.world.owner.query(remove), desk.world.owner.query(remove)) == (True, False)
-    for table in tables:
-        assert desk.world.owner.query(f"SELECT count(*) FROM {table}") == 0
-    desk.push("b", key="k")
-    assert desk.pop(5) == ["b"]
-
-
-def test_removing_a_queue_waits_for_those_who_use_it(desk: Desk, world: World) -> None:
-    desk.push("a")
-    with desk.pusher.connection.transaction():
-        desk.push("b")
-        world.execute("SET lock_timeout = '10ms'")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            world.owner.query("SELECT messages._remove_queue('Q')")
-    assert desk.pop(5) == ["a", "b"]
-    # If somebody pushes while the queue is being removed, the push makes it again.
-    world.execute("BEGIN")
-    assert world.owner.query("SELECT messages._remove_queue('Q')") is True
-    with in_background(lambda: desk.push("c")):
-        wait_until_blocked(world, desk.pusher)
-        world.execute("COMMIT")
-    assert desk.pop(5) == ["c"]
-
-
-def test_removing_a_queue_and_committing_do_not_deadlock(desk: Desk, world: World) -> None:
-    desk.push("x", "y")
-    leases = [row.lease for row in desk.reserve(2)]
-    world.execute("BEGIN; LOCK TABLE psqlmessages_queue IN ACCESS EXCLUSIVE MODE")
-    with in_background(lambda: desk.done("commit", *leases)) as done:
-        wait_until_blocked(world, desk.reader)
-        world.execute("SELECT messages._remove_queue('Q'); COMMIT")
-    assert done.result() == [False, False]
 
 
 def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World) -> None:

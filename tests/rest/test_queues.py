@@ -235,7 +235,7 @@ def test_what_is_not_there_is_404(worker: Caller):
     assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404
     refused = worker.call("PUT", at("orders"))
-    assert (refused.status, refused.detail) == (405, "PUT is not supported here, only GET, POST")
+    assert (refused.status, refused.detail) == (405, "PUT is not supported here, only DELETE, GET, PATCH, POST")
     for method, argument in (("GET", "reserved=1"), ("POST", "dealy=60")):
         refused = worker.call(method, f"{at('orders')}?{argument}", b"x")
         name = argument.split("=")[0]

@@ -12,6 +12,7 @@ BROKEN: dict[str, list[dict[str, object]]] = {
     "rule_type_is_known": [{"type": "topic"}],
     "rule_mode_is_known": [{"dest": "X", "mode": "WR"}],
     "rule_for_rpc_has_mode_w": [{"type": "Rpc", "mode": "RW"}, {"type": "Rpc", "mode": "R"}],
+    "rule_to_administer_is_for_a_queue": [{"type": "Topic", "mode": "A"}],
     "rule_to_observe_is_for_a_topic": [{"type": "Queue", "mode": "O"}],
 }
 

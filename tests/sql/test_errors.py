@@ -28,8 +28,9 @@ RULES = [
     "user1 AWAY Topic READ R 10", "user2 ME Topic BOTH R 10", "user2 OTHER Topic BOTH RW 10",
     "user2 OTHER Topic WRITE R 10", "user2 OTHER Topic READ W 10",
     "user2 OTHER Topic ELSEWHERE RW 10", "user2 ABSENT Topic ELSEWHERE R 10",
-    "user3 ASKER* Rpc OTHER W 10", "user1 ME Queue QBOTH RW 10", "user1 ME Queue QREAD R 10",
-    "user1 ME Queue QWRITE W 10", "user1 ME Queue QUNUSED RW 10", "user2 OTHER Queue QELSE RW 10",
+    "user3 ASKER* Rpc OTHER W 10", "user1 ME Queue QBOTH A 10", "user1 ME Queue QREAD R 10",
+    "user1 ME Queue QWRITE W 10", "user1 ME Queue QUNUSED RW 10", "user1 ME Queue QNONE A 10",
+    "user2 OTHER Queue QELSE RW 10",
 ]  # fmt: skip
 STATE = (
     "auth", "session", "client", "topic", "membership", "observation", "subscription", "queue",
@@ -46,6 +47,7 @@ EXPIRED = f"5.0.1000000000000.{'0' * 32}"
 UNKNOWN = f"5.0.999999999999999.{'0' * 32}"
 TOO_BIG = {"size": 8193, "max": 8192}
 LEASE = "5.00000000-0000-0000-0000-000000000000"
+MAX_TRIES = "-1: 1 or more are needed, or 0 for no maximum"
 DELAY = "0 to 1,000,000,000 seconds are needed"
 TIMES = "infinity", "-infinity", "0001-01-01", "20000-01-01"
 TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
@@ -70,7 +72,10 @@ WITH_TOPIC: dict[str, tuple[Any, ...]] = {
     "publish_staged": ("ME", "BOTH", "query", 0, [], 0),
 }  # fmt: skip
 WITH_QUEUE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("pause", "resume", "drain", "sizes", "queue_listen"), ("ME", "QBOTH")),
+    **dict.fromkeys(
+        ("pause", "resume", "drain", "sizes", "queue_listen", "remove_queue"), ("ME", "QBOTH")
+    ),
+    "configure_queue": ("ME", "QBOTH", 5, "QBOTH", 60),
     "push": ("ME", "QBOTH", "body"),
     "push_many": ("ME", "QBOTH", ["body"]),
     "pop": ("ME", "QBOTH", 1),
@@ -113,6 +118,7 @@ QUEUE_MODES = {
     "W": [*PUSHES, "push_staged"],
     "R": [*TAKES, "queue_listen", "deliver", "renew"],
     "RW": ["remove", "pause", "resume", "drain"],
+    "A": ["configure_queue", "remove_queue"],
 }
 
 
@@ -176,6 +182,8 @@ CASES = [
     *wrong(3, QUEUE_MODES["W"], "QBOTH", "QREAD", mode="W", type="Queue", dest=GIVEN),
     *wrong(3, QUEUE_MODES["R"], "QBOTH", "QWRITE", mode="R", type="Queue", dest=GIVEN),
     *wrong(3, QUEUE_MODES["RW"], "QBOTH", "QREAD", "QWRITE", mode="RW", type="Queue", dest=GIVEN),
+    *wrong(3, QUEUE_MODES["A"], 1, "QUNUSED", mode="A", type="Queue", dest=GIVEN),
+    *wrong(3, ["configure_queue"], 3, "QREAD", mode="W", type="Queue", dest=GIVEN),
     *wrong(4, ["init", "connect_stream"], 0, "", None),
     *wrong(5, ["init", "connect_stream"], 0, "NOBODY", "OTHER", ident=GIVEN),
     *wrong(9, WITH_TOPIC, "BOTH", "NOWHERE", "both", "100% 'of'\n$topic", topic=GIVEN),
@@ -239,11 +247,12 @@ CASES = [
     *wrong(60, ["stream_horizons"], 3, 0, -1, argument="max_rows"),
     *wrong(60, TAKES, 2, 0, -1, None, argument="count"),
     *wrong(60, ["reserve"], 3, 0.0, -1.0, float("nan"), 1e12, argument="duration"),
+    *wrong(60, ["configure_queue"], 4, 0, -1, argument="key_timeout"),
     *wrong(60, ["renew"], 2, 0.0, -1.0, argument="duration"),
     *wrong(61, ["subscription"], 0, "ME", ident="ME", topic="BOTH"),
     *wrong(62, WITH_QUEUE, "QBOTH", "Q*", queue=GIVEN),
     *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
-    *wrong(62, ["pause", "resume"], 1, "QUNUSED", queue=GIVEN),
+    *wrong(62, ["pause", "resume", "remove_queue"], 1, "QNONE", queue=GIVEN),
     *wrong(
         63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
         "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN,
@@ -254,6 +263,7 @@ CASES = [
     *wrong(63, PUSHES, 5, *TIMES, argument="time", value=TIME),
     *wrong(63, PUSHES, 6, -1.0, *map(float, ("nan", "inf", "1e10")), argument="time", value=TIME),
     *wrong(63, PUSHES, 7, -1, argument="tries", value="-1"),
+    *wrong(63, ["configure_queue"], 2, -1, argument="max_tries", value=MAX_TRIES),
     *wrong(63, PUSHES[:1], 7, None, argument="tries", value="null"),
     *wrong(63, ["deliver"], 2, "junk", argument="element", value=GIVEN),
     *wrong(
@@ -362,6 +372,8 @@ def prepared(scene: Scene) -> Iterator[Case]:
         yield Case(55, "return", (*asked, "answer", enc), {"enc": enc}, caller="other")
     scene.me.ok("publish_staged", "ME", "BOTH", "imports", 5, [], 0)
     told = {"batch": 4, "query": "imports", "last": 5}
+    scene.me.ok("push", "ME", "QBOTH", "body")
+    yield Case(66, "remove_queue", ("ME", "QBOTH"), {"queue": "QBOTH"})
     yield Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
 
 

@@ -222,11 +222,15 @@ _SCHEDULED: Final = "e.available_at > statement_timestamp() AND e.lease IS NULL"
 _RESERVED: Final = "e.available_at > statement_timestamp() AND e.lease IS NOT NULL"
 _SIZE_OF_EACH: Final = ", ".join(map(_SIZE.format, (_AVAILABLE, _SCHEDULED, _RESERVED)))
 SIZES: Final = f"ARRAY[{_SIZE_OF_EACH}]"
+EXISTS: Final = """(
+    NOT psqlmessages_queue.is_removed
+    OR EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = psqlmessages_queue.id)
+)"""
 COUNTS: Final = """(
     SELECT ARRAY[
         coalesce(sum(c.puts), 0), coalesce(sum(c.gets), 0), coalesce(sum(c.reserves), 0),
         coalesce(sum(c.commits), 0), coalesce(sum(c.rollbacks), 0),
-        coalesce(sum(c.dead_letters), 0)
+        coalesce(sum(c.dead_letters), 0), coalesce(sum(c.removes), 0)
     ]::bigint[]
     FROM psqlmessages_queuecount AS c WHERE c.queue_id = psqlmessages_queue.id
 )"""
@@ -241,6 +245,7 @@ class QueueCounters(NamedTuple):
     commits: int
     rollbacks: int
     dead_letters: int
+    removes: int
 
 
 class ElementCounts(NamedTuple):
