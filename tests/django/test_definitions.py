@@ -41,6 +41,13 @@ def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys: Ca
         ("deny shop RW Topic NEWS", 0, "shop may nothing Topic NEWS", None),
         ("deny shop RW Topic NEWS", 1, "a pattern may allow it", None),
         ("allow shop.* W Rpc NEWS --role user2", 0, "shop.* may W Rpc NEWS", "user2 W"),
+        ("allow shop A Topic NEWS", 1, "mode 'A': for a Topic rule it is", None),
+        ("allow shop R Queue NEWS", 0, "shop may R Queue NEWS", None),
+        ("allow shop A Queue NEWS", 0, "shop may A Queue NEWS", None),
+        ("deny shop A Queue NEWS", 0, "shop may RW Queue NEWS", None),
+        ("allow shop A Queue NEWS", 0, "shop may A Queue NEWS", None),
+        ("deny shop R Queue NEWS", 0, "shop may W Queue NEWS", None),
+        ("deny shop W Queue NEWS", 0, "shop may nothing Queue NEWS", None),
         ("allow shop R Rpc NEWS", 1, "mode 'R': for a Rpc rule it is W", "user2 W"),
     )
     for words, code, said, left in steps:
@@ -112,7 +119,7 @@ NO_DOCUMENTS = (
     (b" " * 10_485_761, "The document has 10,485,761 bytes; at most 10,485,760 are allowed."),
 )
 NO_RULES = (
-    ({"mode": "X"}, "mode: The mode 'X' is not one of W, R, RW, O."),
+    ({"mode": "X"}, "mode: The mode 'X' is not one of W, R, RW, O, A."),
     ({"type": "rpc"}, "type: The type 'rpc' is not one of Rpc, Topic, Queue."),
     ({"timeout": 0}, "timeout: The timeout must be 1 second or more."),
     ({"timeout": 2**31}, "timeout: The timeout must be 2,147,483,647 seconds or less."),

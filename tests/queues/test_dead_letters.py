@@ -12,7 +12,11 @@ def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk) -> None:
     desk.limit(2)
     desk.push("a", headers='{"h":1}')
     desk.done("rollback", None, desk.lease())
-    assert desk.done("rollback", None, desk.lease()) == [True]
+    desk.push("b")
+    leases = [row.lease for row in sorted(desk.reserve(2), key=lambda row: row.body)]
+    answer = desk.reader.ok("rollback", "GET", None, *leases)
+    assert answer == {"Err": "0", "Done": [True, True], "DeadLettered": [True, False]}
+    assert desk.pop() == ["b"]
     assert desk.reserve() == []
     (dead,) = desk.reserve(queue="__deadletter__")
     assert (dead.body, dead.tries) == ("a", 0)

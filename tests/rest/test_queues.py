@@ -134,6 +134,28 @@ def test_a_lease_is_committed_once_or_given_back_with_one_more_try(worker: Calle
     assert (again.status, again.json["err"]) == (404, None)
 
 
+def test_a_queue_is_configured_and_removed_by_rules_of_mode_a(worker: Caller, rest: World):
+    refused = [worker.call(method, at("orders")) for method in ("PATCH", "DELETE")]
+    assert [(each.status, each.json["err"]) for each in refused] == [(403, 3)] * 2
+    rest.rules(f"{Server.owner} worker Queue orders A 60")
+    settings = {"max_tries": 1, "dead_letter_queue": "__deadletter__", "key_timeout": 60}
+    assert worker.call("PATCH", at("orders"), max_tries=1, key_timeout=60).json == settings
+    assert worker.call("PATCH", at("orders"), dead_letter_queue="secret").status == 403
+    for query in ({"max_tries": -1}, {"key_timeout": 0}, {"dead_letter_queue": ""}):
+        assert worker.call("PATCH", at("orders"), **query).status == 400, query
+    worker.push("orders")
+    refused = worker.call("DELETE", at("orders"))
+    assert (refused.status, refused.json["err"]) == (409, 66)
+    lease = worker.take("orders", reserve=1).lease
+    given_back = worker.call("PATCH", at("orders", "rollback", lease))
+    assert given_back.json == {"done": True, "dead_lettered": True}
+    assert worker.call("DELETE", at("orders")).status == 204
+    assert worker.call("GET", at("orders", "status")).json["max_tries"] is None
+    assert worker.call("DELETE", at("orders")).status == 404
+    settings = {"max_tries": None, "dead_letter_queue": "__deadletter__", "key_timeout": 86400}
+    assert worker.call("PATCH", at("orders"), max_tries=0).json == settings
+
+
 def test_an_element_that_is_not_reserved_can_be_removed(worker: Caller):
     number = worker.push("orders").json["id"]
     assert worker.call("DELETE", at("orders", str(number))).status == 204
@@ -235,7 +257,10 @@ def test_what_is_not_there_is_404(worker: Caller):
     assert "Unknown namespace 'nowhere'" in worker.call("GET", "q/nowhere").detail
     assert worker.call("GET", "nothing/at/all").status == 404
     refused = worker.call("PUT", at("orders"))
-    assert (refused.status, refused.detail) == (405, "PUT is not supported here, only DELETE, GET, PATCH, POST")
+    assert (refused.status, refused.detail) == (
+        405,
+        "PUT is not supported here, only DELETE, GET, PATCH, POST",
+    )
     for method, argument in (("GET", "reserved=1"), ("POST", "dealy=60")):
         refused = worker.call(method, f"{at('orders')}?{argument}", b"x")
         name = argument.split("=")[0]

@@ -127,13 +127,32 @@ def test_the_queues_that_one_may_use_are_listed(server: TestedServer, queues: Wo
     done = finished("queue", "list", "--json", dsn=server.url("user1"))
     assert json.loads(done.stdout) == {
         "queue": "Q", "is_paused": False, "puts": 2, "gets": 1, "reserves": 0, "commits": 0,
-        "rollbacks": 0, "dead_letters": 0,
+        "rollbacks": 0, "dead_letters": 0, "removes": 0,
     }  # fmt: skip
     head, row = finished("queue", "list", dsn=server.url("user2")).stdout.splitlines()
     assert head.split() == [
         "queue", "puts", "gets", "reserves", "commits", "rollbacks", "dead", "letters",
+        "removes",
     ]  # fmt: skip
-    assert row.split() == ["Q", "2", "1", "0", "0", "0", "0"]
+    assert row.split() == ["Q", "2", "1", "0", "0", "0", "0", "0"]
+
+
+def test_a_queue_is_configured_and_removed(server: TestedServer, queues: World) -> None:
+    queues.rules("user2 ADMIN Queue Q A 1")
+    dsn = server.url("user2")
+    configure = ("queue", "configure", "ADMIN", "Q", "--max-tries", "1")
+    assert finished(*configure, dsn=dsn).stdout.splitlines() == [
+        "max tries          1", "dead-letter queue  __deadletter__", "key timeout        86400 s",
+    ]  # fmt: skip
+    queues.program("user1").ok("push", "WRITER", "Q", "a")
+    remove = ("queue", "remove-queue", "ADMIN", "Q")
+    refused = finished(*remove, dsn=dsn)
+    assert (refused.returncode, "66: Queue Q has elements" in refused.stderr) == (1, True)
+    lease = finished(*RESERVE, dsn=dsn).stdout.split()[1].rstrip(":")
+    done = finished("queue", "rollback", "READER", lease, dsn=dsn)
+    assert (done.returncode, done.stderr) == (0, f"{lease}: the element is a dead letter now\n")
+    assert finished(*remove, dsn=dsn).returncode == 0
+    assert "62: Queue Q is not existent" in finished(*remove, dsn=dsn).stderr
 
 
 def test_a_refusal_is_said_in_one_line(server: TestedServer, queues: World) -> None:
