@@ -282,7 +282,7 @@ def _build_response(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
 # The queue as a whole
 
 
-@router.patch("/q/{ns}/{ks_name:queue}", response={200: schemas.QueueSettings, **ERRORS})
+@router.patch("/q/{ns}/{ks_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
 async def configure(
     request: HttpRequest,
     ns: str,

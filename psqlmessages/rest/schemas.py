@@ -84,7 +84,7 @@ class RolledBack(Done):
     dead_lettered: bool
 
 
-class QueueSettings(Schema):
+class ConfiguredQueue(Schema):
     """Settings of a queue; ``max_tries`` is null if there is no maximum."""
 
     max_tries: int | None
