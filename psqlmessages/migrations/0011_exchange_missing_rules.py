@@ -7,7 +7,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("psqlmessages", "0010_natural_types")]
+    dependencies: ClassVar = [("psqlmessages", "0010_bring_up_to_date")]
 
     operations: ClassVar = [
         migrations.AddField(
