@@ -43,7 +43,10 @@ CALL_ERRORS = (MessagesError, psycopg.Error)
 async def call_as_answer(
     gateway: Gateway, ident: str, function: str, *arguments: str | None, can_wait: bool = True
 ) -> Answer:
-    """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59."""
+    """Call a function as a node; a failure gives an answer with error 56, 57, 58 or 59.
+
+    Without ``can_wait`` the call does not wait for locks of other sessions.
+    """
     try:
         return await gateway.run(ident, function, *arguments, can_wait=can_wait)
     except UNREACHABLE_ERRORS:
@@ -51,7 +54,9 @@ async def call_as_answer(
     except CALL_ERRORS as error:
         log.warning("%s: PostgreSQL aborted a call: %s", gateway.name, error)
         if isinstance(error, NotificationQueueFull):
-            return error_answer(58, "more than PostgreSQL's notification queue holds")
+            return error_answer(
+                58, "more than PostgreSQL's notification queue can hold: try again later"
+            )
         return ABORTED_ANSWER
     except ValueError as error:
         # PostgreSQL cannot store a value.

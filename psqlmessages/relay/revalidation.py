@@ -69,8 +69,21 @@ class MonitoredSocket:
         """Abort a connection that has ended while its peer does not read the buffered data."""
 
 
-# A WebSocket, how it was admitted, and its node.
+# A WebSocket, and its credentials and node when the check began: both may change meanwhile.
 Subject = tuple[MonitoredSocket, Credentials, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RevalidationResult:
+    """Result of the check of one WebSocket; without any field set, nothing has changed.
+
+    ``reason``: why it must close. ``is_ident_revoked``: only its node must end. ``error``: this one
+    could not be checked, for example because the project's own permission backend is unavailable.
+    """
+
+    reason: str = ""
+    is_ident_revoked: bool = False
+    error: Exception | None = None
 
 
 class CredentialMonitor:
@@ -116,7 +129,7 @@ class CredentialMonitor:
         await in_thread(connections.close_all)
 
     async def _wait_for_check(self) -> None:
-        """Wait for a check, for MAX_UNCHECKED_SECONDS; a slower one goes on until the next call."""
+        """Wait up to MAX_UNCHECKED_SECONDS for a check; if it is slower, the next call waits on."""
         if self._check is None:
             self._check = asyncio.create_task(self.check_now(), name="psqlmessages check")
         await asyncio.wait({self._check}, timeout=MAX_UNCHECKED_SECONDS)
@@ -133,26 +146,22 @@ class CredentialMonitor:
         for socket in list(self._sockets):
             socket.abort_if_stuck()
             subjects.append((socket, socket.credentials, socket.ident))
-        reasons = await in_thread(find_revocations, subjects)
-        for (socket, _, ident), reason in zip(subjects, reasons, strict=True):
-            if isinstance(reason, Exception):
+        results = await in_thread(find_revocations, subjects)
+        for (socket, _, ident), result in zip(subjects, results, strict=True):
+            if result.error is not None:
                 self.failures += 1
-                log.warning("could not re-check the permissions of a WebSocket: %r", reason)
+                log.warning("could not re-check the permissions of a WebSocket: %r", result.error)
                 continue
             if socket in self._sockets:
                 self._sockets[socket] = began_at
-            if reason:
-                socket.on_access_revoked(reason)
-            elif reason is None and ident:
+            if result.reason:
+                socket.on_access_revoked(result.reason)
+            elif result.is_ident_revoked and ident:
                 socket.on_ident_revoked(ident)
 
 
-def find_revocations(subjects: list[Subject]) -> list[str | Exception | None]:
-    """Return for each WebSocket the reason to close it; "" if none, None if only its node must end.
-
-    An exception means that this one could not be checked: the project's own permission backend may
-    be unavailable. Takes four queries; with sessions outside the database, one load per session.
-    """
+def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
+    """Check WebSockets with four queries; with sessions outside the database, one load each."""
     now = datetime.now(UTC)
     # Read before the users: if a user is deleted in between, the WebSocket must close with that
     # reason, instead of only losing its node.
@@ -163,31 +172,33 @@ def find_revocations(subjects: list[Subject]) -> list[str | Exception | None]:
 
     def revocation(
         socket: MonitoredSocket, credentials: Credentials, ident: str | None
-    ) -> str | Exception | None:
+    ) -> RevalidationResult:
         if credentials.session is not None and credentials.session not in sessions:
-            return "the user has logged out"
+            return RevalidationResult("the user has logged out")
         if credentials.expires_at is not None and credentials.expires_at <= now:
-            return "the token has expired"
-        if reason := _user_revocation(users.get(credentials.user), socket, credentials):
-            return reason
-        return None if ident and not matches_any(ident, allowed[credentials.user]) else ""
+            return RevalidationResult("the token has expired")
+        try:
+            reason = _user_revocation(users.get(credentials.user), socket, credentials)
+        except DatabaseError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged; the others are still checked
+            return RevalidationResult(error=error)
+        if reason:
+            return RevalidationResult(reason)
+        return RevalidationResult(
+            is_ident_revoked=bool(ident) and not matches_any(ident, allowed[credentials.user])
+        )
 
     return [revocation(*subject) for subject in subjects]
 
 
-def _user_revocation(
-    user: Any, socket: MonitoredSocket, credentials: Credentials
-) -> str | Exception:
+def _user_revocation(user: Any, socket: MonitoredSocket, credentials: Credentials) -> str:
+    """Return the reason to close a WebSocket, "" if there is none."""
     if user is None or not user.is_active:
         return "the user is no longer active"
     if user.get_session_auth_hash() != credentials.auth_hash:
         return "the password was changed"
-    try:
-        return "" if socket.permits(user) else "the user no longer has permission"
-    except DatabaseError:
-        raise
-    except Exception as error:  # noqa: BLE001 - logged; the others are still checked
-        return error
+    return "" if socket.permits(user) else "the user no longer has permission"
 
 
 def _open_sessions(credentials: list[Credentials]) -> set[str]:
@@ -206,7 +217,8 @@ _monitors: WeakKeyDictionary[asyncio.AbstractEventLoop, CredentialMonitor] = Wea
 
 def get_credential_monitor() -> CredentialMonitor:
     """Return the credential monitor of the running event loop."""
-    # Registered after close_hubs, so it runs before. close_hubs runs the event loop, but by then
+    # atexit calls the last registered function first. So _stop_monitors, registered after
+    # close_hubs, runs before it. This matters because close_hubs runs the event loop, and by then
     # Python has stopped the thread of the checks.
     _stop_monitors_at_exit()
     return _monitors.setdefault(asyncio.get_running_loop(), CredentialMonitor())
@@ -227,7 +239,8 @@ def _stop_monitors() -> None:
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run a function that makes queries, in the relay's own thread with its open connection.
 
-    Channels would use a thread that all WebSockets of the process share with views.
+    The functions of Django Channels would use a thread that all WebSockets of the process share
+    with views.
     """
     future = _executor().submit(_run_on_open_connection, function, *arguments)
     _pending_calls[future] = monotonic()

@@ -37,7 +37,7 @@ FILLING = """
     SELECT pg_notify('filling', repeat('x', 7900) || n) FROM generate_series(1, %s) AS n
 """
 FAULT = "the notification queue is full"
-TEXT = "more than PostgreSQL's notification queue holds"
+TEXT = "more than PostgreSQL's notification queue can hold: try again later"
 RULES = (
     "user1 SENDER Topic T RW 60", "user1 SENDER Queue Q RW 60", "user1 WAITER Queue * RW 60",
     "user2 LISTENER Topic T RW 60", "user1 web.* Topic T RW 60", "user1 GUEST Topic T RW 60",
