@@ -186,6 +186,7 @@ MAX_WAIT_SECONDS = 24 * 60 * 60.0
 # After this time without a call, check whether the server has closed the connection. Read several
 # times: its last data, such as a FATAL message, may arrive before the end of the stream.
 STALE_SECONDS = 1.0
+# The first reads of a closed connection may return the server's last messages, the next one fails.
 STALE_READS = 3
 
 

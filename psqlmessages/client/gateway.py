@@ -16,7 +16,7 @@ from psycopg import errors
 from psqlmessages.client import calls, gateway_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import BackendInfo, Call
-from psqlmessages.client.gateway_calls import CHANGES, FUNCTIONS, REGISTRATIONS, Answer
+from psqlmessages.client.gateway_calls import FUNCTIONS, JOIN_OR_LEAVE, REGISTRATIONS, Answer
 from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
 from psqlmessages.client.node_state import NodeState
 from psqlmessages.client.options import Options, conninfo
@@ -272,7 +272,7 @@ class Gateway:
         try:
             if function in REGISTRATIONS and not arguments:
                 return await self._change(ident, function, ident, can_wait=can_wait)
-            if function in CHANGES and len(arguments) == 1 and arguments[0] is not None:
+            if function in JOIN_OR_LEAVE and len(arguments) == 1 and arguments[0] is not None:
                 return await self._change(ident, function, arguments[0], can_wait=can_wait)
             if function in FUNCTIONS:
                 return await self._session.run(gateway_calls.call_as(ident, function, *arguments))

@@ -12,7 +12,8 @@ from psqlmessages.retry import MAX_WAIT_SECONDS
 
 Answer = dict[str, Any]
 
-# CASE runs the function after use, and only if use succeeded. OFFSET 0 makes use run only once.
+# CASE calls the function after messages.use, and only if messages.use succeeded. OFFSET 0 makes
+# messages.use run only once.
 _CALL_AS: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
@@ -25,6 +26,7 @@ _REGISTER_MANY: Final = (
     " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
+# The answer is null if messages.use failed.
 _JOIN_MANY: Final = (
     "SELECT json_agg(CASE WHEN messages.use(u.ident) ->> 'Err' = '0' THEN CASE u.function"
     " WHEN 'topic_listen' THEN messages.topic_listen(u.topic)"
@@ -34,16 +36,16 @@ _JOIN_MANY: Final = (
     " WITH ORDINALITY AS n (ident, function, topic, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-_NOT_OURS: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
+_NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
-
-# Functions that wait for other sessions that change the same topic.
-CHANGES: Final = (*CALL_BUILDERS, *UNDOES)
-# Functions whose calls may share a round trip, and all others, with their numbers of arguments.
+# Functions that join or leave a topic. They wait for other sessions that change the same topic.
+JOIN_OR_LEAVE: Final = (*CALL_BUILDERS, *UNDOES)
+# Functions whose calls may share a round trip, with their numbers of arguments.
 _SHARING: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
+# All functions that call_as can call, with their numbers of arguments.
 FUNCTIONS: Final = {
     **_SHARING,
-    **dict.fromkeys((*CHANGES, "topic_status", "topic_auth", "get_data"), 1),
+    **dict.fromkeys((*JOIN_OR_LEAVE, "topic_status", "topic_auth", "get_data"), 1),
 }
 REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
 
@@ -65,21 +67,20 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
         _CALL_AS.format(call, "::text" if is_text else ""),
         (*all_arguments, ident),
         _read_data if is_text else raise_for_error,
-        None,
-        function in _SHARING,
-        ident,
+        may_share_round_trip=function in _SHARING,
+        ident=ident,
     )
 
 
 def join_or_leave(
     ident: str, function: str, topic: str, seconds: float = MAX_WAIT_SECONDS
 ) -> Call[Answer]:
-    """Call a function of CALL_BUILDERS or UNDOES as a node; wait up to ``seconds`` per lock."""
+    """Call a function of JOIN_OR_LEAVE as a node; wait up to ``seconds`` per lock."""
     return Call(
         _CALL_AS_WITH_TIMEOUT.format(f"{function}(%s)", ""),
         (*check_names(topic, ident), _lock_timeout(seconds)),
         raise_for_error,
-        (function, topic),
+        registers=(function, topic),
         ident=ident,
     )
 
@@ -91,7 +92,7 @@ def registration(function: str, ident: str, seconds: float = MAX_WAIT_SECONDS) -
         _REGISTER.format(function),
         (*check_names(ident), _lock_timeout(seconds)),
         raise_for_error,
-        (change, ident),
+        registers=(change, ident),
         ident=ident,
     )
 
@@ -119,7 +120,7 @@ def _read_answers(number: int) -> Callable[[Any], list[Answer]]:
     def read(answers: Any) -> list[Answer]:
         if not isinstance(answers, list) or len(answers) != number:
             raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")
-        return [answer or _NOT_OURS for answer in answers]
+        return [answer or _NOT_OUR_NODE for answer in answers]
 
     return read
 

@@ -97,7 +97,7 @@ class NodeState:
         self.counters = NodeCounters()
         self.log = RateLimitedLogger(logger)
         self.wakeups = WakeupCounters()
-        self.queues = WaitLists(self.wakeups)
+        self.wait_lists = WaitLists(self.wakeups)
         self.channel = ""
         self._overrun_at = inf
         self.inbox: deque[Notification] = deque()
@@ -125,7 +125,7 @@ class NodeState:
 
     def _feed_uncached(self, channel: str, payload: str) -> None:
         if channel != self.channel:
-            if self.queues.on_notification(channel, payload):
+            if self.wait_lists.on_notification(channel, payload):
                 return
             self.counters.foreign += 1
             self.log.warning(
@@ -249,7 +249,7 @@ class NodeState:
 
     def on_stopped(self) -> None:
         """End all pending calls and waits for elements."""
-        self.queues.wake_all()
+        self.wait_lists.wake_all()
         for pending in list(self._pending.values()):
             pending.add(self.stopped_error("while it waited for an answer"))
 
@@ -269,8 +269,10 @@ class NodeState:
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout."""
         self.wakeups.has_readers = True
-        yield Wait(lambda: self.wakeups.is_new(topic), monotonic() + seconds_of(timeout, "timeout"))
-        return self.wakeups.take(topic)
+        yield Wait(
+            lambda: self.wakeups.has_new(topic), monotonic() + seconds_of(timeout, "timeout")
+        )
+        return self.wakeups.mark_seen(topic)
 
     @property
     def has_pending_calls(self) -> bool:
@@ -362,7 +364,7 @@ class NodeState:
         self._opened_at = now
         self.heartbeat.on_connected(now)
         self.wakeups.on_connected()
-        self.queues.wake_all()
+        self.wait_lists.wake_all()
         for pending in list(self._pending.values()):
             pending.on_connected()
         if lost_at is not None:

@@ -22,6 +22,7 @@ from psqlmessages.client.wakeups import Waiter
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 FOREVER: Final = timedelta.max
+# Finished elements are committed in groups, this long after a group started.
 DEFAULT_GROUP: Final = timedelta(milliseconds=100)
 
 _MAX_DELAY_SECONDS = 300.0
@@ -93,7 +94,8 @@ class LeasedBatch:
             self._unread.clear()
             return None
         if not self._done:
-            # A slow element is committed without the next one.
+            # The group starts before its first element is processed: so a slow element is
+            # committed as soon as it is finished.
             self._group_started_at = now
         return self._unread.popleft()
 
@@ -128,15 +130,16 @@ class LeasedBatch:
         """Record the answer to a commit; log lost leases."""
         self._done = []
         # If an earlier commit got no answer, it may have succeeded: then False is no lost lease.
-        if not (answer or self._may_be_committed):
+        if not all(answer) and not self._may_be_committed:
             self._log_lost_leases(answer.count(False))
         self._may_be_committed = False
 
     def give_back_calls(self) -> Iterator[Call[AckResult]]:
-        """Yield the calls that give back all unfinished elements; each call only once."""
+        """Yield the calls that give back all unfinished elements, and forget these elements."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
+                # Rollback counts a failed attempt; release, for unread elements, does not.
                 delay_seconds = min(_MAX_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
                 yield queue_calls.rollback(self._ident, current, delay=delay_seconds)
         if self._unread:
@@ -193,7 +196,7 @@ class QueuePoller:
         wake: Callable[[], None],
     ) -> None:
         self._state = state
-        self._waiters = state.queues.of(queue)
+        self._wait_list = state.wait_lists.of(queue)
         self._call = call
         self._listen = queue_listen(ident, queue, self._on_listening)
         self._deadline = monotonic() + seconds_of(timeout, "timeout")
@@ -206,7 +209,7 @@ class QueuePoller:
         found = yield from self._poll(may_listen=False)
         if found:
             return found
-        self._waiters.join(self._waiter)
+        self._wait_list.join(self._waiter)
         try:
             while not found and (now := monotonic()) < self._deadline:
                 if self._state.is_stopped:
@@ -216,15 +219,15 @@ class QueuePoller:
                 else:
                     yield self._wait()
         finally:
-            self._waiters.leave(self._waiter)
+            self._wait_list.leave(self._waiter)
         return found
 
     def _on_listening(self, answer: ListenResult) -> None:
-        self._state.queues.by_channel[answer.channel] = self._waiters
+        self._state.wait_lists.by_channel[answer.channel] = self._wait_list
 
     @property
     def _is_our_turn(self) -> bool:
-        return self._state.heartbeat.is_connected and self._waiters.is_first(self._waiter)
+        return self._state.heartbeat.is_connected and self._wait_list.is_first(self._waiter)
 
     def _wait(self) -> Wait:
         was_our_turn = self._is_our_turn
@@ -233,18 +236,18 @@ class QueuePoller:
             is_our_turn = self._is_our_turn
             return is_our_turn != was_our_turn or (is_our_turn and self._is_due(monotonic()))
 
-        due_at = max(self._waiters.due_at, self._retry_at)
+        due_at = max(self._wait_list.due_at, self._retry_at)
         return Wait(is_ready, min(self._deadline, due_at) if was_our_turn else self._deadline)
 
     def _is_due(self, now: float) -> bool:
-        return now >= self._retry_at and self._waiters.is_due(now)
+        return now >= self._retry_at and self._wait_list.is_due(now)
 
     def _poll(self, *, may_listen: bool) -> Steps[list[Element]]:
         try:
-            if may_listen and self._waiters.must_listen(monotonic()):
+            if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
-            is_listening = self._waiters.is_listening(monotonic())
-            count = self._waiters.count
+            is_listening = self._wait_list.is_listening(monotonic())
+            count = self._wait_list.count
             found: list[Element] = yield self._call
         except ConnectionLost:
             # The node reconnects, which is a reason to try again.
@@ -258,14 +261,14 @@ class QueuePoller:
             self._retry_at = monotonic() + RETRY_SECONDS
             return []
         if is_listening:
-            self._waiters.record_attempt(count, monotonic(), found_elements=bool(found))
+            self._wait_list.record_attempt(count, monotonic(), found_elements=bool(found))
         return found
 
     def _begin_listening(self) -> Steps[None]:
-        connection, count = self._waiters.connection, self._waiters.count
+        connection_number, count = self._wait_list.connection_number, self._wait_list.count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:
-            self._waiters.record_lock_timeout(monotonic())
+            self._wait_list.record_lock_timeout(monotonic())
         else:
-            self._waiters.record_listen_answer(answer, connection, count, monotonic())
+            self._wait_list.record_listen_answer(answer, connection_number, count, monotonic())

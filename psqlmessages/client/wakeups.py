@@ -20,11 +20,11 @@ PUBLISHED: Final = "published"
 
 
 class WakeupCounters:
-    """Counts the reasons to read each topic: no wake-up is lost, as readers compare two counts."""
+    """Counts the reasons to read each topic. Readers compare counts, so they miss no wake-up."""
 
     def __init__(self) -> None:
         self._published: Counter[str] = Counter()
-        self._taken: Counter[str] = Counter()
+        self._seen: Counter[str] = Counter()
         self._ends: Counter[tuple[str, str]] = Counter()
         self.connections = 0
         self._unknown_topics = 0
@@ -56,15 +56,15 @@ class WakeupCounters:
         """Return how often a subscription has ended."""
         return self._ends[ident, topic]
 
-    def is_new(self, topic: str) -> bool:
-        """Return whether there was a reason to read a topic since the last ``take``."""
-        return self.count(topic) != self._taken[topic]
+    def has_new(self, topic: str) -> bool:
+        """Return whether there was a reason to read a topic since the last ``mark_seen``."""
+        return self.count(topic) != self._seen[topic]
 
-    def take(self, topic: str) -> bool:
-        """Return ``is_new``, and reset it."""
-        is_new = self.is_new(topic)
-        self._taken[topic] = self.count(topic)
-        return is_new
+    def mark_seen(self, topic: str) -> bool:
+        """Return ``has_new``, and mark the reasons so far as seen."""
+        has_new = self.has_new(topic)
+        self._seen[topic] = self.count(topic)
+        return has_new
 
 
 # Wait lists: the waiters of each queue, and when to try to take elements.
@@ -78,9 +78,9 @@ MIN_POLL_SECONDS: Final = 0.1
 MAX_POLL_SECONDS: Final = 10.0
 # If a transaction that locked elements rolls back, no notification is sent, so poll every second.
 _LOCKED_POLL_SECONDS: Final = 1.0
-# If no notification arrives, listen again after this time: the answer tells when the next element
-# becomes available.
-_LISTEN_AGAIN_SECONDS = 0.02
+# After an attempt that found nothing, wait this long for a notification. Then call queue_listen
+# again: its answer tells when the next element becomes available.
+_LISTEN_AFTER_EMPTY_SECONDS: Final = 0.02
 # The event of a queue that has a new channel, because a node lost the right to read it.
 MOVED: Final = "moved"
 
@@ -88,9 +88,10 @@ MOVED: Final = "moved"
 class QueueState(NamedTuple):
     """State of a queue; times are those of ``monotonic``.
 
-    ``next_at``: when the next element becomes available, if that is known. ``listen_again_at``:
-    listening ends soon after this time. ``is_listening``: pushes notify this session. ``is_new``:
-    it has just begun to listen, so it may have missed pushes.
+    ``next_at``: when the next element becomes available; None if there is none, or if that is
+    unknown. ``listen_again_at``: listening ends soon after this time. ``is_listening``: pushes
+    notify this session. ``is_new``: the session has just begun to listen, so it may have missed
+    pushes.
     """
 
     next_at: float | None
@@ -122,9 +123,11 @@ class PollSchedule:
         seconds = min(self.interval, max(state.listen_again_at - now, MIN_POLL_SECONDS))
         if state.next_at is None:
             return seconds
-        # An element is available but was not returned: another transaction has locked it.
         until_next = state.next_at - now
-        return min(seconds, until_next if until_next > 0 else _LOCKED_POLL_SECONDS)
+        if until_next > 0:
+            return min(seconds, until_next)
+        # An element is available but was not returned: another transaction has locked it.
+        return min(seconds, _LOCKED_POLL_SECONDS)
 
 
 @dataclass(eq=False)
@@ -144,8 +147,8 @@ class WaitList:
         self._wakeups = wakeups
         self._waiters: deque[Waiter] = deque()
         self._notifications = 0
-        # The connection that listens to the queue, and when to listen again.
-        self._connection = -1
+        # The number of the connection that listens to the queue, and when to listen again.
+        self._listening_connection = -1
         self._listen_again_at = -inf
         self._retry_at = -inf
         self._next_at: float | None = None
@@ -181,14 +184,14 @@ class WaitList:
             waiter.wake()
 
     @property
-    def connection(self) -> int:
+    def connection_number(self) -> int:
         """Number of the node's current connection."""
         return self._wakeups.connections
 
     @property
     def count(self) -> int:
         """Number of reasons to try so far; a flag would lose those that come during an attempt."""
-        return self._notifications + self.connection
+        return self._notifications + self.connection_number
 
     def on_notification(self, event: str) -> None:
         """Count a notification, and wake the first waiter."""
@@ -211,7 +214,7 @@ class WaitList:
 
     def is_listening(self, now: float) -> bool:
         """Return whether pushes notify this session."""
-        return self._connection == self.connection and now < self._listen_again_at
+        return self._listening_connection == self.connection_number and now < self._listen_again_at
 
     def must_listen(self, now: float) -> bool:
         """Return whether to listen before the next attempt."""
@@ -221,10 +224,10 @@ class WaitList:
         return self.count == self._empty_at_count and not self._is_next_at_known
 
     def record_listen_answer(
-        self, answer: ListenResult, connection: int, count: int, now: float
+        self, answer: ListenResult, connection_number: int, count: int, now: float
     ) -> None:
-        """Record an answer of queue_listen, and the connection and ``count`` before the call."""
-        self._connection = connection
+        """Record an answer of queue_listen, with the two numbers read before the call."""
+        self._listening_connection = connection_number
         self._retry_at = -inf
         self._listen_again_at = now + answer.seconds / 2
         # An element pushed during the call may become available before the one in the answer.
@@ -241,7 +244,9 @@ class WaitList:
 
     def record_attempt(self, count: int, now: float, *, found_elements: bool) -> None:
         """Record an attempt to take elements; ``count`` is the one before it."""
-        if found_elements or (self._next_at is not None and self._next_at <= now):
+        is_next_due = self._next_at is not None and self._next_at <= now
+        if found_elements or is_next_due:
+            # ``_next_at`` may be the time of an element that was taken: ask for the next one.
             self._next_at, self._is_next_at_known = None, False
             self._empty_at_count = -1
         if count != self._empty_at_count:
@@ -250,7 +255,7 @@ class WaitList:
             self._schedule.lengthen()
         if not found_elements:
             self._empty_at_count = count
-        pause = self._schedule.interval if self._is_next_at_known else _LISTEN_AGAIN_SECONDS
+        pause = self._schedule.interval if self._is_next_at_known else _LISTEN_AFTER_EMPTY_SECONDS
         if self._has_locked_element:
             pause = min(pause, _LOCKED_POLL_SECONDS)
         self._poll_at = now + pause
@@ -264,7 +269,7 @@ class WaitLists:
     def __init__(self, wakeups: WakeupCounters) -> None:
         self._wakeups = wakeups
         self._by_queue: dict[str, WaitList] = {}
-        # The channel of a queue may change.
+        # Filled from the answers of queue_listen, since the channel of a queue may change.
         self.by_channel: dict[str, WaitList] = {}
 
     def of(self, queue: str) -> WaitList:

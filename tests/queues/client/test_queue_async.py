@@ -33,7 +33,7 @@ async def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
     async with new_async_reader() as node:
         waiting = {asyncio.ensure_future(read(node, number)) for number in range(200)}
         # Each has looked, and the first one listens.
-        while len(node._state.queues.of("Q")._waiters) < 200:
+        while len(node._state.wait_lists.of("Q")._waiters) < 200:
             await node.evaluate()
         await asyncio.to_thread(listened, queues)
         before = node.counters.calls
