@@ -95,7 +95,7 @@ class BaseAdmin(ModelAdmin):
 
     def after_action(self, request: HttpRequest, found: list[Any]) -> HttpResponse | None:
         """Redirect to the object's page if the action came from there; None for the list."""
-        if "from_page" not in request.POST or len(found) != 1:
+        if "from_change_page" not in request.POST or len(found) != 1:
             return None
         return self.redirect("change", found[0].pk)
 
@@ -291,8 +291,8 @@ class LockTimeoutMixin:
 _BATCH = 1000
 
 
-def log(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
-    """Write an entry for each object, action flag and text, in few statements."""
+def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str]]) -> None:
+    """Write a history entry for each object, action flag and text, in few statements."""
     LogEntry.objects.bulk_create(
         [
             LogEntry(
@@ -327,7 +327,7 @@ class HistoryMixin:
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Model]) -> None:
         """Record the complete objects."""
-        log(request, ((found, DELETION, f"Deleted {found}.") for found in queryset))
+        record_history(request, ((found, DELETION, f"Deleted {found}.") for found in queryset))
 
 
 # Warnings about values that are saved, but probably not intended

@@ -219,7 +219,7 @@ class ExchangeAdmin(BaseAdmin):
                 self.message_user(request, f"Already deleted: {exchange}.", messages.WARNING)
                 continue
             if is_changed:
-                base.log(request, [(exchange, CHANGE, f"{verb}.")])
+                base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
             text = f"{verb}{'' if is_changed else ' already'}: {exchange}."
             level = messages.SUCCESS if is_changed else messages.INFO
             self.message_user(request, text, level)
@@ -268,7 +268,7 @@ class ExchangeAdmin(BaseAdmin):
 
     def log_deletions(self, request: HttpRequest, queryset: Iterable[Exchange]) -> None:
         """Record the complete definitions in the history."""
-        base.log(
+        base.record_history(
             request,
             (
                 (exchange, DELETION, f"Deleted: {repository.to_definition(exchange).to_document()}")
@@ -320,7 +320,7 @@ class ExchangeAdmin(BaseAdmin):
             self.report(request, error)
         else:
             entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
-            base.log(request, entries)
+            base.record_history(request, entries)
             text = f"Added: {len(added)} rule{'' if len(added) == 1 else 's'}."
             self.message_user(request, text, messages.SUCCESS)
         return self.redirect("change", key)

@@ -101,7 +101,9 @@ class ClientAdmin(OpenTransactionsMixin):
             # A node without a connection has crashed: let housekeeping send the event.
             base.rows("SELECT messages.evaluate()")
         text = "Disconnected from {}."
-        base.log(request, ((each, DELETION, text.format(each.session)) for each in disconnected))
+        base.record_history(
+            request, ((each, DELETION, text.format(each.session)) for each in disconnected)
+        )
         if disconnected:
             self.message_user(request, f"Disconnected: {_join(disconnected)}.", messages.SUCCESS)
         if closed:

@@ -131,5 +131,5 @@ class OpenTransactionsMixin(BaseAdmin):
             return
         session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
         text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."
-        base.log(request, [(session, DELETION, text)])
+        base.record_history(request, [(session, DELETION, text)])
         self.message_user(request, f"Ended: {chosen}.", messages.SUCCESS)

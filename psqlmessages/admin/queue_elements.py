@@ -142,7 +142,7 @@ class ElementsMixin:
         text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."
         if moved < len(queue_by_id):
             text += " Reserved ones stay."
-        base.log(request, [(queue, CHANGE, text)])
+        base.record_history(request, [(queue, CHANGE, text)])
         self.message_user(request, text, messages.SUCCESS if moved else messages.WARNING)
 
 

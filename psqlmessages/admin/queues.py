@@ -117,13 +117,13 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     available = column("available", lambda queue: sizes_of(queue).format_count("available"))
     scheduled = column("scheduled", lambda queue: sizes_of(queue).format_count("scheduled"))
     reserved = column("reserved", lambda queue: sizes_of(queue).format_count("reserved"))
-    puts = column("pushed", lambda queue: f"{counts_of(queue).puts:,}")
-    gets = column("popped", lambda queue: f"{counts_of(queue).gets:,}")
-    reserves = column("reserves", lambda queue: f"{counts_of(queue).reserves:,}")
-    commits = column("commits", lambda queue: f"{counts_of(queue).commits:,}")
-    rollbacks = column("rollbacks", lambda queue: f"{counts_of(queue).rollbacks:,}")
-    dead_letters = column("dead letters", lambda queue: f"{counts_of(queue).dead_letters:,}")
-    removes = column("removed", lambda queue: f"{counts_of(queue).removes:,}")
+    puts = column("pushed", lambda queue: f"{counters_of(queue).puts:,}")
+    gets = column("popped", lambda queue: f"{counters_of(queue).gets:,}")
+    reserves = column("reserves", lambda queue: f"{counters_of(queue).reserves:,}")
+    commits = column("commits", lambda queue: f"{counters_of(queue).commits:,}")
+    rollbacks = column("rollbacks", lambda queue: f"{counters_of(queue).rollbacks:,}")
+    dead_letters = column("dead letters", lambda queue: f"{counters_of(queue).dead_letters:,}")
+    removes = column("removed", lambda queue: f"{counters_of(queue).removes:,}")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
         """Make the name of an existing queue read-only."""
@@ -132,9 +132,9 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
         """Read queues with their sizes and counters, in one statement."""
         sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
-        counts = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
+        counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
         queues = super().get_queryset(request).defer("channel", "awaited_until")
-        return queues.annotate(sizes=sizes, counted=counts)
+        return queues.annotate(sizes=sizes, counters=counters)
 
     @admin.display(description="dead after", ordering="max_tries")
     def tries(self, queue: Queue) -> str:
@@ -161,7 +161,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         kinds = ("total", "available", "scheduled", "reserved")
         return {
             "sizes": {kind: sizes_of(found).format_count(kind) for kind in kinds},
-            "counts": counts_of(found)._asdict(),
+            "counts": counters_of(found)._asdict(),
             "actions": self._actions_on(request, found),
             "may_view_elements": self.has_view_elements_permission(request),
             "rules": rules_for(Auth.Type.QUEUE, found.name),
@@ -207,7 +207,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             removed = queue_elements.drain(queue.pk)
             elements = f"{removed:,} element{'' if removed == 1 else 's'}"
             if removed:
-                base.log(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
+                base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
             self.message_user(request, f"Removed from {queue}: {elements}.", messages.SUCCESS)
         return self.after_action(request, queues)
 
@@ -225,7 +225,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
                 self.message_user(request, text, messages.ERROR)
                 continue
             if is_removed:
-                base.log(request, [(queue, DELETION, "Deleted.")])
+                base.record_history(request, [(queue, DELETION, "Deleted.")])
                 self.message_user(request, f"Deleted: {queue}.", messages.SUCCESS)
             else:
                 text = f"Not deleted because it has elements: {queue}. Drain it first."
@@ -241,7 +241,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             self.report(request, error)
             return self.after_action(request, queues)
         changed = [queue for queue in queues if queue.pk in changed_keys]
-        base.log(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
+        base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
             text = f"{verb}: {list_names(changed, _MAX_NAMES)}."
             self.message_user(request, text, messages.SUCCESS)
@@ -256,7 +256,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         context = {
             "question": question,
             "queues": [(queue, sizes_of(queue).format_count("total")) for queue in queues],
-            "from_page": "from_page" in request.POST,
+            "from_change_page": "from_change_page" in request.POST,
         }
         return self.page(request, "queue/confirm", question.title, **context)
 
@@ -266,6 +266,6 @@ def sizes_of(queue: Queue) -> ElementCounts:
     return ElementCounts.of(queue.sizes, MAX_LISTED)
 
 
-def counts_of(queue: Queue) -> QueueCounters:
+def counters_of(queue: Queue) -> QueueCounters:
     """Return the counters that the list's query read."""
-    return QueueCounters(*queue.counted)
+    return QueueCounters(*queue.counters)

@@ -104,7 +104,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
             raise PermissionDenied
         text, level = _set_mark(topic.name, is_marked=request.POST.get("archive") == "yes")
         if level == messages.SUCCESS:
-            base.log(request, [(topic, CHANGE, text)])
+            base.record_history(request, [(topic, CHANGE, text)])
         self.message_user(request, text, level)
         return self.redirect("change", key)
 

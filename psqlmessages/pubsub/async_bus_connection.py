@@ -157,9 +157,10 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     async def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
-        if await self.run(BusBuffer.identify_script) and not self._is_trusted:
+        has_pooler = await self.run(BusBuffer.detect_pooler_script)
+        if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(raise_if_shared, self._dsn, address_of(self.connection))
-            self._is_trusted = True
+            self._is_pooler_allowed = True
 
     @staticmethod
     async def _run_script(buffer: Buffer, script: Script[T], seconds: float) -> T:
@@ -174,7 +175,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _wait_for_connection(self) -> Buffer:
         await self._open()
         if monotonic() - self._used_at > STALE_SECONDS:
-            # A cheap check whether the server has closed the connection, before anything is sent.
+            # Check cheaply, before anything is sent, whether the server has closed the connection.
             for _ in range(STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     await self._read_now()
@@ -182,7 +183,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
-            pause = self._subscriptions.next_at() - monotonic()
+            pause = self._subscriptions.due_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
@@ -211,7 +212,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 await self._keep_alive_if_due()
         await self._deliver()
         if is_usable:
-            await self._pause(self._subscriptions.next_at(), self._buffer)
+            await self._pause(self._subscriptions.due_at(), self._buffer)
         else:
             await self._pause(monotonic() + BUSY_SECONDS, None)
 
@@ -319,7 +320,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._wakeup.set()
 
     async def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._subscriptions.next_at() > monotonic():
+        if self._buffer is not None or self._subscriptions.due_at() > monotonic():
             return
         try:
             await self._connect()

@@ -83,7 +83,11 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 self._thread.start()
 
     def close(self) -> None:
-        """Release the connection and end the thread; within a call of this thread, after it."""
+        """Release the connection and end the thread.
+
+        If a signal handler calls it during a call of the same thread, that call releases the
+        connection when it ends.
+        """
         self._is_closing = True
         self._waker.wake()
         this_thread = threading.current_thread()
@@ -99,9 +103,9 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             return
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
-            is_owners = buffer.connection is self._owners_connection
+            belongs_to_owner = buffer.connection is self._owners_connection
             try:
-                if is_owners and not buffer.connection.closed:
+                if belongs_to_owner and not buffer.connection.closed:
                     script = self._subscriptions.unlisten_script()
                     self._run_script(
                         buffer, script, _CLOSING_SECONDS, busy_seconds=_CLOSING_SECONDS
@@ -109,7 +113,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             except psycopg.Error as error:
                 logger.debug("PubSub was closed without UNLISTEN: %s", error)
             buffer.close()
-            if not is_owners:
+            if not belongs_to_owner:
                 buffer.connection.close()
         self._subscriptions.is_connected = False
         self._waker.close()
@@ -142,9 +146,10 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
 
     def require_own_backend(self) -> None:
         """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
-        if self.run(BusBuffer.identify_script) and not self._is_trusted:
+        has_pooler = self.run(BusBuffer.detect_pooler_script)
+        if has_pooler and not self._is_pooler_allowed:
             raise_if_shared(self._dsn, address_of(self.connection))
-            self._is_trusted = True
+            self._is_pooler_allowed = True
 
     @staticmethod
     def _run_script(
@@ -165,7 +170,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def _wait_for_connection(self) -> Buffer:
         self.open()
         if monotonic() - self._used_at > STALE_SECONDS:
-            # A cheap check whether the server has closed the connection, before anything is sent.
+            # Check cheaply, before anything is sent, whether the server has closed the connection.
             for _ in range(STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
@@ -173,7 +178,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
-            pause = self._subscriptions.next_at() - monotonic()
+            pause = self._subscriptions.due_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
@@ -200,7 +205,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             self._reconnect_if_due()
             if self._read_now():
                 self._keep_alive_if_due()
-                until = self._subscriptions.next_at()
+                until = self._subscriptions.due_at()
                 descriptor = self._buffer.descriptor if self._buffer is not None else None
         self._deliver()
         if not self._is_closing and not self._subscriptions.inbox:
@@ -251,7 +256,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         for handler, event in self._subscriptions.deliveries():
             try:
                 handler(event)
-            except BaseException as error:  # noqa: BLE001 - logged and counted; also sys.exit
+            except BaseException as error:  # noqa: BLE001 - logged and counted, even SystemExit
                 self._subscriptions.on_handler_failed(event, error)
             if self._is_closing:
                 return
@@ -281,7 +286,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._waker.wake()
 
     def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._subscriptions.next_at() > monotonic():
+        if self._buffer is not None or self._subscriptions.due_at() > monotonic():
             return
         try:
             self._connect()

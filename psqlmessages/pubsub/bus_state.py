@@ -206,7 +206,7 @@ class Subscriptions:
 
     def open_script(self, buffer: BusBuffer[Any]) -> Script[None]:
         """Prepare a new connection: settings, and LISTEN for all channels."""
-        yield from buffer.identify_script()
+        yield from buffer.detect_pooler_script()
         if not self._synchronous_commit:
             yield COMMIT_ASYNCHRONOUSLY
         for channel in list(self._channels):
@@ -287,7 +287,7 @@ class Subscriptions:
         self._keep_alive_at = now + self._interval
         return True
 
-    def next_at(self) -> float:
+    def due_at(self) -> float:
         """Return the time of the next keep-alive or connection attempt."""
         return self._keep_alive_at if self.is_connected else self.backoff.next_at
 
@@ -391,7 +391,7 @@ class BusBuffer(Generic[C]):
         values = (result.get_value(row, 0) for row in range(result.ntuples))
         return [value.decode(encoding) for value in values if value is not None]
 
-    def identify_script(self) -> Script[bool]:
+    def detect_pooler_script(self) -> Script[bool]:
         """Ask for the backend's real process id; return whether a pooler is in between."""
         if not self._is_identified:
             (pid,) = yield BACKEND_PID
@@ -429,7 +429,7 @@ class BusConnectionBase(Generic[C]):
         self._buffer: BusBuffer[C] | None = None
         self._used_at = 0.0
         # Whether the pooler is known to give each client its own backend.
-        self._is_trusted = False
+        self._is_pooler_allowed = False
 
     @property
     def connection(self) -> C | None:

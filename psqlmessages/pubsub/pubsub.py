@@ -82,6 +82,9 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
     bus calls the handlers, one after the other. ``interval`` is the time between keep-alives in
     seconds; ``skip_self`` drops messages that this connection sent itself. After a connection loss
     the bus reconnects with the same parameters and listens again. Threads may share a bus.
+
+    A long message arrives in segments. ``max_unfinished`` and ``max_unfinished_bytes`` limit the
+    messages whose segments have not all arrived: their number and their memory.
     """
 
     _psycopg_class = psycopg.Connection

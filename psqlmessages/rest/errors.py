@@ -19,9 +19,15 @@ _STATUSES: Final = {
     **dict.fromkeys((6, 7, 8, 10, 17, 21, 50, 53, 66), 409),
     51: 413,
 }
-# Classes of SQLSTATE after which a retry may succeed: connection lost, out of resources, operator
-# intervention, deadlock, lock not available.
-_TRANSIENT: Final = ("08", "40", "53", "55", "57", "58")
+# Classes of SQLSTATE after which a retry may succeed.
+_TRANSIENT: Final = (
+    "08",  # connection lost
+    "40",  # deadlock, serialization failure
+    "53",  # out of resources
+    "55",  # lock not available
+    "57",  # operator intervention
+    "58",  # system error
+)
 
 
 class ApiError(Exception):

@@ -104,7 +104,7 @@ class RestDatabase:
     # Called by QueueWaiters
 
     async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
-        """Reserve elements as the key's node."""
+        """Reserve elements with the node and the lease duration that some waiters share."""
         return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
 
     async def listen(self, ident: str, queue: str) -> QueueState:
@@ -129,8 +129,8 @@ _Databases = dict[str, RestDatabase]
 _databases: WeakKeyDictionary[asyncio.AbstractEventLoop, _Databases] = WeakKeyDictionary()
 
 
-def namespace(alias: str) -> RestDatabase:
-    """Return the namespace for the running event loop; raise 404 if there is none."""
+def get_database(alias: str) -> RestDatabase:
+    """Return the database of a namespace for the running event loop; raise 404 if there is none."""
     databases = _databases.setdefault(asyncio.get_running_loop(), {})
     if alias not in databases:
         if problem := namespace_error(alias):

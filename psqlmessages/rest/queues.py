@@ -16,7 +16,7 @@ from psqlmessages.exchanges.store.definitions import namespaces
 from psqlmessages.rest import bodies, pool, schemas
 from psqlmessages.rest.auth import require_csrf_header
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
-from psqlmessages.rest.namespaces import RestDatabase, namespace
+from psqlmessages.rest.namespaces import RestDatabase, get_database
 from psqlmessages.rest.pool import TakenRow
 from psqlmessages.rest.schemas import (
     ERRORS,
@@ -38,7 +38,7 @@ def _resolve(
     """Validate the arguments of a call; return the database and the acting node."""
     actor = get_acting_ident(request, ident)
     check_name(queue, "queue")
-    return namespace(ns), actor
+    return get_database(ns), actor
 
 
 @router.get("/q", response={200: schemas.Namespaces, **ERRORS})
@@ -61,7 +61,7 @@ async def list_queues(
     actor = get_acting_ident(request, ident)
     if after:
         check_name(after, "queue")
-    queues, next_after = await pool.list_statuses(namespace(ns).calls, actor, after, limit)
+    queues, next_after = await pool.list_statuses(get_database(ns).calls, actor, after, limit)
     return {"queues": queues, "next": next_after}
 
 

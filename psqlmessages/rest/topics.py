@@ -9,7 +9,7 @@ from ninja import Router
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import NoListeners
 from psqlmessages.rest import bodies, schemas
-from psqlmessages.rest.namespaces import namespace
+from psqlmessages.rest.namespaces import get_database
 from psqlmessages.rest.queues import ANY_BODY
 from psqlmessages.rest.schemas import ERRORS, check_name, get_acting_ident, read_body
 
@@ -23,7 +23,7 @@ async def status(
     """List the nodes that send to a topic, and the nodes that listen to it."""
     actor = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
-    answer = await namespace(ns).calls.call("topic_status_as(%s, %s)", actor, name)
+    answer = await get_database(ns).calls.call("topic_status_as(%s, %s)", actor, name)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
@@ -42,7 +42,7 @@ async def send(
     body, _ = bodies.parse_request(data, request.headers.get("Content-Type", "").strip(), {})
     function = "topic_send_as(%s, %s, %s, NULL, %s)"
     try:
-        await namespace(ns).calls.call(function, actor, name, body.text, body.enc)
+        await get_database(ns).calls.call(function, actor, name, body.text, body.enc)
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

@@ -27,7 +27,7 @@ def patterns() -> list[Any]:
 
 
 def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
-    """Return the URLs of the API, whose views refuse query arguments that they would ignore."""
+    """Return the URLs of the API, with views that refuse unknown query arguments."""
     patterns, app, namespace = api.urls
     # By route and method: the names of the query arguments.
     arguments: dict[str, dict[str, set[str]]] = {}
@@ -54,8 +54,9 @@ def _strict_pattern(pattern: URLPattern, known: dict[str, set[str]]) -> URLPatte
 
     @wraps(view)
     async def strict_view(request: HttpRequest, **arguments: Any) -> HttpResponse:
-        names = known.get(request.method, set(request.GET))
-        if unknown := sorted(set(request.GET) - names):
+        # The view itself refuses other methods, with status 405.
+        names = known.get(request.method)
+        if names is not None and (unknown := sorted(set(request.GET) - names)):
             listed = ", ".join(sorted(names))
             return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {listed}")
         response: HttpResponse = await view(request, **arguments)

@@ -38,7 +38,8 @@ class WaiterKey(NamedTuple):
 class WaitingRequest:
     """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
-    Without ``may_wait`` it fails immediately if the queue is empty.
+    ``tid`` is the caller's name for it. Without ``may_wait`` it fails immediately if the queue is
+    empty.
     """
 
     tid: str
