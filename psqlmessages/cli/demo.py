@@ -26,6 +26,7 @@ from psqlmessages.exceptions import MessagesError
 ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
 
+# Role, ident, type, dest, mode, timeout: the columns of messages.auth.
 Rule = tuple[str, str, str, str, str, int]
 
 CONVERSATION_RULES: Final[tuple[Rule, ...]] = (
@@ -77,7 +78,7 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
 
 @contextmanager
 def temporary_rules(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and first those that a killed run has left."""
+    """Remove the rules of the demo now, if a killed run has left any, and at the end."""
     _remove_rules(dsn)
     try:
         yield

@@ -122,7 +122,10 @@ class CopyToPush:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision for one target: the selector's answer, or its ``error``, and its running time."""
+    """Decision for one target: the selector's answer, or its ``error``, and its running time.
+
+    ``is_taken``: the target gets a copy.
+    """
 
     target: int
     is_taken: bool

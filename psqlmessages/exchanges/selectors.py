@@ -91,9 +91,9 @@ class SelectorContext:
 class ActivationCache:
     """Caches the converted message for the expressions of an exchange.
 
-    The expressions share one conversion. If it exceeds the limit of one of them, or contains a
-    value that CEL cannot represent, each expression gets its own conversion. Then only the
-    expressions that read this value fail.
+    The expressions share one conversion of the fields ``shared``. If the message is too large for
+    it, or contains a value that CEL cannot represent, each expression gets its own conversion. Then
+    only the expressions that read this value fail.
     """
 
     def __init__(self, context: SelectorContext, shared: VisibleFields | None = None) -> None:
@@ -133,7 +133,7 @@ class ActivationCache:
         return get_environment().Activation(values)
 
 
-_IN_CODE: Final = "@"
+_FUNCTION_PREFIX: Final = "@"
 
 
 class Selector:
@@ -146,8 +146,8 @@ class Selector:
     def __init__(self, text: str) -> None:
         self.text = text
         self._function: Function | None = None
-        if text.startswith(_IN_CODE):
-            self._function = find_function(text.removeprefix(_IN_CODE))
+        if text.startswith(_FUNCTION_PREFIX):
+            self._function = find_function(text.removeprefix(_FUNCTION_PREFIX))
             self.fields: VisibleFields | None = None
             return
         self._compiled = compile_expression(text)
@@ -227,5 +227,6 @@ def _call(function: Function, context: SelectorContext) -> SelectorResult:
         headers=None if is_same(headers, msg.headers) else headers,
         body=UNCHANGED if is_same(body, msg.body) else body,
         state=state,
+        # The function may have removed headers, which merging would restore.
         is_replacement=True,
     )

@@ -1,4 +1,4 @@
-"""Command exchange: load, show, dry-run, start, stop and run exchanges."""
+"""Command exchange: load, list, show, test, start, stop and run exchanges."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def load(arguments: Namespace) -> int:
     try:
         wanted = definitions.parse_text(read_input(arguments.file))
     except MalformedExchanges as error:
-        return _fail(error)
+        return _report_errors(error)
     current = repository.read_all(arguments.database)
     difference = repository.compare(current, wanted, replace_all=arguments.replace_all)
     for line in difference.describe():
@@ -145,7 +145,7 @@ def _describe_problems(
         yield f"a cycle: {', '.join(map(str, cycle))}"
 
 
-def _fail(error: MalformedExchanges) -> int:
+def _report_errors(error: MalformedExchanges) -> int:
     for problem in error.errors:
         fail(str(problem))
     return 1
@@ -154,13 +154,13 @@ def _fail(error: MalformedExchanges) -> int:
 # exchange test: show where an element would go, why, and the copies.
 
 
-def dry_run(arguments: Namespace) -> int:
+def _test(arguments: Namespace) -> int:
     """Route an element that is in no queue; print a line per destination and per copy."""
     row = repository.rows(arguments.database).get(name=arguments.name)
     try:
         exchange = repository.compile_exchange(row)
     except MalformedExchanges as error:
-        return _fail(error)
+        return _report_errors(error)
     source = exchange.source
     try:
         body = parse_strict_json(arguments.body) if arguments.json_body else arguments.body
@@ -176,18 +176,19 @@ def dry_run(arguments: Namespace) -> int:
             ns=source.namespace,
         ),
     )
-    for route in result.destinations:
-        answer = "yes" if route.verdict.is_taken else "no"
-        print(one_line(f"{route.place}: {answer}, {route.verdict.error or route.verdict.why}"))
-        if route.copy is not None:
-            _print(route.copy)
+    for destination in result.destinations:
+        verdict = destination.verdict
+        answer = "yes" if verdict.is_taken else "no"
+        print(one_line(f"{destination.place}: {answer}, {verdict.error or verdict.why}"))
+        if destination.copy is not None:
+            _print_copy(destination.copy)
     if result.fallback is not None:
         print(one_line(f"{result.outcome}: to {result.fallback.place}"))
-        _print(result.fallback)
+        _print_copy(result.fallback)
     return 0
 
 
-def _print(copy: DryRunCopy) -> None:
+def _print_copy(copy: DryRunCopy) -> None:
     """Print a copy as one line of JSON."""
     document = {"headers": copy.headers, "body": copy.body}
     for option in ("delay", "mature", "tries"):
@@ -219,7 +220,7 @@ def _configure(parser: ArgumentParser) -> None:
     show.add_argument(
         "--format", choices=("yaml", "json"), default="yaml", help="output format (default: yaml)"
     )
-    test = add("test", dry_run, "show where an element would go, and why; nothing is pushed")
+    test = add("test", _test, "show where an element would go, and why; nothing is pushed")
     test.add_argument("name", metavar="NAME", help="the exchange")
     test.add_argument(
         "--headers",

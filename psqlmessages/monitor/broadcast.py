@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Send an update at least this often, so that a page can tell a quiet system from a lost connection.
 _HEARTBEAT_SECONDS: Final = 1.0
-# Send more changed rows than this only once per second.
+# If more rows than this have changed, send them only once per second.
 _MAX_ROWS_PER_TICK: Final = 200
 # Each point of a sparkline covers this many seconds.
 BUCKET_SECONDS: Final = 10
@@ -40,8 +40,8 @@ class Broadcast:
         self._observer = observer
         self._sent_at = 0.0
         # The last message or event number sent to the viewers, and the first second not yet sent.
-        self._number = 0
-        self._second = int(time.time())
+        self._sent_number = 0
+        self._first_unsent_second = int(time.time())
         # Changes of the list of topics that are not sent yet.
         self._changed: dict[str, TopicHistory] = {}
         self._removed: set[str] = set()
@@ -55,12 +55,12 @@ class Broadcast:
         if viewer.is_checked:
             viewer.send_frame("snapshot", *self._snapshot(viewer, now))
         else:
-            viewer.send_status_only(is_away=self._observer.status.name(now) == AWAY)
+            viewer.send_status_only(is_unreachable=self._observer.status.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
         """Send every viewer the changes; without changes, a heartbeat once per second."""
         second = int(now)
-        is_new_second = second != self._second
+        is_new_second = second != self._first_unsent_second
         self._collect_rows(now, is_new_second=is_new_second)
         sends_rows = is_new_second or len(self._changed) <= _MAX_ROWS_PER_TICK
         changes = self._common_changes(now)
@@ -80,7 +80,9 @@ class Broadcast:
             else:
                 key = (viewer.topic, viewer.access.can_view_bodies)
                 viewer.send_frame("update", common, details[key])
-        self._sent_at, self._number, self._second = now, self._observer.history.number, second
+        self._sent_at = now
+        self._sent_number = self._observer.history.number
+        self._first_unsent_second = second
 
     # Changes
 
@@ -104,7 +106,7 @@ class Broadcast:
     def _common_changes(self, now: float) -> dict[str, Any]:
         """Collect the changed fields that concern every viewer."""
         history, changes = self._observer.history, {}
-        if events := [event for event in history.events if event.number > self._number]:
+        if events := [event for event in history.events if event.number > self._sent_number]:
             changes["events"] = [event._asdict() for event in events]
         for name, value in self._common_fields(now).items():
             if self._sent_fields.get(name) != value:
@@ -120,7 +122,10 @@ class Broadcast:
             key = (viewer.topic, viewer.access.can_view_bodies)
             if key not in details:
                 details[key] = self._encode_topic(
-                    *key, second, after=self._number, seconds=range(self._second, second)
+                    *key,
+                    second,
+                    after=self._sent_number,
+                    seconds=range(self._first_unsent_second, second),
                 )
         return details
 
@@ -150,9 +155,18 @@ class Broadcast:
             "topics_there": observer.history.topic_count,
         }
 
-    def _encode_topic(self, name: str, with_bodies: bool, second: int, **since: Any) -> str:
+    def _encode_topic(
+        self,
+        name: str,
+        with_bodies: bool,
+        second: int,
+        after: int = 0,
+        seconds: range | None = None,
+    ) -> str:
         topic = self._observer.history.topics.get(name) or TopicHistory(name, 0)
-        details = topic_details(topic, second, with_bodies=with_bodies, **since)
+        details = topic_details(
+            topic, second, with_bodies=with_bodies, after=after, seconds=seconds
+        )
         rules = topic_rules(self._observer.rules.get(name))
         return to_json({"topic": {**details, **members(topic), **rules}})
 
@@ -160,13 +174,13 @@ class Broadcast:
 # Contents of frames
 
 
-def topic_row(topic: TopicHistory, second: int, buckets: int) -> dict[str, Any]:
-    """Describe a topic for the list, with the last ``buckets`` points of its sparkline."""
+def topic_row(topic: TopicHistory, second: int, bucket_count: int) -> dict[str, Any]:
+    """Describe a topic for the list, with the last ``bucket_count`` points of its sparkline."""
     return {
         "topic": topic.name,
         **topic_totals(topic, second),
         **members(topic, _MAX_NAMES_IN_ROW),
-        "buckets": _buckets(topic, second // BUCKET_SECONDS, buckets),
+        "buckets": _buckets(topic, second // BUCKET_SECONDS, bucket_count),
     }
 
 

@@ -91,42 +91,47 @@ _ONE_TOPIC_QUERY: Final = f"""
 """  # noqa: S608
 
 
-class TrafficView(NamedTuple):
-    """The selection of a page: window length and time range in seconds, and one topic or all."""
+class TrafficSelection(NamedTuple):
+    """What a page shows: the length of a window, the time range up to now, and one topic or all."""
 
-    window: int
-    seconds: int
+    window_seconds: int
+    range_seconds: int
     topic: str | None = None
 
 
-async def read_traffic(view: TrafficView) -> str | None:
+async def read_traffic(selection: TrafficSelection) -> str | None:
     """Read the data of a page as JSON text; None if it cannot be read."""
-    begin = _first_window(time.time(), view)
-    if view.topic is None:
-        query = (_ALL_TOPICS_QUERY, (view.window, begin, MAX_TOPICS + 1))
+    begin = _first_window(time.time(), selection)
+    if selection.topic is None:
+        query = (_ALL_TOPICS_QUERY, (selection.window_seconds, begin, MAX_TOPICS + 1))
     else:
-        query = (_ONE_TOPIC_QUERY, (view.topic, view.window, begin))
+        query = (_ONE_TOPIC_QUERY, (selection.topic, selection.window_seconds, begin))
+    window_seconds = selection.window_seconds
+    jobs_query = (_JOBS_AND_TIMES_QUERY, (window_seconds, window_seconds, _MAX_JOBS))
     jobs, rows = await asyncio.gather(
-        fetch_rows(
-            router.db_for_read(PipelineJob),
-            (_JOBS_AND_TIMES_QUERY, (view.window, view.window, _MAX_JOBS)),
-            _JOBS_TIMEOUT_SECONDS,
-        ),
+        fetch_rows(router.db_for_read(PipelineJob), jobs_query, _JOBS_TIMEOUT_SECONDS),
         fetch_rows(router.db_for_read(Traffic), query, _TIMEOUT_SECONDS),
     )
     if jobs is None or rows is None:
         return None
-    describe = _describe_topics if view.topic is None else _describe_topic
-    return to_json({**_describe_time(view, begin, *jobs[0]), **describe(rows)})
+    describe = _describe_topics if selection.topic is None else _describe_topic
+    return to_json({**_describe_time(selection, begin, *jobs[0]), **describe(rows)})
 
 
-def _first_window(now: float, view: TrafficView) -> int:
+def _first_window(now: float, selection: TrafficSelection) -> int:
     """Return the start of the first window of the time range, as Unix time."""
-    return (int(now) // view.window + 1) * view.window - view.seconds
+    window_seconds = selection.window_seconds
+    end = (int(now) // window_seconds + 1) * window_seconds
+    return end - selection.range_seconds
 
 
 def _describe_time(
-    view: TrafficView, begin: int, now: Any, oldest: Any, newest: Any, jobs: list[dict[str, Any]]
+    selection: TrafficSelection,
+    begin: int,
+    now: Any,
+    oldest: Any,
+    newest: Any,
+    jobs: list[dict[str, Any]],
 ) -> dict[str, Any]:
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
@@ -134,12 +139,12 @@ def _describe_time(
     counting = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
     return {
         "now": now.timestamp(),
-        "window": view.window,
-        "seconds": view.seconds,
+        "window": selection.window_seconds,
+        "seconds": selection.range_seconds,
         "begin": begin,
         # Traffic was counted from then on: an earlier window without a row is unknown, not zero.
         "since": oldest and oldest.timestamp(),
-        "until": newest and newest.timestamp() + view.window,
+        "until": newest and newest.timestamp() + selection.window_seconds,
         "is_counting": bool(counting),
         "lag": max((job["lag_seconds"] or 0 for job in counting), default=0),
         "jobs": jobs,
@@ -165,7 +170,7 @@ def _describe_topic(rows: list[tuple[Any, ...]]) -> dict[str, Any]:
         "total": next((_amounts(row) for key, *row in rows if not key), None),
         "senders": [{"sender": key, **_amounts(row)} for key, row in senders[:MAX_SENDERS]],
         "windows": sorted(
-            ([int(key), _amounts(row)] for key, *row in rows if key[:1].strip()),
+            ([int(key), _amounts(row)] for key, *row in rows if key and not key.startswith(" ")),
             key=lambda window: window[0],
         ),
     }
@@ -250,8 +255,8 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
 async def traffic_data(request: HttpRequest) -> str | None:
     """Return the data as JSON: 401 or 403 without permission, 503 without a database."""
     topic = require_topic_name(request.GET["name"]) if "name" in request.GET else None
-    view = TrafficView(*_selected_range(request, RANGES), topic)
-    return await shared_text(view, lambda: read_traffic(view), _PAUSE_FACTOR)
+    selection = TrafficSelection(*_selected_range(request, RANGES), topic)
+    return await shared_text(selection, lambda: read_traffic(selection), _PAUSE_FACTOR)
 
 
 def _selected_range(request: HttpRequest, ranges: Any) -> tuple[int, int]:

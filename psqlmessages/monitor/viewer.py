@@ -66,12 +66,16 @@ class Viewer:
             self.is_behind = True
         return False
 
-    def send_status_only(self, *, is_away: bool) -> None:
-        """Send only why there is no data, once a second; ``is_away``: PostgreSQL is unreachable."""
+    def send_status_only(self, *, is_unreachable: bool) -> None:
+        """Send only the reason why there is no data, once a second.
+
+        It is that PostgreSQL is unreachable, or that the user could not be checked.
+        """
         now = monotonic()
         if now - self._status_sent_at >= _STATUS_INTERVAL_SECONDS:
             self._status_sent_at = now
-            self.send_frame("update", to_json({"state": {"is": AWAY if is_away else UNCHECKED}}))
+            state = AWAY if is_unreachable else UNCHECKED
+            self.send_frame("update", to_json({"state": {"is": state}}))
         self.is_behind = True
 
     def send_frame(self, op: str, *parts: str) -> None:

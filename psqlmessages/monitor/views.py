@@ -100,7 +100,7 @@ def plotly(request: HttpRequest, version: str) -> HttpResponse:
 
 
 ADD_RULE: Final = "psqlmessages.add_auth"
-# Of the monitor's own rule. It has no effect: observing stores no bodies.
+# The timeout of the monitor's own rule. It has no effect, since observing stores no bodies.
 _RULE_TIMEOUT_SECONDS: Final = 60
 
 View = Callable[..., HttpResponse]
@@ -135,7 +135,7 @@ def topics(request: HttpRequest) -> HttpResponse:
 @require_safe
 @require_monitor_access
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show one topic, keywords in the path or in ``?name=`` if the path cannot contain it."""
+    """Show one topic. Its name is in the path, or in ``?name=`` if a path cannot contain it."""
     name = require_topic_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
@@ -208,7 +208,10 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
 def admin_page(
     request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
 ) -> str:
-    """Return the URL of a model's list, or with ``change`` of object 0; "" without permission."""
+    """Return the URL of a model's list; "" without permission.
+
+    With ``change``, return the URL of the page of object 0: scripts replace the 0 by other keys.
+    """
     if not request.user.has_perm(f"psqlmessages.view_{model}"):
         return ""
     if change:

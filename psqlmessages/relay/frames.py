@@ -24,7 +24,7 @@ class EncodedFrame:
 
 
 def _head(size: int) -> bytes:
-    # Above 125 bytes, 126 or 127 stands for a size in two or eight bytes.
+    # A size above 125 follows in two bytes, announced by 126, or in eight bytes, announced by 127.
     if size <= 125:
         return struct.pack("!BB", _TEXT, size)
     if size <= 0xFFFF:

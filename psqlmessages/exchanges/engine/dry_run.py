@@ -23,7 +23,10 @@ NAME_HEADER: Final = "x-exchange-name"
 
 @dataclass(frozen=True)
 class DryRunCopy:
-    """A copy that would be pushed. ``delay`` is in seconds, ``mature`` in seconds since 1970."""
+    """A copy that would be pushed.
+
+    It becomes available after ``delay`` seconds, or at ``mature``, in seconds since 1970.
+    """
 
     place: QueueRef
     headers: dict[str, Any]
@@ -44,7 +47,10 @@ class DryRunDestination:
 
 @dataclass(frozen=True)
 class DryRun:
-    """Result of a dry run. ``fallback`` is the copy of a message that no destination gets."""
+    """Result of a dry run.
+
+    ``fallback`` is the copy in a fallback queue, if no destination gets a copy.
+    """
 
     outcome: Outcome
     destinations: tuple[DryRunDestination, ...]
@@ -77,6 +83,7 @@ def dry_run_exchange(
     fallback = None
     if routed.outcome in FALLBACK_QUEUES:
         if routed.outcome == "too_many_hops":
+            # Such a message is not routed, so its hop count stays.
             headers = message.headers
         place = QueueRef(exchange.source.namespace, FALLBACK_QUEUES[routed.outcome])
         fallback = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
