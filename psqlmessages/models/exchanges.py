@@ -132,8 +132,8 @@ class ExchangeCount(models.Model):
     ``seconds`` is a sum, ``buckets`` is a histogram of durations, and ``seen_at`` is the last
     heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the
     selector failures of one destination, given by its position; for the other outcomes
-    ``destination`` is -1. ``missing_rules`` names the rules that the worker lacks, in its row of the
-    outcome ``ok``.
+    ``destination`` is -1. ``missing_rules`` names the rules that the worker lacks, in its row of
+    the outcome ``ok``.
     """
 
     class Outcome(models.TextChoices):
