@@ -91,7 +91,7 @@ class Actor:
                 self.is_registered.set()
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _on_event(self, event: Message) -> None:
+    async def _on_event(self, event: Message) -> None:
         if event.event == RECONNECTED:
             # Registrations that failed after the reconnect are not retried by the node.
             self._missing = set(self._wanted)
@@ -187,7 +187,7 @@ class DemoTraffic:
         shipped = {"shipped": message.body["id"]}
         await self._try(self.warehouse.node.topic_send("DEMO.STOCK", shipped))
 
-    def _count(self, message: Message) -> None:
+    async def _count(self, message: Message) -> None:
         self.received[message.topic] += 1
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from time import monotonic
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.async_queue_consumer import AsyncQueueConsumer
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.durations import Duration, seconds_of
+from psqlmessages.client.handler_runs import HandlerTasks
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
@@ -24,7 +24,6 @@ from psqlmessages.client.subscription import (
     AsyncSubscription,
     SubscriptionReader,
 )
-from psqlmessages.client.transactions import run_steps_async
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
@@ -32,7 +31,8 @@ class AsyncNode(NodeBase):
     """A named sender and receiver of messages; ``async with`` registers and deregisters it.
 
     Tasks may share a node: calls that tasks make at the same time share round trips. The methods
-    are those of :class:`~psqlmessages.client.node.Node`; handlers may be coroutine functions.
+    are those of :class:`~psqlmessages.client.node.Node`. Handlers that are coroutine functions run
+    as tasks, others in threads.
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
@@ -40,6 +40,7 @@ class AsyncNode(NodeBase):
         super().__init__(ident, options)
         self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
+        self._handler_tasks = HandlerTasks(self, self._state)
         self._min_accept_seconds = options.probe_timeout.total_seconds()
 
     async def __aenter__(self) -> Self:
@@ -54,9 +55,11 @@ class AsyncNode(NodeBase):
         await self._session.open()
 
     async def close(self) -> None:
-        """Deregister, disconnect and end all waits immediately."""
+        """See :meth:`Node.close`; cancels the coroutines of handlers after ``stop_timeout``."""
         try:
             self._session.stop()
+            await self._handler_tasks.finish()
+            self._handler_tasks.close()
             await self._consumer.finish()
         finally:
             await self._session.close()
@@ -257,10 +260,7 @@ class AsyncNode(NodeBase):
         """See :meth:`Node.run`."""
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
-        async for message in self.messages():
-            await run_steps_async(self.handle(message, self._state), _run_action)
+        await self._handler_tasks.run(self._receive)
 
-
-async def _run_action(action: Callable[[], Any]) -> Any:
-    result = action()
-    return await result if inspect.isawaitable(result) else result
+    async def _receive(self) -> Message | None:
+        return await self._session.run_steps(self._state.next_message(None, self))

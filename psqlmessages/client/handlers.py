@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, overload
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar, overload
 
 import psycopg
 
@@ -18,23 +20,53 @@ Handler = Callable[[Message], Any]
 Actions = Generator[Callable[[], Any], Any, None]
 F = TypeVar("F", bound=Handler)
 
+# Events follow each other: "disconnect" after "connect". No topic has an empty name.
+_EVENTS_KEY: Final = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerAction:
+    """An action: call a handler with a message."""
+
+    function: Handler
+    message: Message
+
+    def __call__(self) -> Any:
+        """Call the handler."""
+        return self.function(self.message)
+
+    @property
+    def name(self) -> str:
+        """The name of the function, for the log."""
+        return getattr(self.function, "__qualname__", repr(self.function))
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the handler is a coroutine function, or an object whose call is one."""
+        function = self.function
+        return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
+
 
 class TopicHandlers:
     """Decorators of a node, and the selection of handlers for a message."""
 
     def __init__(self) -> None:
         self._on_topic: list[tuple[str, Handler]] = []
+        self._ordered_topics: list[str] = []
         self._on_rpc: list[Handler] = []
         self._on_event: list[tuple[frozenset[str], Handler]] = []
 
-    def on_topic(self, topic: str) -> Callable[[F], F]:
+    def on_topic(self, topic: str, *, ordered: bool = False) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern of topics (A*).
 
         ``run`` listens to the topics without a pattern. If the message asks for an answer and the
-        function returns a value other than None, that value is the answer.
+        function returns a value other than None, that value is the answer. With ``ordered``, the
+        messages of one topic are handled one after the other, in their order.
         """
 
         def register(handler: F) -> F:
+            if ordered:
+                self._ordered_topics.append(topic)
             self._on_topic.append((topic, handler))
             return handler
 
@@ -85,13 +117,25 @@ class TopicHandlers:
                 if not events or message.event in events:
                     yield handler
 
+    def must_handle(self, message: Message) -> bool:
+        """Return whether a message has a handler, or needs an error because it has none."""
+        return message.type == RPC or next(self.matching(message), None) is not None
+
+    def order_key(self, message: Message) -> str | None:
+        """Return the key whose messages are handled one after the other; None if there is none."""
+        if message.type == SYS:
+            return _EVENTS_KEY
+        if message.type == TOPIC and any(matches(t, message.topic) for t in self._ordered_topics):
+            return message.topic
+        return None
+
     def handle(self, message: Message, state: NodeState) -> Actions:
         """Call the handlers of a message, and send their answers or an error."""
         failure = f"{state.ident} has no handler for this" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""
             try:
-                answer = yield partial(handler, message)
+                answer = yield HandlerAction(handler, message)
             except (Exception, CancelledError) as error:  # noqa: BLE001 - logged and counted
                 failure = state.on_handler_failed(message, error)
                 continue

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 from typing import Any, Self
 
 from psqlmessages.client import calls, queue_calls, stream_calls
 from psqlmessages.client.durations import Duration, seconds_of
+from psqlmessages.client.handler_runs import HandlerThreads
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, acting_method, method
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
@@ -21,7 +23,7 @@ from psqlmessages.client.subscription import (
     Subscription,
     SubscriptionReader,
 )
-from psqlmessages.client.transactions import SqlStatement, run_steps
+from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 
@@ -36,6 +38,8 @@ class Node(NodeBase):
         options = options or Options()
         super().__init__(ident, options)
         self._session = NodeSession(conninfo(dsn, ident), self._state, options)
+        self._handler_threads = HandlerThreads(self, self._state, self._session.wake)
+        self._is_closing = False
 
     def __enter__(self) -> Self:
         self.open()
@@ -49,12 +53,25 @@ class Node(NodeBase):
         self._session.open()
 
     def close(self) -> None:
-        """Deregister, disconnect and end all waits; callable from any thread and signal handler."""
+        """Stop, wait up to ``stop_timeout`` for running handlers, deregister and disconnect.
+
+        Callable from any thread and signal handler; within ``run`` of this thread, when it ends.
+        """
+        self._is_closing = True
+        self.stop()
+        if self._handler_threads.is_receiving:
+            return
+        self._handler_threads.finish()
+        self._handler_threads.close()
         self._session.close()
 
     def stop(self) -> None:
-        """End ``messages``, ``run`` and ``call`` immediately; sending works until ``close``."""
+        """End ``messages`` and ``call``, and ``run`` as soon as its running handlers have ended.
+
+        ``run`` waits for them up to ``stop_timeout``. Sending works until ``close``.
+        """
         self._session.stop()
+        self._handler_threads.wake()
 
     # Functions of the SQL core
 
@@ -252,8 +269,20 @@ class Node(NodeBase):
         return self.messages()
 
     def run(self) -> None:
-        """Listen to the topics of the handlers and call these for each message, until ``stop``."""
+        """Listen to the topics of the handlers and call these for each message, until ``stop``.
+
+        Up to ``concurrency`` messages are handled at the same time, each in a thread.
+        """
         for topic in self.topics_to_listen():
             self.topic_listen(topic)
-        for message in self.messages():
-            run_steps(self.handle(message, self._state), lambda action: action())
+        try:
+            self._handler_threads.run(self._receive)
+        finally:
+            if self._is_closing:
+                self.close()
+
+    def _receive(self) -> Message | None:
+        """Return the next message; None after an error in a handler's thread, or at ``stop``."""
+        session, state = self._session, self._state
+        session.wait(lambda: state.inbox or self._handler_threads.error, inf)
+        return session.run_steps(state.next_message(0, self)) if state.inbox else None

@@ -107,6 +107,8 @@ class NodeState:
         self.is_stopped = False
         # Called after a message was taken from the inbox.
         self.on_taken: Callable[[], object] = lambda: None
+        # Called in the loop of an AsyncNode when it is stopped.
+        self.on_stop: Callable[[], object] = lambda: None
         self._reads_messages = False
         self._pending: dict[str, PendingCall] = {}
         # Distinguishes the tokens of our calls from tokens chosen by a caller of rpc.
@@ -249,6 +251,7 @@ class NodeState:
 
     def on_stopped(self) -> None:
         """End all pending calls and waits for elements."""
+        self.on_stop()
         self.wait_lists.wake_all()
         for pending in list(self._pending.values()):
             pending.add(self.stopped_error("while it waited for an answer"))

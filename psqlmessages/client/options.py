@@ -33,6 +33,8 @@ class Options:
     ``reconnect_wait``: how long a call waits for a lost connection to return.
     ``stream_poll_interval``: the longest pause between reads of a subscription without wake-ups.
     ``inbox_limit``: an AsyncNode stops reading while this many messages are in its inbox.
+    ``concurrency``: how many messages ``run`` handles at the same time; 1: one after the other.
+    ``stop_timeout``: how long ``run`` and ``close`` wait for running handlers after ``stop``.
     """
 
     synchronous_commit: bool = False
@@ -45,12 +47,16 @@ class Options:
     backoff_max: timedelta = timedelta(seconds=4)
     stream_poll_interval: timedelta = timedelta(seconds=30)
     inbox_limit: int = 10_000
+    concurrency: int = 100
+    stop_timeout: timedelta = timedelta(seconds=5)
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if isinstance(field.default, timedelta):
                 value = as_timedelta(getattr(self, field.name), field.name)
                 object.__setattr__(self, field.name, value)
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {self.concurrency!r:.100}")
 
 
 def conninfo(dsn: str, ident: str) -> str:

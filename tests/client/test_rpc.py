@@ -70,7 +70,7 @@ def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog: Any) -> 
         message.reply("by hand" if message.body == "works" else object())
         return "too late"
 
-    @node2.on_topic("ORDERS")
+    @node2.on_topic("ORDERS", ordered=True)
     def order(message: Message) -> None:
         came.append(message.body)
         if message.body == "first":

@@ -139,6 +139,8 @@ def test_handlers_are_chosen_by_type_topic_and_event() -> None:
             handler(message)
     assert called == ["exact", "pattern", "pattern", "rpc", "any event", "any event", "crash"]
     assert handlers.topics_to_listen() == ["A"]
+    with pytest.raises(ValueError, match="concurrency must be at least 1, not 0"):
+        Options(concurrency=0)
 
 
 def test_what_a_connection_string_sets_itself_stays() -> None:

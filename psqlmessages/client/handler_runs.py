@@ -1,0 +1,318 @@
+"""Runs of handlers: as tasks or in threads, several messages of a node at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from asyncio import TaskGroup
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from inspect import isawaitable
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from psqlmessages.client.handlers import HandlerAction, TopicHandlers
+from psqlmessages.client.messages import Message
+from psqlmessages.client.node_state import NodeState, logger
+from psqlmessages.client.transactions import run_steps, run_steps_async
+
+# Runs of handlers. No I/O.
+
+
+@dataclass(slots=True, eq=False)
+class HandlerRun:
+    """Runs the handlers of a message, then of the next messages of its order key.
+
+    ``owner`` is the task, or the id of the thread.
+    """
+
+    message: Message
+    order_key: str | None
+    owner: object = None
+    handler_name: str = ""
+
+
+class HandlerRuns:
+    """The current runs, at most ``Options.concurrency``, and the messages that wait for them."""
+
+    def __init__(self, handlers: TopicHandlers, state: NodeState) -> None:
+        self._handlers = handlers
+        self._state = state
+        self.current: set[HandlerRun] = set()
+        self._waiting: dict[str, deque[Message]] = {}
+        self._waiting_count = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the node may take another message from its inbox."""
+        options = self._state.options
+        return len(self.current) < options.concurrency and self._waiting_count < options.inbox_limit
+
+    def begin(self, message: Message) -> HandlerRun | None:
+        """Create the run of a message; None if it has no handler, or waits for an earlier one."""
+        if not self._handlers.must_handle(message):
+            return None
+        key = self._handlers.order_key(message)
+        if key is not None:
+            if (waiting := self._waiting.get(key)) is not None:
+                waiting.append(message)
+                self._waiting_count += 1
+                return None
+            self._waiting[key] = deque()
+        run = HandlerRun(message, key)
+        self.current.add(run)
+        return run
+
+    def advance(self, run: HandlerRun) -> bool:
+        """Give a run the next message of its key; without one, or after ``stop``, end the run."""
+        waiting = self._waiting.get(run.order_key) if run.order_key is not None else None
+        if not waiting or self._state.is_stopped:
+            self.end(run)
+            return False
+        self._waiting_count -= 1
+        run.message = waiting.popleft()
+        return True
+
+    def end(self, run: HandlerRun) -> None:
+        """End a run, unless it has ended, and drop the messages that wait for it."""
+        if run not in self.current:
+            return
+        self.current.discard(run)
+        if run.order_key is not None:
+            self._waiting_count -= len(self._waiting.pop(run.order_key, ()))
+
+    def others(self, owner: object) -> set[HandlerRun]:
+        """Return the runs of other tasks or threads."""
+        return {run for run in self.current if run.owner != owner}
+
+    def abandon(self, runs: Collection[HandlerRun]) -> None:
+        """Report runs that have not ended in time, and wait for them no longer."""
+        if names := sorted(run.handler_name for run in runs):
+            logger.warning(
+                "%s: these handlers did not end within %g s (stop_timeout) after the stop: %s",
+                self._state.ident, self._state.options.stop_timeout.total_seconds(),
+                ", ".join(names),
+            )  # fmt: skip
+        self.current.difference_update(runs)
+
+
+# Threads
+
+
+class DaemonThreadPool(Executor):
+    """Thread pool that does not keep the process alive; starts a thread if none is idle."""
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size = size
+        self._name = name
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._count = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run a function in a thread; see :class:`concurrent.futures.Executor`."""
+        future: Future[Any] = Future()
+        self._tasks.put(partial(_run_for, future, partial(function, *args, **kwargs)))
+        if not self._idle.acquire(blocking=False) and self._count < self._size:
+            self._count += 1
+            name = f"{self._name} {self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return future
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            # Do not keep the arguments of the task while idle.
+            del task
+            self._idle.release()
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """End the threads when they have run all tasks; does not wait for them."""
+        for _ in range(self._count):
+            self._tasks.put(None)
+
+
+def _run_for(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except StopIteration as error:
+        # An asyncio future accepts no StopIteration.
+        future.set_exception(RuntimeError(f"the handler raised {error!r}"))
+    except BaseException as error:  # noqa: BLE001 - raised for the caller
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+# A signal handler may call `stop` just before the wait for room begins, which then misses it.
+_ROOM_CHECK_SECONDS: Final = 1.0
+
+
+class HandlerThreads:
+    """Runs the handlers of a Node in threads."""
+
+    def __init__(
+        self, handlers: TopicHandlers, state: NodeState, wake_receiver: Callable[[], object]
+    ) -> None:
+        self._handlers = handlers
+        self._state = state
+        self._wake_receiver = wake_receiver
+        self._runs = HandlerRuns(handlers, state)
+        self._changed = threading.Condition()
+        self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
+        # Threads that are in `run`.
+        self._receivers: set[int] = set()
+        self.error: BaseException | None = None
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether this thread is in ``run``."""
+        return threading.get_ident() in self._receivers
+
+    def run(self, receive: Callable[[], Message | None]) -> None:
+        """Handle messages until the node is stopped; raise an error that no handler may raise."""
+        self._receivers.add(threading.get_ident())
+        try:
+            while self._wait_for_room():
+                if (message := receive()) is not None:
+                    self._begin(message)
+            if (error := self.error) is not None:
+                self.error = None
+                raise error
+            self.finish()
+        finally:
+            self._receivers.discard(threading.get_ident())
+
+    def _wait_for_room(self) -> bool:
+        """Wait until a message may be taken; return False if none may be taken any more."""
+        with self._changed:
+            while not (self._runs.has_room or self._state.is_stopped or self.error):
+                self._changed.wait(_ROOM_CHECK_SECONDS)
+        return not (self._state.is_stopped or self.error)
+
+    def _begin(self, message: Message) -> None:
+        with self._changed:
+            run = self._runs.begin(message)
+        if run is not None:
+            self._threads.submit(self._handle, run)
+
+    def _handle(self, run: HandlerRun) -> None:
+        run.owner = threading.get_ident()
+        try:
+            is_current = True
+            while is_current:
+                actions = self._handlers.handle(run.message, self._state)
+                run_steps(actions, partial(self._execute, run))
+                with self._changed:
+                    is_current = self._runs.advance(run)
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self.error = self.error or error
+            self._wake_receiver()
+        finally:
+            with self._changed:
+                self._runs.end(run)
+                self._changed.notify_all()
+
+    def _execute(self, run: HandlerRun, action: Callable[[], Any]) -> Any:
+        if isinstance(action, HandlerAction):
+            run.handler_name = action.name
+        return action()
+
+    def wake(self) -> None:
+        """Make ``run`` see that the node is stopped; callable from signal handlers."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Wait up to ``stop_timeout`` for the handlers of other threads."""
+        thread_id = threading.get_ident()
+        seconds = min(self._state.options.stop_timeout.total_seconds(), threading.TIMEOUT_MAX)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._runs.others(thread_id), seconds)
+            self._runs.abandon(self._runs.others(thread_id))
+
+    def close(self) -> None:
+        """End the threads when their handlers have ended."""
+        self._threads.shutdown()
+
+
+# Tasks
+
+T = TypeVar("T")
+
+
+class HandlerTasks:
+    """Runs the handlers of an AsyncNode as tasks, and its synchronous handlers in threads."""
+
+    def __init__(self, handlers: TopicHandlers, state: NodeState) -> None:
+        self._handlers = handlers
+        self._state = state
+        state.on_stop = self._wake
+        self._runs = HandlerRuns(handlers, state)
+        self._changed = asyncio.Event()
+        self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
+
+    async def run(self, receive: Callable[[], Awaitable[Message | None]]) -> None:
+        """Handle messages until the node is stopped; raise an error that no handler may raise."""
+        try:
+            async with TaskGroup() as tasks:
+                while (message := await receive()) is not None:
+                    if (run := self._runs.begin(message)) is not None:
+                        run.owner = tasks.create_task(self._handle(run))
+                    await self._wait_for_room()
+                await self.finish()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _wait_for_room(self) -> None:
+        while not (self._runs.has_room or self._state.is_stopped):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    async def _handle(self, run: HandlerRun) -> None:
+        try:
+            is_current = True
+            while is_current:
+                actions = self._handlers.handle(run.message, self._state)
+                await run_steps_async(actions, partial(self._execute, run))
+                is_current = self._runs.advance(run)
+        finally:
+            self._runs.end(run)
+            self._changed.set()
+
+    async def _execute(self, run: HandlerRun, action: Callable[[], Any]) -> Any:
+        if isinstance(action, HandlerAction):
+            run.handler_name = action.name
+            if not action.is_async:
+                call = partial(copy_context().run, action)
+                action = partial(asyncio.get_running_loop().run_in_executor, self._threads, call)
+        result = action()
+        while isawaitable(result):
+            result = await result
+        return result
+
+    async def finish(self) -> None:
+        """Wait up to ``stop_timeout`` for the handlers of other tasks, then cancel them."""
+        if not (runs := self._runs.others(asyncio.current_task())):
+            return
+        tasks: dict[Any, HandlerRun] = {run.owner: run for run in runs}
+        seconds = self._state.options.stop_timeout.total_seconds()
+        _, unfinished = await asyncio.wait(tasks, timeout=seconds)
+        # Another call of this method may have cancelled them.
+        late = [task for task in unfinished if tasks[task] in self._runs.current]
+        self._runs.abandon([tasks[task] for task in late])
+        for task in late:
+            task.cancel()
+
+    def close(self) -> None:
+        """End the threads when their handlers have ended."""
+        self._threads.shutdown()
