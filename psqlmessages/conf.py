@@ -41,6 +41,7 @@ class Settings:
     METRICS: bool = _setting("E010", False)
     ANSWER_SECONDS: int = _setting("E015", 10, 0, 3600)
     HANDLER_SECONDS: int = _setting("E016", 60, 1, 24 * 60 * 60)
+    HANDLER_CONCURRENCY: int = _setting("E022", 1, 1, 1000)
     STOP_SECONDS: int = _setting("E017", 8, 1, 3600)
     REQUEST_SECONDS: int = _setting("E018", 10, 1, 3600)
     MAX_HOPS: int = _setting("E011", 17, 1, 1000)

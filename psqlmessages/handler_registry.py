@@ -28,6 +28,7 @@ class Handler:
     node: str
     atomic: bool
     tries: int
+    ordered: bool = False
 
     @property
     def name(self) -> str:
@@ -53,7 +54,13 @@ class HandlerRegistry:
         self._rpcs: dict[str, Handler] = {}
 
     def on_topic(
-        self, topic: str, *, node: str = EVERY_NODE, atomic: bool = True, tries: int = DEFAULT_TRIES
+        self,
+        topic: str,
+        *,
+        node: str = EVERY_NODE,
+        atomic: bool = True,
+        tries: int = DEFAULT_TRIES,
+        ordered: bool = False,
     ) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern (``A*``).
 
@@ -61,13 +68,14 @@ class HandlerRegistry:
         ``atomic`` runs the function in its own transaction, which an exception rolls back. After an
         exception the function is called again, with growing delays, ``tries`` times in all. Then
         the message is logged, counted and lost: topic messages are not stored. A result other than
-        None is sent as the answer if the message asks for one.
+        None is sent as the answer if the message asks for one. With ``ordered``, the function gets
+        the messages of one topic one after the other, in their order; retries lose their place.
         """
         if tries < 1:
             raise ValueError(f"tries must be at least 1, not {tries}")
 
         def register(function: F) -> F:
-            self._topics.append(Handler(function, topic, node, atomic, tries))
+            self._topics.append(Handler(function, topic, node, atomic, tries, ordered))
             return function
 
         return register

@@ -73,15 +73,25 @@ class HandlerCall:
     backoff: Backoff = field(default_factory=lambda: Backoff(MIN_RETRY_DELAY, MAX_RETRY_DELAY))
     tries: int = 0
 
+    @property
+    def order_key(self) -> tuple[Handler, str] | None:
+        """Handler and topic, if the handler gets the messages of a topic one after the other."""
+        return (self.handler, self.message.topic) if self.handler.ordered else None
+
 
 class Backlog:
-    """Calls that wait for a worker thread; ``limit`` applies to due and to delayed calls."""
+    """Calls that wait for a worker thread; ``limit`` applies to due and to delayed calls.
+
+    Of the calls with the same ``order_key``, only one is taken until ``finish``.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._due: deque[HandlerCall] = deque()
         self._delayed: list[tuple[float, int, HandlerCall]] = []
         self._order = count()
+        # By order key: the call that was taken and is not finished.
+        self._taken: dict[tuple[Handler, str], HandlerCall] = {}
         self._is_closed = False
         # Reentrant: a signal handler that calls close() may interrupt the thread with the lock.
         self._condition = threading.Condition(threading.RLock())
@@ -114,15 +124,28 @@ class Backlog:
         """Take the next due call, delayed ones first; return None if closed."""
         with self._condition:
             while not self._is_closed:
-                seconds = self._delayed[0][0] - monotonic() if self._delayed else None
-                if seconds is not None and seconds <= 0:
-                    return heapq.heappop(self._delayed)[2]
-                if self._due:
-                    call = self._due.popleft()
-                    self._condition.notify_all()
-                    return call
-                self._condition.wait(seconds)
+                now = monotonic()
+                returned = []
+                while self._delayed and self._delayed[0][0] <= now:
+                    returned.append(heapq.heappop(self._delayed)[2])
+                self._due.extendleft(reversed(returned))
+                for index, call in enumerate(self._due):
+                    if (key := call.order_key) is None or key not in self._taken:
+                        if key is not None:
+                            self._taken[key] = call
+                        del self._due[index]
+                        self._condition.notify_all()
+                        return call
+                self._condition.wait(self._delayed[0][0] - now if self._delayed else None)
             return None
+
+    def finish(self, call: HandlerCall) -> None:
+        """Allow the next call with the same key; may be called twice for a call."""
+        key = call.order_key
+        with self._condition:
+            if key is not None and self._taken.get(key) is call:
+                del self._taken[key]
+                self._condition.notify_all()
 
     def close(self) -> None:
         """Wake all waiting threads; remaining calls are dropped. Callable from signal handlers."""
@@ -315,6 +338,7 @@ class HandlerWorker:
                     self._handle(call)
                 finally:
                     self._busy.pop(worker)
+                    self._backlog.finish(call)
                 close_old_connections()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._stop_with(error)
@@ -336,6 +360,7 @@ class HandlerWorker:
     def _replace_worker(self, worker: threading.Thread, call: HandlerCall, seconds: float) -> None:
         """Report a stuck thread, and start another one for the next messages."""
         self._stuck.add(worker)
+        self._backlog.finish(call)
         self._count("stuck")
         frame = sys._current_frames().get(worker.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""

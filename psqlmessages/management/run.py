@@ -20,8 +20,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency",
         type=positive,
-        default=1,
-        help="number of messages handled in parallel (default: 1, which preserves their order)",
+        help="number of messages handled at the same time (default: the setting"
+        " HANDLER_CONCURRENCY, else 1, which preserves their order)",
     )
 
 
@@ -39,7 +39,7 @@ def run(arguments: Namespace) -> int:
             receiver,
             registry,
             using=arguments.database,
-            concurrency=arguments.concurrency,
+            concurrency=arguments.concurrency or get_settings().HANDLER_CONCURRENCY,
             stuck_after=timedelta(seconds=get_settings().HANDLER_SECONDS),
         )
 

@@ -59,6 +59,7 @@ WRONG = (
     ({"TRAFFIC_DAYS_OF_HOURS": 0}, "E014", "between 1 and 36500"),
     ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
     ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
+    ({"HANDLER_CONCURRENCY": 0}, "E022", "between 1 and 1000"),
     ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),

@@ -85,7 +85,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
 ) -> None:
     release = threading.Event()
 
-    @registry.on_topic("ORDERS", atomic=False)
+    @registry.on_topic("ORDERS", atomic=False, ordered=True)
     def handle(message: Message) -> None:
         if message.body == "for ever":
             assert release.wait(60)
@@ -174,6 +174,28 @@ def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
         assert seen.wait_for(3)[2] == "works"
     assert saved() == ["works"]
     assert runner.counters.failures == 2
+
+
+def test_an_ordered_handler_gets_one_message_of_a_topic_after_the_other(
+    sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
+) -> None:
+    release = threading.Event()
+
+    @registry.on_topic("ORDERS*", ordered=True, atomic=False)
+    def handle(message: Message) -> None:
+        if message.body == "slow":
+            assert release.wait(60)
+        seen.add(message.body)
+
+    shop.rules("user2 ASKER Topic ORDERS.LATER W 60")
+    sender.ok("topic_notify", "ORDERS.LATER")
+    with running_worker(registry, concurrency=4) as runner:
+        send(sender, "slow", "next", "last")
+        sender.ok("topic_send", "ORDERS.LATER", "other")
+        assert seen.wait_for(1) == ["other"]
+        wait_until(lambda: len(runner._backlog) == 2)
+        release.set()
+        assert seen.wait_for(4) == ["other", "slow", "next", "last"]
 
 
 def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
