@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import isawaitable
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from psqlmessages.client.handlers import HandlerAction, TopicHandlers
 from psqlmessages.client.messages import Message
@@ -211,6 +211,7 @@ class HandlerThreads:
                 run_steps(actions, partial(self._execute, run))
                 with self._changed:
                     is_current = self._runs.advance(run)
+                    self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self.error = self.error or error
             self._wake_receiver()
@@ -243,8 +244,6 @@ class HandlerThreads:
 
 
 # Tasks
-
-T = TypeVar("T")
 
 
 class HandlerTasks:
@@ -285,6 +284,7 @@ class HandlerTasks:
                 actions = self._handlers.handle(run.message, self._state)
                 await run_steps_async(actions, partial(self._execute, run))
                 is_current = self._runs.advance(run)
+                self._changed.set()
         finally:
             self._runs.end(run)
             self._changed.set()
