@@ -313,6 +313,18 @@ def _topic_call(function: str, topic: str) -> Call[bool]:
     return Call(sql, check_names(topic), read_is_new, (function, topic))
 
 
+def _split_answers(answer: dict[str, Any], _: Sequence[Call[Any]]) -> list[Any]:
+    return [each or {"Err": "0"} for each in answer["Answers"]]
+
+
+_MERGE_REQUESTS: Final = Merging(
+    "SELECT messages.rpc_many(%b, %b, %b, %b)", (0, 1, 2, 3), _split_answers
+)
+_MERGE_REPLIES: Final = Merging(
+    "SELECT messages.return_many(%b, %b, %b, %b)", (0, 1, 2, 3), _split_answers
+)
+
+
 def _send(
     sql: str,
     params: tuple[Any, ...],
@@ -398,6 +410,7 @@ def rpc(node: str, token: str, body: Any) -> Call[None]:
     return _send(
         "SELECT messages.rpc(%s, %s, %s, %s)",
         (*check_names(node, token), encoded.text, encoded.enc),
+        merging=_MERGE_REQUESTS,
     )
 
 
@@ -407,6 +420,7 @@ def return_(node: str, token: str, body: Any) -> Call[None]:
     return _send(
         "SELECT messages.return(%s, %s, %s, %s)",
         (*check_names(node, token), encoded.text, encoded.enc),
+        merging=_MERGE_REPLIES,
     )
 
 

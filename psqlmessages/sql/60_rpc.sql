@@ -269,6 +269,79 @@ $$;
 COMMENT ON FUNCTION messages.rpc(text, text, text, text) IS
     'Send a request to a node; the answer arrives with the token. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
+
+CREATE OR REPLACE FUNCTION messages.rpc_many(
+    nodes text[],
+    tokens text[],
+    params text[],
+    encs text[] DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_answers text;
+BEGIN
+    IF (SELECT a.id FROM messages._acting() AS a) IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    -- One statement for the common case of all elements; the other cases by _rpc, in the same order.
+    WITH e AS MATERIALIZED (
+        SELECT u.node, u.token, u.param, u.enc, u.place
+        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
+    ), n AS MATERIALIZED (
+        SELECT d.node, p.*, r.timeout
+        FROM (SELECT DISTINCT e.node FROM e) AS d
+        CROSS JOIN LATERAL messages._other_node(d.node) AS p
+        CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', d.node) AS r
+        WHERE r.can_write AND messages._is_settled()
+          AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+    )
+    SELECT string_agg(
+        CASE
+            WHEN c.payload IS NULL THEN coalesce(
+                nullif(messages._rpc(c.node, c.token, c.param, c.enc)::text, '{"Err":"0"}'), 'null'
+            )
+            WHEN pg_notify(c.channel, c.payload) IS NOT NULL THEN 'null'
+        END, ','
+    )
+    INTO v_answers
+    FROM (
+        SELECT h.*, CASE WHEN octet_length(h.param) + octet_length(h.header) <= 7996
+                         THEN '{' || h.header || E'}\n' || h.param END AS payload
+        FROM (
+            SELECT e.*, n.channel,
+                   CASE
+                       WHEN e.token <> '' AND octet_length(e.token) <= 1000
+                           AND octet_length(e.param) <= 7996 AND (e.enc IS NULL OR e.enc IN ('b64', 'json'))
+                       THEN '"Type":"Rpc","Size":' || octet_length(e.param) || ',"To":' || to_json(e.node)
+                           || ',"Token":' || to_json(messages._hmac(
+                               n.inner_pad, n.outer_pad,
+                               n.own_id || ' node ' || to_json(e.node) || ' ' || n.timeout || ' ' || e.token
+                           ) || ' ' || n.timeout || ' ' || e.token)
+                           || ',"From":' || to_json(n.own_ident) || coalesce(',"Enc":"' || e.enc || '"', '')
+                           || ',"Id":' || nextval('messages._message_id')
+                   END AS header
+            FROM e LEFT JOIN n ON n.node = e.node
+            ORDER BY e.place OFFSET 0
+        ) AS h
+        OFFSET 0
+    ) AS c;
+    IF messages._is_evaluated() IS NOT TRUE THEN
+        PERFORM messages._log_command('rpc_many');
+        PERFORM messages._run_housekeeping_if_due();
+    END IF;
+    RETURN '{"Err":"0","Answers":[' || coalesce(v_answers, '') || ']}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.rpc_many IS
+    'Send many requests in one call, each to its node and with its token. The arrays have one entry for each request. Answers: for each element, in order, null or the error as rpc answers it. Errors: 50.';
+
 -- Answers to requests, authorized by the token received.
 
 CREATE OR REPLACE FUNCTION messages._split_token(
@@ -425,6 +498,78 @@ $$;
 
 COMMENT ON FUNCTION messages.return(text, text, text, text) IS
     'Answer a request with the token received, which is the only permission needed. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
+
+
+CREATE OR REPLACE FUNCTION messages.return_many(
+    nodes text[],
+    tokens text[],
+    params text[],
+    encs text[] DEFAULT NULL
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_answers text;
+BEGIN
+    IF (SELECT a.id FROM messages._acting() AS a) IS NULL THEN
+        RETURN messages._error(50);
+    END IF;
+    -- One statement for the common case of all elements; the other cases by _return, in the same order.
+    WITH e AS MATERIALIZED (
+        SELECT u.node, u.token, u.param, u.enc, u.place
+        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
+    ), n AS MATERIALIZED (
+        SELECT d.node, p.*
+        FROM (SELECT DISTINCT e.node FROM e) AS d
+        CROSS JOIN LATERAL messages._other_node(d.node) AS p
+        WHERE messages._is_settled()
+          AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
+    )
+    SELECT string_agg(
+        CASE
+            WHEN c.payload IS NULL THEN coalesce(
+                nullif(messages._return('return', c.node, c.token, c.param, c.enc, '')::text, '{"Err":"0"}'), 'null'
+            )
+            WHEN pg_notify(c.channel, c.payload) IS NOT NULL THEN 'null'
+        END, ','
+    )
+    INTO v_answers
+    FROM (
+        SELECT h.*, CASE WHEN octet_length(h.param) + octet_length(h.header) <= 7996
+                         THEN '{' || h.header || E'}\n' || h.param END AS payload
+        FROM (
+            SELECT e.*, n.channel,
+                   CASE
+                       WHEN left(e.token, 33) = messages._hmac(
+                               n.inner_pad, n.outer_pad,
+                               n.id || ' node ' || to_json(n.own_ident) || ' ' || substr(e.token, 34)
+                           ) || ' ' AND octet_length(e.token) <= 1100
+                           AND octet_length(e.param) <= 7996 AND (e.enc IS NULL OR e.enc IN ('b64', 'json'))
+                       THEN '"Type":"Return","Size":' || octet_length(e.param) || ',"To":' || to_json(e.node)
+                           || ',"Token":' || to_json(substr(e.token, 34 + position(' ' IN substr(e.token, 34))))
+                           || ',"From":' || to_json(n.own_ident) || coalesce(',"Enc":"' || e.enc || '"', '')
+                           || ',"Id":' || nextval('messages._message_id')
+                   END AS header
+            FROM e LEFT JOIN n ON n.node = e.node
+            ORDER BY e.place OFFSET 0
+        ) AS h
+        OFFSET 0
+    ) AS c;
+    IF messages._is_evaluated() IS NOT TRUE THEN
+        PERFORM messages._log_command('return_many');
+        PERFORM messages._run_housekeeping_if_due();
+    END IF;
+    RETURN '{"Err":"0","Answers":[' || coalesce(v_answers, '') || ']}';
+END
+$$;
+
+COMMENT ON FUNCTION messages.return_many IS
+    'Answer many requests in one call, each with its token. The arrays have one entry for each answer. Answers: for each element, in order, null or the error as return answers it. Errors: 50.';
 
 
 CREATE OR REPLACE FUNCTION messages.return_error(

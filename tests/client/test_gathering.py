@@ -1,6 +1,7 @@
 """Calls that wait at the same time: one statement for many, and for each its own result."""
 
 import asyncio
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from tests.sql.conftest import World
 
 TASKS, CALLS = 20, 12
 LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
-FUNCTIONS = ("send", "publish", "push", "push with a key", "commit")
+FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
 ELEMENTS = """
     SELECT e.id, e.body FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name ^@ %s ORDER BY e.id
@@ -75,6 +76,8 @@ class Tasks:
             text += TOO_LARGE if is_refused else self.chance.choice(["", LARGE])
         if function == "send":
             call: Any = self.node.topic_send("ORDERS" if len(at) == 1 else at, text)
+        elif function == "request":
+            call = self.node.rpc("NODE2" if len(at) == 1 else at, "token", text)
         elif function == "publish":
             call = self.node.publish(f"N{at}", text)
         else:
@@ -99,7 +102,7 @@ class Tasks:
                 if is_refused or (function == "commit" and not answer):
                     self.outcome.wrong.append(f"{function} {body:.20}: {answer}")
                 self.outcome.done[function, task].append(body)
-                if function not in {"send", "commit"}:
+                if function not in {"send", "request", "commit"}:
                     self.outcome.ids[function, body] = getattr(answer, "id", answer)
 
 
@@ -127,9 +130,11 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(
                 await asyncio.sleep(chance.random() / 20)
                 await asyncio.to_thread(end_backend, gathering)
         await node.topic_send("ORDERS", "last")
-        received = [message.body async for message in until_last(listener)]
+        received = [message async for message in until_last(listener)]
     assert tasks.outcome.wrong == []
-    tasks.outcome.compare("send", list(enumerate(received)))
+    for function, kind in ("send", "Topic"), ("request", "Rpc"):
+        of_kind = [message.body for message in received if message.type == kind]
+        tasks.outcome.compare(function, list(enumerate(of_kind)))
     published = gathering.execute("SELECT id, payload FROM psqlmessages_streammessage ORDER BY id")
     tasks.outcome.compare("publish", published.fetchall())
     for function in "push", "push with a key":
@@ -144,32 +149,50 @@ async def until_last(listener: AsyncNode) -> Any:
     async for message in listener.messages(timeout=SOON):
         if message.body == "last":
             return
-        if message.type == "Topic":
+        if message.type in {"Topic", "Rpc"}:
             yield message
     raise AssertionError("the last message did not arrive")
 
 
 @in_a_loop
 async def test_calls_that_wait_together_are_one_statement(gathering: World) -> None:
-    gathering.watcher.execute("ALTER ROLE user1 SET track_functions = 'all'")
+    url, watcher = gathering.server.url, gathering.watcher
+    for role in "user1", "user2":
+        watcher.execute(f"ALTER ROLE {role} SET track_functions = 'all'")
     try:
-        async with AsyncNode("NODE1", gathering.server.url("user1")) as node:
+        async with AsyncNode("NODE1", url("user1")) as node, AsyncNode("NODE2", url("user2")) as to:
             await node.topic_listen("ORDERS")
             await node.topic_notify("ORDERS")
             await node.push_many("N.1", range(100))
             elements = await node.reserve("N.1", 100)
             await asyncio.gather(
                 *(node.topic_send("ORDERS", str(n)) for n in range(100)),
+                *(node.rpc("NODE2", f"token {n}", n) for n in range(100)),
                 *(node.publish("N1", str(n)) for n in range(100)),
                 *(node.push("N.2", str(n)) for n in range(100)),
                 *(node.commit(element) for element in elements),
             )
+            requests = (m async for m in to.messages(timeout=SOON) if m.type == "Rpc")
+            asked = [await anext(requests) for _ in range(100)]
+            asked[7].token = "forged"
+            replies = (to.reply(message, message.body) for message in asked)
+            results = await asyncio.gather(*replies, return_exceptions=True)
+            refused = [n for n, error in enumerate(results) if error is not None]
+            assert (refused, type(results[7])) == ([7], exceptions.TokenMalformed)
+            answers = (m async for m in node.messages(timeout=SOON) if m.type == "Return")
+            bodies = [(await anext(answers)).body for _ in range(99)]
+            assert bodies == [n for n in range(100) if n != 7]
     finally:
-        gathering.watcher.execute("ALTER ROLE user1 RESET track_functions")
+        for role in "user1", "user2":
+            watcher.execute(f"ALTER ROLE {role} RESET track_functions")
+    many = dict.fromkeys(("topic_send_many", "publish_many", "rpc_many", "commit"), 1)
+    # One push_many was ours; return_many refused one answer and sent the others.
+    counts = many | {"push_many": 2, "return_many": 1}
     gathering.wait_for(
         "SELECT jsonb_object_agg(funcname, calls) = %s::jsonb FROM pg_stat_user_functions"
-        " WHERE schemaname = 'messages' AND funcname ~ '^(topic_send|publish|push|commit)'",
-        '{"topic_send_many": 1, "publish_many": 1, "push_many": 2, "commit": 1}',
+        " WHERE schemaname = 'messages'"
+        " AND funcname ~ '^(topic_send|rpc|return|publish|push|commit)'",
+        json.dumps(counts),
     )
 
 

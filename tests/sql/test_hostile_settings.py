@@ -23,7 +23,7 @@ ARGUMENTS = {
     "with_body": True, "elements": [], "failed": [], "copy_of": [], "marks": [], "queues": [],
     "encs": [], "matures": [], "topics": ["MYTOPIC"], "positions": [0], "after": "{}",
     "query": "q", "batch": 0, "stagings": [], "row_count": 0, "names": ["*"], "after_id": 0,
-    "up_to_id": 9, "with_bodies": True,
+    "up_to_id": 9, "with_bodies": True, "nodes": ["NODE2"], "tokens": ["T"], "params": ["x"],
 }  # fmt: skip
 SHADOWED = r"""
     SELECT format('CREATE TEMP TABLE %%I (%%s)', c.relname, string_agg(
@@ -214,6 +214,7 @@ def test_a_node_never_uses_shadow_objects_it_has(world: World, nodes: Pair, shad
         ("topic_send", "MYTOPIC", "one", "TOKEN"),
         ("topic_send_many", "MYTOPIC", ["two", "x" * 9000]),
         ("topic_send_as", "TWIN", "MYTOPIC", "three"), ("rpc", "NODE2", "TOKEN", "four"),
+        ("rpc_many", ["NODE2", "NODE2"], ["TOKEN", "TOKEN"], ["five", "x" * 9000]),
         ("subscribe", "TWIN", "MYTOPIC", 60), ("publish", "TWIN", "MYTOPIC", "stored"),
         ("publish_many", "TWIN", "MYTOPIC", ["stored", "too"]), ("subscription", "TWIN", "MYTOPIC"),
     ):  # fmt: skip
@@ -223,7 +224,10 @@ def test_a_node_never_uses_shadow_objects_it_has(world: World, nodes: Pair, shad
     program.ok("connect_stream", "TWIN")
     program.ok("get_data", next(p for p in nodes[1].payloads() if "Dkey" in p))
     received = [header for header in program.headers() if header["Type"] == "Topic"]
-    program.ok("return", "TWIN", received[0]["Token"], "five")
+    token = received[0]["Token"]
+    program.ok("return", "TWIN", token, "five")
+    answer = program.ok("return_many", ["TWIN"] * 2, [token] * 2, ["six", "x" * 9000])
+    assert answer["Answers"] == [None, None]
     program.ok("evaluate")
     program.ok("deinit", "TWIN")
     assert len(received) == 7

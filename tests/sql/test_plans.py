@@ -120,7 +120,8 @@ def assert_reads_little(program: Program, function: str, *arguments: object) -> 
 CALLS: list[tuple[Any, ...]] = [
     ("topic_send", "HOT", "x"), ("topic_send", "HOT", "x", "TOKEN"),
     ("topic_send", "HOT", "x" * 9000), ("topic_send_many", "HOT", ["x"] * 10),
-    ("topic_send_as", "HOT", "HOT", "x"), ("rpc", "COLD", "TOKEN", "x"), ("topic_listen", "S77"),
+    ("topic_send_as", "HOT", "HOT", "x"), ("rpc", "COLD", "TOKEN", "x"),
+    ("rpc_many", ["COLD"] * 10, ["TOKEN"] * 10, ["x"] * 10), ("topic_listen", "S77"),
     ("topic_listen", "NEW.1"), ("topic_notify", "S77"), ("topic_status", "HOT"),
     ("topic_auth", "HOT"), ("init", "HOT"),
 ]  # fmt: skip
@@ -140,4 +141,6 @@ def test_neither_an_answer_nor_a_kept_body_reads_a_big_table_whole(nodes: Pair) 
         payload = cold.payloads(1)[0]
         for _ in range(RUNS):
             assert_reads_little(cold, "get_data", payload)
-            assert_reads_little(cold, "return", "HOT", json.loads(payload)["Token"], "x")
+            token = json.loads(payload)["Token"]
+            assert_reads_little(cold, "return", "HOT", token, "x")
+            assert_reads_little(cold, "return_many", ["HOT"] * 3, [token] * 3, ["x"] * 3)

@@ -2,11 +2,13 @@
 
 import hmac
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.sql.conftest import World, parse
+from tests.sql.conftest import Program, World, parse
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 NEW_SECRET = re.compile(r"## A new secret.*?-- as owner\n(.*?)```", re.DOTALL)
@@ -52,9 +54,22 @@ class Cast:
         ]
 
 
-@pytest.fixture
-def cast(world: World) -> Cast:
-    return Cast(world)
+@pytest.fixture(params=[False, True], ids=["single", "many"])
+def cast(world: World, request: pytest.FixtureRequest) -> Cast:
+    """The cast; with "many" they call rpc_many and return_many for one element."""
+    cast = Cast(world)
+    if request.param:
+        for program in world.programs:
+            vars(program)["call"] = partial(call_many, program)
+    return cast
+
+
+def call_many(program: Program, function: str, *arguments: Any) -> dict[str, Any]:
+    """Call a function, or the one for many with arrays of one element."""
+    if function not in {"rpc", "return"}:
+        return Program.call(program, function, *arguments)
+    answer = Program.call(program, f"{function}_many", *([argument] for argument in arguments))
+    return answer["Answers"][0] or {"Err": "0"} if "Answers" in answer else answer
 
 
 def refusal(ident: str, dest: str, token: str) -> tuple[int, str]:
