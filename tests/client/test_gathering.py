@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from psqlmessages import AsyncNode, Element, exceptions
-from tests.client.nodes import QUICK, SOON, end_backend, in_a_loop
+from tests.client.nodes import QUICK, SOON, in_a_loop
 from tests.sql.conftest import World
 
 TASKS, CALLS = 20, 12
@@ -20,6 +20,12 @@ FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
 ELEMENTS = """
     SELECT e.id, e.body FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name ^@ %s ORDER BY e.id
+"""
+
+# Without a connection at this moment, there is nothing to kill.
+KILL = """
+    SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE application_name = 'psqlmessages NODE1'
 """
 
 
@@ -128,7 +134,7 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(
                 group.create_task(tasks.run(task))
             for _ in range(kills):
                 await asyncio.sleep(chance.random() / 20)
-                await asyncio.to_thread(end_backend, gathering)
+                await asyncio.to_thread(gathering.watcher.query, KILL)
         await node.topic_send("ORDERS", "last")
         received = [message async for message in until_last(listener)]
     assert tasks.outcome.wrong == []
