@@ -473,12 +473,14 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_now timestamp with time zone := clock_timestamp();
     v_stream messages._stream;
     v_last timestamp with time zone;
+    v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_stream FROM messages._stream;
     v_last := messages._last_check('messages._streams_checked', v_stream.tended_at);
+    -- After that, or a check that another session stores meanwhile would look like a clock that was put back.
+    v_now := clock_timestamp();
     IF v_last = 'infinity' OR v_last BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
     END IF;

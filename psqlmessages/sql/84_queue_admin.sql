@@ -515,7 +515,7 @@ DECLARE
     v_dead int := 0;
 BEGIN
     -- A time in the future was stored before the clock was put back.
-    SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > v_now
+    SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > clock_timestamp()
     INTO v_is_clock_back FROM messages._queues AS q
     WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
     FOR UPDATE SKIP LOCKED;
@@ -577,12 +577,14 @@ SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    v_now timestamp with time zone := clock_timestamp();
     v_queues messages._queues;
     v_last timestamp with time zone;
+    v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_queues FROM messages._queues;
     v_last := messages._last_check('messages._queues_checked', v_queues.tended_at);
+    -- After that, or a check that another session stores meanwhile would look like a clock that was put back.
+    v_now := clock_timestamp();
     IF v_last BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
     END IF;
