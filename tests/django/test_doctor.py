@@ -103,13 +103,15 @@ def test_a_database_without_the_functions(examined: RunCheck, changed: Changed) 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
     shop: World, examined: RunCheck, capsys: Capture
 ) -> None:
-    shop.execute(
-        "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
-        " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
-    )
-    found = examined(expired_bodies)
+    # The housekeeping of another session, such as a hub's, may be faster.
+    for _ in range(5):
+        shop.execute(
+            "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
+            " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
+        )
+        if (found := examined(expired_bodies)).state is FindingState.WRONG:
+            break
     assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
-    # The housekeeping of another session may have been faster.
     assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
     assert examined(expired_bodies).state is FindingState.OK
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
@@ -132,7 +134,6 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     changed(neglected, neglected)
     found = examined(doctor_tables.stream_tables)
     assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
-    # The housekeeping of another session may have been faster.
     assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
     assert examined(doctor_tables.stream_tables).state is FindingState.OK
 
