@@ -1,6 +1,8 @@
 """Handlers that run at the same time: their limit, their order, and how they end."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,7 +15,23 @@ from psqlmessages.exceptions import CallFailed, CallTimeout
 from tests.client.conftest import NewNode
 from tests.client.nodes import QUICK, SOON, in_a_loop, running
 from tests.client.test_node import poll_until
+from tests.sql.conftest import World
 
+# A program whose handler never ends; a signal closes its node.
+HANGING = """
+import signal, sys, threading
+from psqlmessages import Node, Options
+
+with Node("NODE2", sys.argv[1], options=Options(concurrency=1, stop_timeout=0.1)) as node:
+    @node.on_rpc
+    def hang(message):
+        print("begun", flush=True)
+        threading.Event().wait()
+
+    signal.signal(signal.SIGTERM, lambda *_: node.close())
+    print("ready", flush=True)
+    node.run()
+"""
 MANY = 50
 BRIEFLY = timedelta(milliseconds=50)
 
@@ -179,6 +197,25 @@ def test_a_handler_that_does_not_end_is_reported(
     handling.release("for ever")
     poll_until(lambda: handling.ended)
     assert handling.begun == ["for ever"]
+
+
+def test_a_handler_that_does_not_end_does_not_keep_the_process_alive(
+    node1: Node, conversation: World
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, conversation.server.url("user2")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        node1.rpc("NODE2", "token", "x")
+        assert process.stdout.readline() == "begun\n"
+        process.terminate()
+        _, logged = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert "did not end within 0.1 s (stop_timeout) after the stop: hang" in logged
 
 
 @in_a_loop

@@ -70,10 +70,13 @@ def test_a_signal_ends_it_after_the_message_at_hand(
     assert shop.owner.query("SELECT count(*) FROM psqlmessages_client WHERE ident = 'worker'") == 0
 
 
+@pytest.mark.parametrize(
+    ("options", "given"), [(("--concurrency", "2"), {}), ((), {"HANDLER_CONCURRENCY": 2})]
+)
 def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
-    shop: World, sender: Program, work: Program
+    shop: World, sender: Program, work: Program, options: tuple[str, ...], given: dict
 ) -> None:
-    with started(shop, "--concurrency", "2") as worker:
+    with started(shop, *options, **given) as worker:
         sender.ok("topic_send", "ORDERS", "one")
         sender.ok("topic_send", "ORDERS", "two")
         shop.wait_for(BLOCKED, 2)
