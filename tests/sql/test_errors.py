@@ -391,7 +391,9 @@ def test_a_call_refused_for_the_state_of_things_answers_so_too(scene: Scene) -> 
     provoked, wrong = {case.number for case in CASES}, []
     for case in prepared(scene):
         provoked.add(case.number)
-        both = (case, gathered(case)) if case.function == "return" else (case,)
+        # After 17 housekeeping removes the node, and the next call answers 20.
+        is_twice = case.function == "return" and case.number != 17
+        both = (case, gathered(case)) if is_twice else (case,)
         wrong += [found for each in both if (found := fault(scene, each))]
     assert not wrong
     # 6 is a warning, 56 travels in a header, and the rest are the relay's.

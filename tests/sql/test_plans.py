@@ -111,9 +111,14 @@ def nodes(full: World) -> Iterator[Pair]:
 
 def assert_reads_little(program: Program, function: str, *arguments: object) -> None:
     """Call a function: no big table may be read from end to end, nor more than a few rows."""
-    found = reads(program, function, *arguments)
-    big = {name: found.get(name, (0, 0)) for name in BIG}
-    wrong = {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
+    wrong: dict[str, tuple[int, int]] = {}
+    # Every ten seconds one call looks for topics that nobody uses: not twice in a row.
+    for _ in range(2):
+        found = reads(program, function, *arguments)
+        big = {name: found.get(name, (0, 0)) for name in BIG}
+        wrong = {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
+        if not wrong:
+            break
     assert not wrong, f"{function} (scans, rows): {wrong}"
 
 
