@@ -11,7 +11,7 @@ _MAX_STATEMENTS = 3
 _EXPIRED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(spare.body)), 0)::bigint
     FROM (
-        SELECT format('psqlmessages_body_%s', messages._slot(class, 1))::regclass AS body
+        SELECT format('psqlmessages_body_%s', messages._body_slot(class, 1))::regclass AS body
         FROM generate_series(0, 6) AS class
     ) AS spare
     WHERE pg_relation_size(spare.body) > 0

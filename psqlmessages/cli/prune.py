@@ -31,7 +31,7 @@ def empty_expired_tables(dsn: str) -> int:
         try:
             with connection.transaction():
                 row = connection.execute(
-                    "SELECT messages._rotate_bodies() + messages._prune_streams()"
+                    "SELECT messages._truncate_expired_bodies() + messages._prune_streams()"
                 ).fetchone()
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(

@@ -63,7 +63,7 @@ CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rechecks_rest_until;
 
 
-CREATE OR REPLACE FUNCTION messages._is_settled()
+CREATE OR REPLACE FUNCTION messages._rules_are_applied()
 RETURNS boolean
 LANGUAGE sql
 VOLATILE
@@ -71,7 +71,7 @@ AS $$
     SELECT pg_sequence_last_value('messages._unfinished_xact') IS NULL
 $$;
 
-COMMENT ON FUNCTION messages._is_settled IS
+COMMENT ON FUNCTION messages._rules_are_applied IS
     'Whether no change of rules is unfinished, so that the stored rows agree with the rules. Inlined where it is called.';
 
 
@@ -121,7 +121,7 @@ COMMENT ON FUNCTION messages._check_snapshot IS
     'Above READ COMMITTED: raise 40001 if rules or observations may have changed after the snapshot of this transaction.';
 
 
-CREATE OR REPLACE FUNCTION messages._bound_waits()
+CREATE OR REPLACE FUNCTION messages._limit_lock_wait()
 RETURNS text
 LANGUAGE plpgsql
 AS $$
@@ -133,11 +133,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._bound_waits IS
+COMMENT ON FUNCTION messages._limit_lock_wait IS
     'Set lock_timeout to 10 s if it is 0. Returns the former value, for the caller to restore.';
 
 
-CREATE OR REPLACE FUNCTION messages._rest_ms()
+CREATE OR REPLACE FUNCTION messages._remaining_lock_wait_ms()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -153,7 +153,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._rest_ms IS
+COMMENT ON FUNCTION messages._remaining_lock_wait_ms IS
     'How many milliseconds changes of rules in this transaction may still wait for locks: 600 in all, then 1 each.';
 
 
@@ -162,7 +162,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_timeout text := messages._bound_waits();
+    v_timeout text := messages._limit_lock_wait();
 BEGIN
     BEGIN
         UPDATE messages._rules SET version = version + 1;
@@ -172,8 +172,8 @@ BEGIN
                 HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
     END;
     PERFORM setval('messages._rules_xact', pg_current_xact_id()::text::bigint);
-    IF NOT messages._has_gate() THEN
-        PERFORM set_config('lock_timeout', least(300, messages._rest_ms())::text, true);
+    IF NOT messages._holds_rules_lock() THEN
+        PERFORM set_config('lock_timeout', least(300, messages._remaining_lock_wait_ms())::text, true);
         BEGIN
             LOCK TABLE messages._gate IN EXCLUSIVE MODE;
             PERFORM set_config('messages.has_gate', pg_current_xact_id()::text, true);
@@ -189,7 +189,7 @@ COMMENT ON FUNCTION messages._lock_rules IS
     'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the gate. Continues without the gate if a transaction keeps it.';
 
 
-CREATE OR REPLACE FUNCTION messages._has_gate()
+CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
 RETURNS boolean
 LANGUAGE plpgsql
 STABLE
@@ -199,7 +199,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._has_gate IS
+COMMENT ON FUNCTION messages._holds_rules_lock IS
     'Whether this change of rules holds the gate alone, so that no state changes beside it. Only changes of rules set the setting that it reads.';
 
 
@@ -256,7 +256,7 @@ COMMENT ON FUNCTION messages._last_name IS
     'The upper end of the index range of names with this prefix. Encodings other than UTF-8 may have other names in this range.';
 
 
-CREATE OR REPLACE FUNCTION messages._names_like(
+CREATE OR REPLACE FUNCTION messages._name_range(
     pattern text
 )
 RETURNS TABLE (low text, high text)
@@ -268,7 +268,7 @@ AS $$
     OFFSET 0
 $$;
 
-COMMENT ON FUNCTION messages._names_like IS
+COMMENT ON FUNCTION messages._name_range IS
     'The index range for a name or pattern: names from low to high that start with low. Inlined where it is called; OFFSET makes it run once.';
 
 
@@ -291,7 +291,7 @@ COMMENT ON FUNCTION messages._is_member IS
     'Whether a login role is that role or inherits from it; false for roles that do not exist.';
 
 
-CREATE OR REPLACE FUNCTION messages._rights(
+CREATE OR REPLACE FUNCTION messages._permissions(
     role text,
     ident text,
     type text,
@@ -311,13 +311,13 @@ AS $$
            bool_or(a.mode = 'A'), max(a.timeout)
     FROM psqlmessages_auth AS a
     -- Subqueries run once per call, and not for each rule if the table is small.
-    WHERE a.ident = ANY ((SELECT messages._patterns(_rights.ident))::text[])
-      AND a.type = _rights.type
-      AND a.dest = ANY ((SELECT messages._patterns(_rights.dest))::text[])
-      AND (a.role = _rights.role OR messages._is_member(_rights.role, a.role))
+    WHERE a.ident = ANY ((SELECT messages._patterns(_permissions.ident))::text[])
+      AND a.type = _permissions.type
+      AND a.dest = ANY ((SELECT messages._patterns(_permissions.dest))::text[])
+      AND (a.role = _permissions.role OR messages._is_member(_permissions.role, a.role))
 $$;
 
-COMMENT ON FUNCTION messages._rights IS
+COMMENT ON FUNCTION messages._permissions IS
     'The permissions of all matching rules together: one row, all columns null if no rule matches. timeout: the longest, in seconds. Inlined where it is called.';
 
 
@@ -374,7 +374,7 @@ COMMENT ON FUNCTION messages._has_any_rule IS
     'Whether a login role has any rule, for any node; true for the owner.';
 
 
-CREATE OR REPLACE FUNCTION messages._allowed(
+CREATE OR REPLACE FUNCTION messages._allowed_destinations(
     type text,
     modes text[]
 )
@@ -384,7 +384,7 @@ STABLE
 AS $$
     SELECT ARRAY(
         SELECT a.dest::text FROM psqlmessages_auth AS a
-        WHERE a.type = _allowed.type AND a.mode = ANY (modes)
+        WHERE a.type = _allowed_destinations.type AND a.mode = ANY (modes)
           AND a.role IN (
               SELECT r.rolname::text FROM pg_catalog.pg_roles AS r
               WHERE pg_catalog.pg_has_role(session_user, r.oid, 'USAGE')
@@ -395,11 +395,11 @@ AS $$
     )
 $$;
 
-COMMENT ON FUNCTION messages._allowed IS
+COMMENT ON FUNCTION messages._allowed_destinations IS
     'The topics or queues, or patterns of them, that this role may use in one of these modes as any node; * for the owner.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_known(
+CREATE OR REPLACE FUNCTION messages._is_known_node(
     ident text
 )
 RETURNS boolean
@@ -407,11 +407,11 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT EXISTS (
-        SELECT FROM psqlmessages_auth AS a WHERE a.ident = ANY (messages._patterns(_is_known.ident))
+        SELECT FROM psqlmessages_auth AS a WHERE a.ident = ANY (messages._patterns(_is_known_node.ident))
     )
 $$;
 
-COMMENT ON FUNCTION messages._is_known IS
+COMMENT ON FUNCTION messages._is_known_node IS
     'Whether a rule of any role names this node.';
 
 
@@ -433,7 +433,7 @@ BEGIN
     ELSIF coalesce(topic, '') = '' THEN
         RETURN messages._error(1);
     END IF;
-    SELECT * INTO v_rights FROM messages._rights(role, ident, 'Topic', topic);
+    SELECT * INTO v_rights FROM messages._permissions(role, ident, 'Topic', topic);
     IF right(topic, 1) <> '*'
         AND NOT (makes_topic AND v_rights.timeout IS NOT NULL)
         AND NOT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = topic)
@@ -470,7 +470,7 @@ BEGIN
     RETURN ARRAY(
         SELECT DISTINCT c.id
         FROM psqlmessages_auth AS a
-        CROSS JOIN LATERAL messages._names_like(a.ident) AS n
+        CROSS JOIN LATERAL messages._name_range(a.ident) AS n
         -- OFFSET forces one index range per rule: a plan made for few nodes compares each node with each rule.
         CROSS JOIN LATERAL (
             SELECT m.id, m.role FROM psqlmessages_client AS m
@@ -538,7 +538,7 @@ COMMENT ON FUNCTION messages._event_audience_key IS
     'The rules that determine the audience of an event about a node: equal keys have equal audiences. topics, nodes: names in the rules of the node, null if none; rules: the Rpc rules for the node. former: rules just removed, which still count.';
 
 
-CREATE OR REPLACE FUNCTION messages._audience(
+CREATE OR REPLACE FUNCTION messages._audience_of_key(
     topics text[],
     nodes text[],
     rules bigint[]
@@ -562,7 +562,7 @@ BEGIN
             UNION
             SELECT a.id
             FROM unnest(topics) AS d (dest)
-            CROSS JOIN LATERAL messages._names_like(d.dest) AS n
+            CROSS JOIN LATERAL messages._name_range(d.dest) AS n
             CROSS JOIN LATERAL (
                 SELECT r.id FROM psqlmessages_auth AS r
                 WHERE r.type = 'Topic' AND r.dest BETWEEN n.low AND n.high
@@ -576,7 +576,7 @@ BEGIN
         v_audience := v_audience || ARRAY(
             SELECT DISTINCT c.id
             FROM unnest(nodes) AS d (dest)
-            CROSS JOIN LATERAL messages._names_like(d.dest) AS n
+            CROSS JOIN LATERAL messages._name_range(d.dest) AS n
             CROSS JOIN LATERAL (
                 SELECT m.id FROM psqlmessages_client AS m
                 WHERE m.ident BETWEEN n.low AND n.high AND starts_with(m.ident, n.low) OFFSET 0
@@ -587,7 +587,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._audience IS
+COMMENT ON FUNCTION messages._audience_of_key IS
     'The connected nodes for a key of _event_audience_key. It may list a node twice.';
 
 
@@ -599,7 +599,7 @@ RETURNS bigint[]
 LANGUAGE sql
 STABLE
 AS $$
-    SELECT messages._audience(h.topics, h.nodes, h.rules) FROM messages._event_audience_key(ident, former) AS h
+    SELECT messages._audience_of_key(h.topics, h.nodes, h.rules) FROM messages._event_audience_key(ident, former) AS h
 $$;
 
 COMMENT ON FUNCTION messages._node_audience IS

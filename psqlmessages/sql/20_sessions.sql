@@ -1,7 +1,7 @@
 -- Sessions: one PostgreSQL connection, its private channel, and the nodes registered on it.
 -- A session is alive while its backend holds advisory lock (1886612839, session id).
 
-CREATE OR REPLACE FUNCTION messages._node_id()
+CREATE OR REPLACE FUNCTION messages._unverified_node_id()
 RETURNS bigint
 LANGUAGE sql
 STABLE
@@ -12,11 +12,11 @@ AS $$
     END
 $$;
 
-COMMENT ON FUNCTION messages._node_id IS
+COMMENT ON FUNCTION messages._unverified_node_id IS
     'The acting node according to the setting of this session, which the caller can forge: trust it only together with channel, pid and role.';
 
 
-CREATE OR REPLACE FUNCTION messages._acting(
+CREATE OR REPLACE FUNCTION messages._acting_node(
     OUT id bigint,
     OUT ident text,
     OUT role text,
@@ -33,16 +33,16 @@ BEGIN
     INTO id, ident, role, session_id, channel
     FROM psqlmessages_session AS s
     JOIN psqlmessages_client AS c ON c.session_id = s.id
-    WHERE c.id = messages._node_id()
+    WHERE c.id = messages._unverified_node_id()
       AND s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid()
       AND s.role = session_user
       -- A node that lost its last rule may still have a row.
-      AND CASE WHEN messages._is_settled() THEN true ELSE messages._has_rule(c.role, c.ident) END;
+      AND CASE WHEN messages._rules_are_applied() THEN true ELSE messages._has_rule(c.role, c.ident) END;
 END
 $$;
 
-COMMENT ON FUNCTION messages._acting IS
+COMMENT ON FUNCTION messages._acting_node IS
     'The node that acts in this call; all columns null if there is none (error 50).';
 
 
@@ -276,7 +276,7 @@ BEGIN
     PERFORM messages._schedule_housekeeping();
     v_allowed := right(ident, 1) <> '*' AND messages._has_rule(session_user, ident);
     IF v_allowed THEN
-        PERFORM messages._begin_change();
+        PERFORM messages._begin_state_change();
         v_allowed := messages._has_rule(session_user, ident);
     END IF;
     IF NOT v_allowed THEN
@@ -335,13 +335,13 @@ BEGIN
     IF v_node IS NULL THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    PERFORM messages._begin_change();
+    PERFORM messages._begin_state_change();
     PERFORM messages._end_node(v_node, evt, false);
     SELECT max(c.id) INTO v_node FROM psqlmessages_client AS c WHERE c.session_id = v_session;
     IF v_node IS NULL THEN
         EXECUTE format('UNLISTEN %I', current_setting('messages.channel'));
         PERFORM messages._close_empty_session(v_session);
-    ELSIF NOT EXISTS (SELECT FROM messages._acting() AS a WHERE a.id IS NOT NULL) THEN
+    ELSIF NOT EXISTS (SELECT FROM messages._acting_node() AS a WHERE a.id IS NOT NULL) THEN
         PERFORM set_config('messages.node', v_node::text, false);
     END IF;
     RETURN '{"Err":"0"}';

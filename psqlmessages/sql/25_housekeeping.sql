@@ -23,7 +23,7 @@ CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._queues_checked;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._streams_checked;
 
 
-CREATE OR REPLACE FUNCTION messages._low_bits(
+CREATE OR REPLACE FUNCTION messages._tended_at_bits(
     tended_at timestamp with time zone
 )
 RETURNS bigint
@@ -33,7 +33,7 @@ AS $$
     SELECT CASE WHEN isfinite(tended_at) THEN (date_part('epoch', tended_at) * 1000000)::bigint & 1048575 END
 $$;
 
-COMMENT ON FUNCTION messages._low_bits IS
+COMMENT ON FUNCTION messages._tended_at_bits IS
     'The bits of tended_at that a value of _queues_checked or _streams_checked contains; null if it is infinite.';
 
 
@@ -47,7 +47,7 @@ AS $$
 DECLARE
     v_value bigint := pg_sequence_last_value(checked);
 BEGIN
-    RETURN CASE WHEN v_value & 1048575 = messages._low_bits(tended_at)
+    RETURN CASE WHEN v_value & 1048575 = messages._tended_at_bits(tended_at)
         THEN to_timestamp((v_value >> 20) / 1000.0) ELSE tended_at END;
 END
 $$;
@@ -56,7 +56,7 @@ COMMENT ON FUNCTION messages._last_check IS
     'When housekeeping of queues or streams last ran, or last found nothing to do.';
 
 
-CREATE OR REPLACE FUNCTION messages._note_check(
+CREATE OR REPLACE FUNCTION messages._record_check(
     checked regclass,
     tended_at timestamp with time zone,
     checked_at timestamp with time zone
@@ -66,12 +66,12 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM setval(
-        checked, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._low_bits(tended_at)
+        checked, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._tended_at_bits(tended_at)
     );
 END
 $$;
 
-COMMENT ON FUNCTION messages._note_check IS
+COMMENT ON FUNCTION messages._record_check IS
     'Store that there was nothing to do at this time. Not rolled back.';
 
 
@@ -156,7 +156,7 @@ COMMENT ON FUNCTION messages._schedule_housekeeping IS
     'Run housekeeping when this transaction commits, if there is anything to do.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_evaluated()
+CREATE OR REPLACE FUNCTION messages._nothing_is_due()
 RETURNS boolean
 LANGUAGE sql
 VOLATILE
@@ -165,11 +165,11 @@ AS $$
         AND NOT current_setting('client_min_messages') ^@ 'debug'
 $$;
 
-COMMENT ON FUNCTION messages._is_evaluated IS
+COMMENT ON FUNCTION messages._nothing_is_due IS
     'Whether this session scheduled housekeeping within this second and its client does not log commands: then nothing is left to do. Inlined where it is called.';
 
 
-CREATE OR REPLACE FUNCTION messages._run_housekeeping_if_due()
+CREATE OR REPLACE FUNCTION messages._schedule_housekeeping_if_due()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -182,11 +182,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._run_housekeeping_if_due IS
+COMMENT ON FUNCTION messages._schedule_housekeeping_if_due IS
     'Schedule housekeeping unless this session did so within this second. The setting is compared as text, because the caller may have written anything to it.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_ending(
+CREATE OR REPLACE FUNCTION messages._commits_immediately(
     context text
 )
 RETURNS boolean
@@ -225,7 +225,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._is_ending IS
+COMMENT ON FUNCTION messages._commits_immediately IS
     'Whether the commit trigger, called with this context, runs in a commit that the caller cannot delay. False if that is not certain.';
 
 
@@ -246,12 +246,12 @@ BEGIN
     -- full, and every transaction that notifies fails. It locks nothing.
     PERFORM pg_notification_queue_usage();
     -- Locks taken here last until the transaction ends, so if that may take long, another call does this work.
-    IF NOT messages._is_ending(v_context) THEN
+    IF NOT messages._commits_immediately(v_context) THEN
         RETURN NULL;
     END IF;
     -- The caller did not request this work: a locked table or a full disk ends only the attempt, not the transaction.
     -- The next housekeeping tries again.
-    PERFORM messages._run_housekeeping(true);
+    PERFORM messages._maintain_sessions_and_rules(true);
     BEGIN
         -- It may notify sessions that wait for dead letters, which needs room in the notification queue.
         IF pg_notification_queue_usage() < 0.95 THEN
@@ -262,7 +262,7 @@ BEGIN
     END;
     -- Work that locks whole tables comes last.
     BEGIN
-        PERFORM messages._rotate_bodies();
+        PERFORM messages._truncate_expired_bodies();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'care of bodies is put off: %', SQLERRM;
     END;
@@ -285,25 +285,25 @@ DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW EXECUTE FUNCTION messages._run_housekeeping_at_commit();
 
 
-CREATE OR REPLACE FUNCTION messages._begin_change()
+CREATE OR REPLACE FUNCTION messages._begin_state_change()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._share_rules_lock();
     -- A disconnect of the node waits for this lock, or has removed the node already. A new session has no node.
-    IF messages._node_id() IS NOT NULL THEN
+    IF messages._unverified_node_id() IS NOT NULL THEN
         PERFORM FROM psqlmessages_client AS c
-        WHERE c.id = (SELECT a.id FROM messages._acting() AS a) FOR KEY SHARE;
+        WHERE c.id = (SELECT a.id FROM messages._acting_node() AS a) FOR KEY SHARE;
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._begin_change IS
+COMMENT ON FUNCTION messages._begin_state_change IS
     'First step of every state change that is allowed; check the permission again afterwards. Locks are taken in this order: gate, session, node, topics by name.';
 
 
-CREATE OR REPLACE FUNCTION messages._run_housekeeping(
+CREATE OR REPLACE FUNCTION messages._maintain_sessions_and_rules(
     is_commit boolean DEFAULT false
 )
 RETURNS int
@@ -332,7 +332,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._run_housekeeping IS
+COMMENT ON FUNCTION messages._maintain_sessions_and_rules IS
     'End dead sessions and follow rules now. Waits 50 ms for a lock at most and leaves locked rows for the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
 
 
@@ -349,7 +349,7 @@ BEGIN
     IF messages._has_any_rule(session_user) AND messages._has_work() THEN
         BEGIN
             -- Only count the events: the exception rolls the block back, which releases its locks.
-            v_events := messages._run_housekeeping();
+            v_events := messages._maintain_sessions_and_rules();
             RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
         EXCEPTION WHEN transaction_rollback THEN
             NULL;
@@ -522,7 +522,7 @@ BEGIN
         v_events := v_events + messages._send_left_events(v_ident, left_topics -> v_ident, v_audiences);
         SELECT h.* INTO v_key FROM messages._event_audience_key(v_ident, '{}') AS h;
         IF v_audience IS NULL OR v_key IS DISTINCT FROM v_last_key THEN
-            v_audience := messages._audience(v_key.topics, v_key.nodes, v_key.rules);
+            v_audience := messages._audience_of_key(v_key.topics, v_key.nodes, v_key.rules);
             v_last_key := v_key;
         END IF;
         v_events := v_events + messages._send_event(v_audience, 'crash', v_ident, NULL, v_ident);
@@ -557,7 +557,7 @@ BEGIN
         WHERE n.session_id = session ORDER BY n.ident FOR UPDATE
     ) AS c;
     IF v_nodes IS NOT NULL THEN
-        v_topics := messages._topics_of(v_nodes);
+        v_topics := messages._topics_of_nodes(v_nodes);
         PERFORM messages._lock_topics(v_topics);
         -- Remove all nodes before the first event: dead nodes need no events about each other.
         v_left := messages._drop_nodes(v_nodes);
@@ -573,7 +573,7 @@ COMMENT ON FUNCTION messages._end_dead_session IS
     'End every node of a dead session with its events and return their number. Does nothing if another transaction has done so.';
 
 
-CREATE OR REPLACE FUNCTION messages._can_end(
+CREATE OR REPLACE FUNCTION messages._try_lock_nodes(
     nodes bigint[]
 )
 RETURNS boolean
@@ -602,7 +602,7 @@ BEGIN
     IF v_locked < (SELECT count(*) FROM psqlmessages_membership AS m WHERE m.client_id = ANY (nodes)) THEN
         RETURN false;
     END IF;
-    v_topics := messages._topics_of(nodes);
+    v_topics := messages._topics_of_nodes(nodes);
     WITH locked AS (
         SELECT t.id FROM psqlmessages_topic AS t
         WHERE t.id = ANY (v_topics) FOR NO KEY UPDATE SKIP LOCKED
@@ -612,7 +612,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._can_end IS
+COMMENT ON FUNCTION messages._try_lock_nodes IS
     'Lock the rows of these nodes, of their memberships and of all their topics without waiting; false if a transaction has locked one.';
 
 
@@ -633,7 +633,7 @@ BEGIN
         PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         v_nodes := ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.session_id = v_session);
-        IF messages._can_end(v_nodes) THEN
+        IF messages._try_lock_nodes(v_nodes) THEN
             v_events := v_events + messages._end_dead_session(v_session);
         END IF;
     END LOOP;

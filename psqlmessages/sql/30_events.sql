@@ -131,7 +131,7 @@ DECLARE
     v_nodes text[];
 BEGIN
     PERFORM messages._log_command('audience');
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
     END IF;

@@ -12,7 +12,7 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT t.id
-    FROM messages._names_like(pattern) AS n
+    FROM messages._name_range(pattern) AS n
     CROSS JOIN LATERAL (
         SELECT p.id FROM psqlmessages_topic AS p
         WHERE p.name BETWEEN n.low AND n.high AND starts_with(p.name, n.low) OFFSET 0
@@ -23,7 +23,7 @@ COMMENT ON FUNCTION messages._topics_like IS
     'The topics that match a name or pattern.';
 
 
-CREATE OR REPLACE FUNCTION messages._topics_of(
+CREATE OR REPLACE FUNCTION messages._topics_of_nodes(
     nodes bigint[]
 )
 RETURNS bigint[]
@@ -46,7 +46,7 @@ AS $$
     )
 $$;
 
-COMMENT ON FUNCTION messages._topics_of IS
+COMMENT ON FUNCTION messages._topics_of_nodes IS
     'The topics whose listeners, senders or wake-ups change when these nodes end.';
 
 
@@ -82,7 +82,7 @@ COMMENT ON FUNCTION messages._make_topics IS
     'Make the missing topics, and add their observers and subscribers. by_publish: such a topic is removed with its last message.';
 
 
-CREATE OR REPLACE FUNCTION messages._change_error(
+CREATE OR REPLACE FUNCTION messages._acting_node_topic_error(
     topic text,
     mode text,
     makes_topic boolean
@@ -93,7 +93,7 @@ AS $$
 DECLARE
     v_node record;
 BEGIN
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
@@ -101,7 +101,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._change_error IS
+COMMENT ON FUNCTION messages._acting_node_topic_error IS
     'Why the acting node may not join or leave a topic, or null.';
 
 
@@ -122,11 +122,11 @@ BEGIN
     PERFORM messages._log_command(command, topic);
     PERFORM messages._schedule_housekeeping();
     -- Check before the gate, so that a node without permission cannot delay changes of rules, and again after it.
-    v_error := messages._change_error(topic, mode, makes_topic);
+    v_error := messages._acting_node_topic_error(topic, mode, makes_topic);
     IF v_error IS NULL THEN
         IF is_alone THEN
             -- All later calls wait behind this lock, so the wait is limited.
-            v_timeout := messages._bound_waits();
+            v_timeout := messages._limit_lock_wait();
             BEGIN
                 LOCK TABLE messages._gate IN EXCLUSIVE MODE;
             EXCEPTION WHEN lock_not_available THEN
@@ -137,8 +137,8 @@ BEGIN
             PERFORM set_config('lock_timeout', v_timeout, true);
             PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
         END IF;
-        PERFORM messages._begin_change();
-        v_error := messages._change_error(topic, mode, makes_topic);
+        PERFORM messages._begin_state_change();
+        v_error := messages._acting_node_topic_error(topic, mode, makes_topic);
     END IF;
     RETURN v_error;
 END
@@ -148,7 +148,7 @@ COMMENT ON FUNCTION messages._begin_topic_change IS
     'First step of joining and leaving a topic: the error that forbids it, or null with the locks taken. is_alone: lock the gate alone (lock_timeout, or 10 s) and not shared.';
 
 
-CREATE OR REPLACE FUNCTION messages._join(
+CREATE OR REPLACE FUNCTION messages._join_topic(
     kind text,
     mode text,
     topic text
@@ -165,7 +165,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     WHILE v_topic IS NULL LOOP
         -- Repeat if a topic that publish made was removed at this moment.
         PERFORM messages._make_topics(ARRAY[topic]);
@@ -174,7 +174,7 @@ BEGIN
     INSERT INTO psqlmessages_membership (client_id, topic_id, kind, channel, pid, role, header, timeout)
     SELECT v_node.id, v_topic, kind, v_node.channel, pg_backend_pid(), v_node.role,
            ',"To":' || to_json(topic) || ',"From":' || to_json(v_node.ident), r.timeout
-    FROM messages._rights(v_node.role, v_node.ident, 'Topic', topic) AS r
+    FROM messages._permissions(v_node.role, v_node.ident, 'Topic', topic) AS r
     ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
@@ -193,11 +193,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._join IS
+COMMENT ON FUNCTION messages._join_topic IS
     'Body of topic_listen and topic_notify: check, make the topic if a rule allows it, add the membership, send the event.';
 
 
-CREATE OR REPLACE FUNCTION messages._leave(
+CREATE OR REPLACE FUNCTION messages._leave_topic(
     kind text,
     mode text,
     topic text
@@ -214,11 +214,11 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     SELECT m.id INTO v_membership
     FROM psqlmessages_membership AS m
     JOIN psqlmessages_topic AS t ON t.id = m.topic_id
-    WHERE m.client_id = v_node.id AND m.kind = _leave.kind AND t.name = topic;
+    WHERE m.client_id = v_node.id AND m.kind = _leave_topic.kind AND t.name = topic;
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
@@ -227,8 +227,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._leave IS
-    'Body of topic_unlisten and topic_unnotify: the reverse of _join.';
+COMMENT ON FUNCTION messages._leave_topic IS
+    'Body of topic_unlisten and topic_unnotify: the reverse of _join_topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_membership(
@@ -303,7 +303,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    v_topics := messages._topics_of(ARRAY[node]);
+    v_topics := messages._topics_of_nodes(ARRAY[node]);
     PERFORM messages._lock_topics(v_topics);
     FOR v_membership IN
         SELECT m.id FROM psqlmessages_membership AS m
@@ -366,7 +366,7 @@ COMMENT ON FUNCTION messages._lock_topics IS
     'Lock topics in name order. Rebuild them in a later statement, which then sees all commits before the lock.';
 
 
-CREATE OR REPLACE FUNCTION messages._wakeups_of(
+CREATE OR REPLACE FUNCTION messages._wakeup_channels(
     topic text
 )
 RETURNS SETOF text
@@ -377,11 +377,11 @@ AS $$
     FROM psqlmessages_subscription AS s
     JOIN psqlmessages_client AS c ON c.ident = s.ident
     JOIN psqlmessages_session AS e ON e.id = c.session_id
-    CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', _wakeups_of.topic) AS r
-    WHERE s.topic = _wakeups_of.topic AND s.is_alive AND r.can_read
+    CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', _wakeup_channels.topic) AS r
+    WHERE s.topic = _wakeup_channels.topic AND s.is_alive AND r.can_read
 $$;
 
-COMMENT ON FUNCTION messages._wakeups_of IS
+COMMENT ON FUNCTION messages._wakeup_channels IS
     'The channels of the subscribers of a topic that may read it. Inlined where it is called.';
 
 
@@ -408,7 +408,7 @@ AS $$
                ) AS channels,
                (SELECT count(*) FROM psqlmessages_subscription AS s
                 WHERE s.topic = o.name AND s.is_alive) AS subscriptions,
-               ARRAY(SELECT w.channel FROM messages._wakeups_of(o.name) AS w (channel)) AS wakes
+               ARRAY(SELECT w.channel FROM messages._wakeup_channels(o.name) AS w (channel)) AS wakes
         FROM psqlmessages_topic AS o
         WHERE o.id = ANY (topics)
     ) AS n
@@ -467,14 +467,14 @@ AS $$
         FROM psqlmessages_topic AS t
         JOIN psqlmessages_membership AS m ON m.topic_id = t.id AND m.kind = 'listen'
         JOIN psqlmessages_client AS c ON c.id = m.client_id
-        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', t.name) AS r
         WHERE t.id = _allowed_channels.topic_id AND r.can_read
         UNION
         SELECT o.channel::text
         FROM psqlmessages_topic AS t
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
         JOIN psqlmessages_client AS c ON c.id = o.client_id
-        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
+        CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', o.pattern) AS r
         WHERE t.id = _allowed_channels.topic_id AND r.can_observe
     )
 $$;
@@ -483,7 +483,7 @@ COMMENT ON FUNCTION messages._allowed_channels IS
     'The channels of a topic according to the current rules, for a topic row that could not be rebuilt.';
 
 
-CREATE OR REPLACE FUNCTION messages._allowed_wakeups(
+CREATE OR REPLACE FUNCTION messages._current_wakeup_channels(
     topic text,
     wakes text[]
 )
@@ -491,12 +491,12 @@ RETURNS text[]
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF messages._is_settled() THEN
+    IF messages._rules_are_applied() THEN
         RETURN wakes;
     END IF;
-    RETURN ARRAY(SELECT w.channel FROM messages._wakeups_of(topic) AS w (channel));
+    RETURN ARRAY(SELECT w.channel FROM messages._wakeup_channels(topic) AS w (channel));
 END
 $$;
 
-COMMENT ON FUNCTION messages._allowed_wakeups IS
+COMMENT ON FUNCTION messages._current_wakeup_channels IS
     'The channels to wake for a publish: those of the topic row, or according to the current rules while a change of rules is unfinished.';

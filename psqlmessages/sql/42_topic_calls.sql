@@ -9,7 +9,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN messages._join('listen', 'R', topic);
+    RETURN messages._join_topic('listen', 'R', topic);
 END
 $$;
 
@@ -26,7 +26,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN messages._leave('listen', 'R', topic);
+    RETURN messages._leave_topic('listen', 'R', topic);
 END
 $$;
 
@@ -43,7 +43,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN messages._join('notify', 'W', topic);
+    RETURN messages._join_topic('notify', 'W', topic);
 END
 $$;
 
@@ -60,7 +60,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN messages._leave('notify', 'W', topic);
+    RETURN messages._leave_topic('notify', 'W', topic);
 END
 $$;
 
@@ -96,7 +96,7 @@ DECLARE
     v_node record;
 BEGIN
     PERFORM messages._log_command(command, topic);
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
@@ -137,7 +137,7 @@ COMMENT ON FUNCTION messages.topic_auth IS
     'Nodes that rules allow to send to a topic (Notifiers) and to listen (Listeners); names as in the rules, including patterns. Errors: 50, 54, 1, 9, 2.';
 
 
-CREATE OR REPLACE FUNCTION messages._topic_nodes(
+CREATE OR REPLACE FUNCTION messages._topic_status(
     topic text
 )
 RETURNS json
@@ -154,7 +154,7 @@ AS $$
     WHERE t.name = topic AND c.session_id IN (SELECT messages._live_sessions())
 $$;
 
-COMMENT ON FUNCTION messages._topic_nodes IS
+COMMENT ON FUNCTION messages._topic_status IS
     'The answer of topic_status and topic_status_as.';
 
 
@@ -167,7 +167,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
-    RETURN coalesce(messages._topic_read_error('topic_status', topic), messages._topic_nodes(topic));
+    RETURN coalesce(messages._topic_read_error('topic_status', topic), messages._topic_status(topic));
 END
 $$;
 
@@ -188,7 +188,7 @@ BEGIN
     PERFORM messages._log_command('topic_status_as', ident, topic);
     RETURN coalesce(
         messages._topic_error_as(ident, topic, ''),
-        messages._topic_nodes(topic)
+        messages._topic_status(topic)
     );
 END
 $$;
@@ -220,7 +220,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     INSERT INTO psqlmessages_observation (client_id, pattern, channel)
     VALUES (v_node.id, topic, v_node.channel)
     ON CONFLICT DO NOTHING;
@@ -228,7 +228,7 @@ BEGIN
         RETURN '{"Err":"0","Already":1}';
     END IF;
     -- All other changes wait while the gate is closed, so limit the wait for topics.
-    v_timeout := messages._bound_waits();
+    v_timeout := messages._limit_lock_wait();
     PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM set_config('lock_timeout', v_timeout, true);
@@ -257,7 +257,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_node FROM messages._acting();
+    SELECT * INTO v_node FROM messages._acting_node();
     v_topics := ARRAY(SELECT messages._topics_like(topic));
     PERFORM messages._lock_topics(v_topics);
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = v_node.id AND o.pattern = topic;

@@ -2,7 +2,7 @@
 -- topic row, with the channels to notify. PL/pgSQL prepares each expression again in every transaction, so the common
 -- case is one statement.
 
-CREATE OR REPLACE FUNCTION messages._route(
+CREATE OR REPLACE FUNCTION messages._topic_route(
     topic text
 )
 RETURNS TABLE (
@@ -29,7 +29,7 @@ AS $$
       AND m.role = session_user
 $$;
 
-COMMENT ON FUNCTION messages._route IS
+COMMENT ON FUNCTION messages._topic_route IS
     'The permission, header and channels for the acting node to send to a topic; no row if it is no sender. Inlined where it is called.';
 
 
@@ -122,10 +122,10 @@ DECLARE
 BEGIN
     -- One statement and one condition for the common case: each function in them costs a quarter of a microsecond, and
     -- each further expression one microsecond. The header is null on an error, and if the case is another one.
-    SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._is_evaluated(),
+    SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._nothing_is_due(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
-                   AND messages._is_settled()
+                   AND messages._rules_are_applied()
                THEN '{"Type":"Topic","Size":' || octet_length(message) || r.header
                    || CASE
                        WHEN enc IS NULL THEN ',"Id":'
@@ -134,7 +134,7 @@ BEGIN
                    END || nextval('messages._message_id') || E'}\n'
            END
     INTO v_topic, v_timeout, v_channels, v_channel, v_is_last, v_header
-    FROM messages._route(topic) AS r;
+    FROM messages._topic_route(topic) AS r;
     -- 6600 bytes fit into a notification even with the longest header.
     IF v_header IS NOT NULL AND octet_length(message) <= 6600
         AND pg_notify(v_channel, v_header || message) IS NOT NULL AND v_is_last
@@ -157,9 +157,9 @@ BEGIN
             CONTINUE;
         END IF;
     END LOOP;
-    IF messages._is_evaluated() IS NOT TRUE THEN
+    IF messages._nothing_is_due() IS NOT TRUE THEN
         PERFORM messages._log_command('topic_send', topic);
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0"}'::json;
 END
@@ -187,9 +187,9 @@ DECLARE
     v_is_stored boolean;
 BEGIN
     PERFORM messages._log_command(command, topic);
-    SELECT * INTO v_route FROM messages._route(topic);
+    SELECT * INTO v_route FROM messages._topic_route(topic);
     IF NOT FOUND THEN
-        SELECT * INTO v_node FROM messages._acting();
+        SELECT * INTO v_node FROM messages._acting_node();
         IF v_node.id IS NULL THEN
             RETURN messages._error(50);
         ELSIF octet_length(token) > 1000 THEN
@@ -200,9 +200,9 @@ BEGIN
             messages._error(21, v_node.ident, topic)
         );
     END IF;
-    IF NOT messages._is_settled() THEN
+    IF NOT messages._rules_are_applied() THEN
         -- The rules may have changed since the route was stored.
-        v_error := messages._change_error(topic, 'W', false);
+        v_error := messages._acting_node_topic_error(topic, 'W', false);
         IF v_error IS NOT NULL THEN
             RETURN v_error;
         END IF;
@@ -212,7 +212,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    v_is_stored := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_sent(
+    v_is_stored := (v_route.subscriptions > 0 OR v_route.retention > 0) AND messages._store_if_needed(
         topic, (SELECT c.ident FROM psqlmessages_client AS c WHERE c.id = v_route.client_id), bodies, enc
     );
     IF v_route.listeners = 0 AND NOT v_is_stored THEN
@@ -225,7 +225,7 @@ BEGIN
         ),
         v_route.channels, bodies, v_largest
     );
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN '{"Err":"0"}';
 END
 $$;
@@ -251,7 +251,7 @@ DECLARE
     v_channel text;
     v_sent bigint;
 BEGIN
-    IF NOT messages._is_settled() THEN
+    IF NOT messages._rules_are_applied() THEN
         IF EXISTS (SELECT FROM messages._unfinished AS u WHERE u.topic_id = _notify_all.topic_id) THEN
             channels := messages._allowed_channels(topic_id);
         END IF;
@@ -382,11 +382,11 @@ BEGIN
     END IF;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     v_is_stored := (v_topic.subscriptions > 0 OR v_topic.retention > 0)
-        AND messages._store_sent(topic, ident, ARRAY[message], enc);
+        AND messages._store_if_needed(topic, ident, ARRAY[message], enc);
     IF v_topic.listeners = 0 AND NOT v_is_stored THEN
         RETURN messages._error(10, topic);
     END IF;
-    SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, ident, 'Topic', topic) AS r;
+    SELECT r.timeout INTO v_timeout FROM messages._permissions(session_user, ident, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
         -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
@@ -396,7 +396,7 @@ BEGIN
         v_topic.id, v_client.id, v_timeout, token, enc
     );
     PERFORM messages._notify_all(v_topic.id, v_timeout, v_header, v_topic.channels, ARRAY[message], octet_length(message));
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN '{"Err":"0"}';
 END
 $$;

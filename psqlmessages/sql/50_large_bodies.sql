@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS messages._settings (
 INSERT INTO messages._settings DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 
-CREATE OR REPLACE FUNCTION messages._slot(
+CREATE OR REPLACE FUNCTION messages._body_slot(
     class int,
     turn int
 )
@@ -59,7 +59,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._slot IS
+COMMENT ON FUNCTION messages._body_slot IS
     'The table of a timeout class for the current period (turn 0), or the spare one, in which all bodies have expired (turn 1).';
 
 
@@ -75,7 +75,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_class int := width_bucket(timeout, '{11,101,1001,10001,100001,1000001}'::int[]);
-    v_slot int := messages._slot(v_class, 0);
+    v_slot int := messages._body_slot(v_class, 0);
     v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
     v_id uuid;
 BEGIN
@@ -92,7 +92,7 @@ COMMENT ON FUNCTION messages._store_body IS
     'Store a body for a topic or for one node. Returns the payload to notify. Dkey: timeout, slot, expiry in ms, random id.';
 
 
-CREATE OR REPLACE FUNCTION messages._rotate_bodies()
+CREATE OR REPLACE FUNCTION messages._truncate_expired_bodies()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
@@ -101,7 +101,7 @@ DECLARE
     v_truncated int := 0;
 BEGIN
     FOR v_class IN 0 .. 6 LOOP
-        v_table := format('psqlmessages_body_%s', messages._slot(v_class, 1));
+        v_table := format('psqlmessages_body_%s', messages._body_slot(v_class, 1));
         CONTINUE WHEN pg_relation_size(v_table::regclass) = 0;
         BEGIN
             EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
@@ -116,7 +116,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._rotate_bodies IS
+COMMENT ON FUNCTION messages._truncate_expired_bodies IS
     'Truncate the spare tables and return how many. Never waits. The cost does not depend on the number of bodies.';
 
 
@@ -126,7 +126,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     FOR v_class IN 0 .. 6 LOOP
-        IF pg_relation_size(to_regclass('psqlmessages_body_' || messages._slot(v_class, 1))) > 0 THEN
+        IF pg_relation_size(to_regclass('psqlmessages_body_' || messages._body_slot(v_class, 1))) > 0 THEN
             RETURN true;
         END IF;
     END LOOP;
@@ -138,7 +138,7 @@ COMMENT ON FUNCTION messages._bodies_have_work IS
     'Whether a spare table is not empty.';
 
 
-CREATE OR REPLACE FUNCTION messages._listens(
+CREATE OR REPLACE FUNCTION messages._is_listener(
     node bigint,
     topic_id bigint
 )
@@ -148,17 +148,17 @@ AS $$
 BEGIN
     RETURN EXISTS (
         SELECT FROM psqlmessages_membership AS m
-        WHERE m.client_id = node AND m.topic_id = _listens.topic_id AND m.kind = 'listen'
-    ) AND (messages._is_settled() OR coalesce((
+        WHERE m.client_id = node AND m.topic_id = _is_listener.topic_id AND m.kind = 'listen'
+    ) AND (messages._rules_are_applied() OR coalesce((
         SELECT r.can_read FROM psqlmessages_client AS c
         CROSS JOIN psqlmessages_topic AS t
-        CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
-        WHERE c.id = node AND t.id = _listens.topic_id
+        CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', t.name) AS r
+        WHERE c.id = node AND t.id = _is_listener.topic_id
     ), false));
 END
 $$;
 
-COMMENT ON FUNCTION messages._listens IS
+COMMENT ON FUNCTION messages._is_listener IS
     'Whether a node listens to a topic.';
 
 
@@ -194,21 +194,21 @@ BEGIN
     ELSE
         v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
     END IF;
-    IF v_body.is_ours AND messages._is_evaluated() AND messages._is_settled() THEN
+    IF v_body.is_ours AND messages._nothing_is_due() AND messages._rules_are_applied() THEN
         RETURN v_body.answer;
     END IF;
-    v_node := messages._acting();
+    v_node := messages._acting_node();
     IF v_node.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
     PERFORM messages._log_command('get_data');
-    PERFORM messages._run_housekeeping_if_due();
-    IF v_body.client_id = v_node.id OR messages._listens(v_node.id, v_body.topic_id) THEN
+    PERFORM messages._schedule_housekeeping_if_due();
+    IF v_body.client_id = v_node.id OR messages._is_listener(v_node.id, v_body.topic_id) THEN
         RETURN v_body.answer;
     ELSIF EXISTS (
         SELECT FROM psqlmessages_topic AS t
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
-        CROSS JOIN LATERAL messages._rights(v_node.role, v_node.ident, 'Topic', o.pattern) AS r
+        CROSS JOIN LATERAL messages._permissions(v_node.role, v_node.ident, 'Topic', o.pattern) AS r
         WHERE t.id = v_body.topic_id AND o.client_id = v_node.id AND r.can_observe
     ) THEN
         RETURN v_body.answer;
@@ -221,7 +221,7 @@ BEGIN
         RETURN messages._error(12, left(v_dkey, 100));
     END IF;
     SELECT t.name INTO v_topic FROM psqlmessages_topic AS t WHERE t.id = v_body.topic_id;
-    IF (SELECT r.can_read FROM messages._rights(v_node.role, v_node.ident, 'Topic', v_topic) AS r) THEN
+    IF (SELECT r.can_read FROM messages._permissions(v_node.role, v_node.ident, 'Topic', v_topic) AS r) THEN
         RETURN messages._error(11, v_topic);
     END IF;
     RETURN messages._error(13, left(v_dkey, 100));

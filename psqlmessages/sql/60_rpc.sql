@@ -75,7 +75,7 @@ COMMENT ON FUNCTION messages._reply_token_mac IS
     'The MAC over the registration of the asking node, the permitted answerer, timeout and token.';
 
 
-CREATE OR REPLACE FUNCTION messages._other_node(
+CREATE OR REPLACE FUNCTION messages._rpc_route(
     node text
 )
 RETURNS TABLE (
@@ -95,7 +95,7 @@ AS $$
     SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
     FROM (
         SELECT m.id, m.ident, m.session_id FROM psqlmessages_client AS m
-        WHERE m.id = messages._node_id() LIMIT 1
+        WHERE m.id = messages._unverified_node_id() LIMIT 1
     ) AS me
     CROSS JOIN LATERAL (
         SELECT o.id FROM psqlmessages_session AS o
@@ -115,7 +115,7 @@ AS $$
     CROSS JOIN messages._secret AS k
 $$;
 
-COMMENT ON FUNCTION messages._other_node IS
+COMMENT ON FUNCTION messages._rpc_route IS
     'The acting node, another registered node and the secret; no row if one of the nodes is missing. Inlined where it is called.';
 
 
@@ -161,21 +161,21 @@ DECLARE
     v_timeout int;
 BEGIN
     PERFORM messages._log_command('rpc', node);
-    SELECT * INTO v_me FROM messages._acting();
+    SELECT * INTO v_me FROM messages._acting_node();
     IF v_me.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     IF length(node) > 100 OR octet_length(token) > 1000 THEN
         RETURN messages._error(54);
     ELSIF coalesce(node, '') = '' THEN
         RETURN messages._error(15);
     ELSIF coalesce(token, '') = '' THEN
         RETURN messages._error(14);
-    ELSIF right(node, 1) = '*' OR NOT messages._is_known(node) THEN
+    ELSIF right(node, 1) = '*' OR NOT messages._is_known_node(node) THEN
         RETURN messages._error(16, node);
     END IF;
-    SELECT * INTO v_rights FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node);
+    SELECT * INTO v_rights FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node);
     IF v_rights.timeout IS NULL THEN
         RETURN messages._error(2, 'Rpc', node);
     ELSIF NOT v_rights.can_write THEN
@@ -192,7 +192,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT r.timeout INTO v_timeout FROM messages._rights(v_me.role, v_me.ident, 'Rpc', node) AS r;
+    SELECT r.timeout INTO v_timeout FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node) AS r;
     IF v_timeout IS NULL THEN
         -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Rpc', node);
@@ -244,9 +244,9 @@ BEGIN
                || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
                || ',"Id":' || nextval('messages._message_id')
     INTO v_channel, v_header
-    FROM messages._other_node(node) AS p
-    CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', node) AS r
-    WHERE r.can_write AND messages._is_settled()
+    FROM messages._rpc_route(node) AS p
+    CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', node) AS r
+    WHERE r.can_write AND messages._rules_are_applied()
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));
@@ -258,9 +258,9 @@ BEGIN
     ELSE
         RETURN messages._rpc(node, token, param, enc);
     END IF;
-    IF messages._is_evaluated() IS NOT TRUE THEN
+    IF messages._nothing_is_due() IS NOT TRUE THEN
         PERFORM messages._log_command('rpc', node);
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0"}';
 END
@@ -286,7 +286,7 @@ AS $$
 DECLARE
     v_answers text;
 BEGIN
-    IF (SELECT a.id FROM messages._acting() AS a) IS NULL THEN
+    IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
     -- One statement for the common case of all elements; the other cases by _rpc, in the same order.
@@ -296,9 +296,9 @@ BEGIN
     ), n AS MATERIALIZED (
         SELECT d.node, p.*, r.timeout
         FROM (SELECT DISTINCT e.node FROM e) AS d
-        CROSS JOIN LATERAL messages._other_node(d.node) AS p
-        CROSS JOIN LATERAL messages._rights(session_user, p.own_ident, 'Rpc', d.node) AS r
-        WHERE r.can_write AND messages._is_settled()
+        CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
+        CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', d.node) AS r
+        WHERE r.can_write AND messages._rules_are_applied()
           AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
     )
     SELECT string_agg(
@@ -331,9 +331,9 @@ BEGIN
         ) AS h
         OFFSET 0
     ) AS c;
-    IF messages._is_evaluated() IS NOT TRUE THEN
+    IF messages._nothing_is_due() IS NOT TRUE THEN
         PERFORM messages._log_command('rpc_many');
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0","Answers":[' || coalesce(v_answers, '') || ']}';
 END
@@ -397,11 +397,11 @@ DECLARE
     v_error json;
 BEGIN
     PERFORM messages._log_command(command, node);
-    SELECT * INTO v_me FROM messages._acting();
+    SELECT * INTO v_me FROM messages._acting_node();
     IF v_me.id IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     IF length(node) > 100 OR octet_length(token) > 1100 THEN
         RETURN messages._error(54);
     ELSIF coalesce(node, '') = '' THEN
@@ -412,7 +412,7 @@ BEGIN
     SELECT * INTO v_token FROM messages._split_token(token);
     IF v_token.mac IS NULL THEN
         RETURN messages._error(18);
-    ELSIF NOT messages._is_known(node) THEN
+    ELSIF NOT messages._is_known_node(node) THEN
         RETURN messages._error(19, node);
     END IF;
     SELECT c.id, c.session_id, s.channel INTO v_asker
@@ -421,7 +421,7 @@ BEGIN
     WHERE c.ident = node AND messages._has_rule(c.role, c.ident);
     IF v_token.topic_id IS NULL THEN
         v_answerer := 'node ' || to_json(v_me.ident);
-    ELSIF messages._listens(v_me.id, v_token.topic_id) THEN
+    ELSIF messages._is_listener(v_me.id, v_token.topic_id) THEN
         v_answerer := 'topic ' || v_token.topic_id;
     END IF;
     IF v_token.mac IS DISTINCT FROM messages._reply_token_mac(v_asker.id, v_answerer, v_token.timeout, v_token.own) THEN
@@ -474,11 +474,11 @@ BEGIN
                || ',"From":' || to_json(p.own_ident) || coalesce(',"Enc":"' || enc || '"', '')
                || ',"Id":' || nextval('messages._message_id')
     INTO v_channel, v_header
-    FROM messages._other_node(node) AS p
+    FROM messages._rpc_route(node) AS p
     WHERE left(token, 33) = messages._hmac(
               p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
           ) || ' '
-      AND messages._is_settled()
+      AND messages._rules_are_applied()
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
@@ -488,9 +488,9 @@ BEGIN
     ELSE
         RETURN messages._return('return', node, token, param, enc, '');
     END IF;
-    IF messages._is_evaluated() IS NOT TRUE THEN
+    IF messages._nothing_is_due() IS NOT TRUE THEN
         PERFORM messages._log_command('return', node);
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0"}';
 END
@@ -516,7 +516,7 @@ AS $$
 DECLARE
     v_answers text;
 BEGIN
-    IF (SELECT a.id FROM messages._acting() AS a) IS NULL THEN
+    IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
     -- One statement for the common case of all elements; the other cases by _return, in the same order.
@@ -526,8 +526,8 @@ BEGIN
     ), n AS MATERIALIZED (
         SELECT d.node, p.*
         FROM (SELECT DISTINCT e.node FROM e) AS d
-        CROSS JOIN LATERAL messages._other_node(d.node) AS p
-        WHERE messages._is_settled()
+        CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
+        WHERE messages._rules_are_applied()
           AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
     )
     SELECT string_agg(
@@ -560,9 +560,9 @@ BEGIN
         ) AS h
         OFFSET 0
     ) AS c;
-    IF messages._is_evaluated() IS NOT TRUE THEN
+    IF messages._nothing_is_due() IS NOT TRUE THEN
         PERFORM messages._log_command('return_many');
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     RETURN '{"Err":"0","Answers":[' || coalesce(v_answers, '') || ']}';
 END

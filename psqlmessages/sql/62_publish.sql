@@ -80,7 +80,7 @@ CREATE TABLE IF NOT EXISTS messages._stream_gone (
 );
 
 
-CREATE OR REPLACE FUNCTION messages._topics_truncated()
+CREATE OR REPLACE FUNCTION messages._on_topics_truncated()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -93,15 +93,15 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._topics_truncated IS
+COMMENT ON FUNCTION messages._on_topics_truncated IS
     'After TRUNCATE of topics, as by a flush: new topics may get the ids of others.';
 
 CREATE OR REPLACE TRIGGER topics_truncated
 AFTER TRUNCATE ON psqlmessages_topic
-FOR EACH STATEMENT EXECUTE FUNCTION messages._topics_truncated();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._on_topics_truncated();
 
 
-CREATE OR REPLACE FUNCTION messages._stream_lock(
+CREATE OR REPLACE FUNCTION messages._publish_lock_class(
     topic_id bigint
 )
 RETURNS int
@@ -111,7 +111,7 @@ AS $$
     SELECT 1347223552 + (topic_id % 65536)::int
 $$;
 
-COMMENT ON FUNCTION messages._stream_lock IS
+COMMENT ON FUNCTION messages._publish_lock_class IS
     'The class of the advisory locks of publishers to a topic. Two topics may share one; the proof distinguishes them.';
 
 
@@ -152,7 +152,7 @@ BEGIN
     -- used. One condition, because each costs time; CASE guarantees the order of its parts.
     IF (CASE WHEN length(v_first) BETWEEN 1 AND 18 AND translate(v_first, '0123456789', '') = '' THEN
         CASE WHEN v_first::bigint BETWEEN last_id - 1073741824 AND last_id THEN
-            pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_first::bigint::bit(32)::int)
+            pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), v_first::bigint::bit(32)::int)
             AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
                 topic_id, v_first::bigint, xid(pg_current_xact_id()), secret
             ))
@@ -184,7 +184,7 @@ DECLARE
 BEGIN
     -- Another role may hold one of these locks. A lower number is also safe.
     WHILE NOT (
-        pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), v_last::bit(32)::int)
+        pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), v_last::bit(32)::int)
         AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
             topic_id, v_last, xid(pg_current_xact_id()), secret
         ))
@@ -217,7 +217,7 @@ LANGUAGE sql
 AS $$
     SELECT CASE
         WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off'
-        THEN pg_try_advisory_xact_lock_shared(messages._stream_lock(topic_id), last_id::bit(32)::int)
+        THEN pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), last_id::bit(32)::int)
             AND pg_try_advisory_xact_lock_shared(
                 messages._publishing_proof(topic_id, last_id, xid(pg_current_xact_id()), secret)
             )
@@ -250,7 +250,7 @@ AS $$
     )
     SELECT t.id, a.objid
     FROM unnest(topics) AS t (id)
-    JOIN locks AS a ON a.classid = messages._stream_lock(t.id) AND a.locktype = 'advisory' AND a.objsubid = 2
+    JOIN locks AS a ON a.classid = messages._publish_lock_class(t.id) AND a.locktype = 'advisory' AND a.objsubid = 2
     -- The top transaction, which is older than its subtransactions: the proofs contain its id.
     CROSS JOIN LATERAL (
         SELECT x.transactionid FROM locks AS x
@@ -290,7 +290,7 @@ COMMENT ON FUNCTION messages._watermark IS
     'The id up to which every message of a topic is committed or rolled back. Read rows in a later statement, never with an older snapshot.';
 
 
-CREATE OR REPLACE FUNCTION messages._note_clock()
+CREATE OR REPLACE FUNCTION messages._check_clock()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -323,7 +323,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._note_clock IS
+COMMENT ON FUNCTION messages._check_clock IS
     'Compare the clock with the last stored time and store it, with the row of _stream locked: record a gap, or correct times in the future. Never waits.';
 
 
@@ -372,7 +372,7 @@ COMMENT ON FUNCTION messages._is_alive IS
     'Whether a subscription was pinged in time, not counting gaps of the clock; null if there is none.';
 
 
-CREATE OR REPLACE FUNCTION messages._stream_of(
+CREATE OR REPLACE FUNCTION messages._publish_route(
     topic text
 )
 RETURNS TABLE (
@@ -393,14 +393,14 @@ AS $$
     SELECT t.id, t.retention, t.is_made_by_publish, t.listeners, t.channels, t.wakes, t.subscriptions,
            m.slot, pg_sequence_last_value('messages._stream_id'), m.secret
     FROM psqlmessages_topic AS t, messages._stream AS m
-    WHERE t.name = _stream_of.topic
+    WHERE t.name = _publish_route.topic
 $$;
 
-COMMENT ON FUNCTION messages._stream_of IS
+COMMENT ON FUNCTION messages._publish_route IS
     'The values that publishing to a topic needs. subscriptions: may count some that have just died; slot: the table to fill; last_id: the last id drawn; secret: for _begin_publishing. No row if there is no such topic.';
 
 
-CREATE OR REPLACE FUNCTION messages._store(
+CREATE OR REPLACE FUNCTION messages._store_messages(
     topic_id bigint,
     slot smallint,
     last_id bigint,
@@ -428,12 +428,12 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._store IS
+COMMENT ON FUNCTION messages._store_messages IS
     'Store messages for the subscriptions of a topic, in order. Returns their ids.';
 
 -- Publishing: store messages, then notify listeners and subscribers. It needs no session.
 
-CREATE OR REPLACE FUNCTION messages._wake(
+CREATE OR REPLACE FUNCTION messages._wake_subscribers(
     topic text,
     wakes text[]
 )
@@ -451,11 +451,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._wake IS
+COMMENT ON FUNCTION messages._wake_subscribers IS
     'Notify connected subscribers that there is a message to read.';
 
 
-CREATE OR REPLACE FUNCTION messages._store_sent(
+CREATE OR REPLACE FUNCTION messages._store_if_needed(
     topic text,
     sender text,
     payloads text[],
@@ -467,25 +467,25 @@ AS $$
 DECLARE
     v_topic record;
 BEGIN
-    SELECT * INTO v_topic FROM messages._stream_of(topic);
+    SELECT * INTO v_topic FROM messages._publish_route(topic);
     IF v_topic.retention > 0 OR EXISTS (
         SELECT FROM psqlmessages_subscription AS s
-        WHERE s.topic = _store_sent.topic AND s.is_alive
+        WHERE s.topic = _store_if_needed.topic AND s.is_alive
           AND (s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp() OR messages._is_alive(s))
     ) THEN
-        PERFORM messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc);
-        PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
+        PERFORM messages._store_messages(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc);
+        PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
         RETURN true;
     END IF;
     RETURN false;
 END
 $$;
 
-COMMENT ON FUNCTION messages._store_sent IS
+COMMENT ON FUNCTION messages._store_if_needed IS
     'Store messages of topic_send if a subscription or a retention needs them; false if not.';
 
 
-CREATE OR REPLACE FUNCTION messages._client_error(
+CREATE OR REPLACE FUNCTION messages._ident_and_topic_error(
     ident text,
     topic text
 )
@@ -499,18 +499,18 @@ BEGIN
         RETURN messages._error(1);
     ELSIF coalesce(ident, '') = '' THEN
         RETURN messages._error(15);
-    ELSIF right(ident, 1) = '*' OR NOT messages._is_known(ident) THEN
+    ELSIF right(ident, 1) = '*' OR NOT messages._is_known_node(ident) THEN
         RETURN messages._error(16, ident);
     END IF;
     RETURN NULL;
 END
 $$;
 
-COMMENT ON FUNCTION messages._client_error IS
+COMMENT ON FUNCTION messages._ident_and_topic_error IS
     'Errors of the names in a call that needs no session (54, 1, 15, 16), or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._publishing_error(
+CREATE OR REPLACE FUNCTION messages._publish_error(
     ident text,
     topic text
 )
@@ -523,12 +523,12 @@ BEGIN
     IF length(ident) <= 100 AND length(topic) <= 100 AND ident <> '' AND topic <> ''
         AND right(ident, 1) <> '*' AND right(topic, 1) <> '*'
     THEN
-        IF (SELECT r.can_write FROM messages._rights(session_user, ident, 'Topic', topic) AS r) THEN
+        IF (SELECT r.can_write FROM messages._permissions(session_user, ident, 'Topic', topic) AS r) THEN
             RETURN NULL;
         END IF;
     END IF;
     v_error := coalesce(
-        messages._client_error(ident, topic),
+        messages._ident_and_topic_error(ident, topic),
         messages._topic_error(session_user, ident, topic, 'W', true)
     );
     -- Null only if a rule was added after the first check.
@@ -536,11 +536,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._publishing_error IS
+COMMENT ON FUNCTION messages._publish_error IS
     'Why this role may not publish as that node to that topic, whether it exists or not; or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._lock_topic(
+CREATE OR REPLACE FUNCTION messages._ensure_topic(
     ident text,
     topic text
 )
@@ -562,7 +562,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._lock_topic IS
+COMMENT ON FUNCTION messages._ensure_topic IS
     'Keep a topic from being removed until the commit, and make it if it does not exist; false if the rule for that was removed at this moment.';
 
 
@@ -578,7 +578,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_largest int := (SELECT max(octet_length(p.payload)) FROM unnest(payloads) AS p (payload));
-    v_error json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publish_error(client_id, topic);
     v_topic record;
     v_timeout int;
     v_ids bigint[];
@@ -588,19 +588,19 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_topic FROM messages._stream_of(topic);
+    SELECT * INTO v_topic FROM messages._publish_route(topic);
     IF v_topic.is_made_by_publish IS NOT FALSE THEN
-        IF NOT messages._lock_topic(client_id, topic) THEN
+        IF NOT messages._ensure_topic(client_id, topic) THEN
             RETURN messages._error(2, 'Topic', topic);
         END IF;
-        SELECT * INTO v_topic FROM messages._stream_of(topic);
+        SELECT * INTO v_topic FROM messages._publish_route(topic);
     END IF;
-    SELECT r.timeout INTO v_timeout FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
+    SELECT r.timeout INTO v_timeout FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
         -- The last rule was removed at this moment.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
-    v_ids := messages._store(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
+    v_ids := messages._store_messages(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
     IF v_topic.channels <> '{}' THEN
         PERFORM messages._notify_all(
             v_topic.id, v_timeout,
@@ -610,8 +610,8 @@ BEGIN
             v_topic.channels, payloads, v_largest
         );
     END IF;
-    PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Id":' || coalesce(v_ids[cardinality(v_ids)]::text, 'null') || ',"Listeners":' || v_topic.listeners
         || ',"Subscribers":' || v_topic.subscriptions
@@ -649,11 +649,11 @@ BEGIN
     -- patterns, the topic has no listeners and is permanent. One statement reads it all, because each expression is
     -- prepared again in every transaction.
     SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.wakes, '{}'),
-           t.subscriptions, pg_current_xact_id_if_assigned() IS NULL, messages._is_evaluated() IS NOT TRUE
+           t.subscriptions, pg_current_xact_id_if_assigned() IS NULL, messages._nothing_is_due() IS NOT TRUE
     INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
-      AND messages._is_settled()
+      AND messages._rules_are_applied()
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';
@@ -666,11 +666,11 @@ BEGIN
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     VALUES (v_topic, nextval('messages._stream_id'), v_slot, client_id, clock_timestamp(), enc, payload);
     IF v_wakes IS NOT NULL THEN
-        PERFORM messages._wake(topic, v_wakes);
+        PERFORM messages._wake_subscribers(topic, v_wakes);
     END IF;
     IF v_is_due THEN
         PERFORM messages._log_command('publish', client_id, topic);
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
     -- Without channels there are no listeners.
     RETURN concat(

@@ -1,6 +1,6 @@
 -- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
 
-CREATE OR REPLACE FUNCTION messages._has_all(
+CREATE OR REPLACE FUNCTION messages._has_read_all(
     topic_id bigint,
     subscription psqlmessages_subscription
 )
@@ -10,14 +10,14 @@ STABLE
 AS $$
     SELECT coalesce(
         greatest(
-            (SELECT max(m.id) FROM psqlmessages_streammessage AS m WHERE m.topic_id = _has_all.topic_id),
-            (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _has_all.topic_id)
+            (SELECT max(m.id) FROM psqlmessages_streammessage AS m WHERE m.topic_id = _has_read_all.topic_id),
+            (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _has_read_all.topic_id)
         ) <= subscription.position,
         subscription.is_recovered
     )
 $$;
 
-COMMENT ON FUNCTION messages._has_all IS
+COMMENT ON FUNCTION messages._has_read_all IS
     'Whether a dead subscription has passed the last message of its topic, stored or removed.';
 
 
@@ -31,7 +31,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN coalesce(
-        messages._client_error(ident, topic),
+        messages._ident_and_topic_error(ident, topic),
         messages._topic_error(session_user, ident, topic, mode, false)
     );
 END
@@ -104,7 +104,7 @@ BEGIN
         started_at = v_now,
         pinged_at = v_now,
         is_alive = true,
-        is_recovered = v_subscription.position = 0 OR messages._has_all(v_topic, v_subscription)
+        is_recovered = v_subscription.position = 0 OR messages._has_read_all(v_topic, v_subscription)
     WHERE s.id = v_subscription.id;
     PERFORM messages._rebuild_topics(ARRAY[v_topic]);
 END
@@ -184,7 +184,7 @@ COMMENT ON FUNCTION messages._subscribed_topics IS
 
 -- Public functions of subscriptions.
 
-CREATE OR REPLACE FUNCTION messages._check_reader(
+CREATE OR REPLACE FUNCTION messages._check_subscribe(
     client_id text,
     topic text,
     timeout int,
@@ -208,7 +208,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._check_reader IS
+COMMENT ON FUNCTION messages._check_subscribe IS
     'Raise the error if this role may not read as that node, or an argument is wrong.';
 
 
@@ -231,10 +231,10 @@ BEGIN
     PERFORM messages._check_isolation('subscribe');
     PERFORM messages._log_command('subscribe', client_id, topic);
     IF length(client_id) <= 100 AND length(topic) <= 100 AND timeout > 0 AND max_rows > 0 THEN
-        SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
+        SELECT r.can_read INTO v_can_read FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     END IF;
     IF v_can_read IS NOT TRUE THEN
-        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+        PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
     END IF;
     -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
@@ -244,7 +244,7 @@ BEGIN
         -- There is none, or another connection has locked it. A rule may be removed during the wait.
         SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
-        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+        PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
     END IF;
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
@@ -260,10 +260,10 @@ BEGIN
             PERFORM messages._rebuild_topics(ARRAY[v_topic.id]);
         END IF;
     ELSE
-        PERFORM messages._check_reader(client_id, topic, timeout, max_rows);
+        PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
         PERFORM messages._start_subscription(client_id, topic, timeout);
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 
@@ -296,7 +296,7 @@ BEGIN
     PERFORM messages._share_rules_lock();
     SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
     PERFORM messages._rebuild_topics(ARRAY[v_topic]);
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN '{"Err":"0"}';
 END
 $$;
@@ -326,7 +326,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    -- As in subscribe: _has_all reads with the snapshot of the statement that calls it.
+    -- As in subscribe: _has_read_all reads with the snapshot of the statement that calls it.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
@@ -343,7 +343,7 @@ BEGIN
         '{"Err":"0","Recovered":' || to_json(
             CASE
                 WHEN v_is_alive THEN v_subscription.is_recovered
-                ELSE messages._has_all(v_topic.id, v_subscription)
+                ELSE messages._has_read_all(v_topic.id, v_subscription)
             END
         )
         || ',"Since":' || to_json(v_subscription.started_at)
@@ -378,13 +378,13 @@ BEGIN
     WHERE s.id IN (
         SELECT r.id FROM psqlmessages_subscription AS r
         WHERE r.ident = client_id AND NOT r.is_recovered AND messages._is_alive(r)
-          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', r.topic) AS t)
+          AND (SELECT t.can_read FROM messages._permissions(session_user, client_id, 'Topic', r.topic) AS t)
         FOR NO KEY UPDATE SKIP LOCKED
     );
     v_topics := ARRAY(
         SELECT s.topic::text FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND messages._is_alive(s)
-          AND (SELECT t.can_read FROM messages._rights(session_user, client_id, 'Topic', s.topic) AS t)
+          AND (SELECT t.can_read FROM messages._permissions(session_user, client_id, 'Topic', s.topic) AS t)
         ORDER BY s.topic
     );
     RETURN (

@@ -426,7 +426,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    PERFORM messages._note_clock();
+    PERFORM messages._check_clock();
     PERFORM messages._expire_subscriptions();
     PERFORM messages._switch_stream('10 seconds', 0.5);
     v_emptied := messages._empty_streams();
@@ -504,7 +504,7 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    PERFORM messages._note_check('messages._streams_checked', v_stream.tended_at, v_now);
+    PERFORM messages._record_check('messages._streams_checked', v_stream.tended_at, v_now);
     RETURN false;
 END
 $$;
@@ -526,7 +526,7 @@ BEGIN
                 HINT = 'To an older snapshot, what was published since would be missing, and its table empty.';
     END IF;
     PERFORM FROM messages._stream FOR UPDATE;
-    PERFORM messages._note_clock();
+    PERFORM messages._check_clock();
     PERFORM messages._expire_subscriptions();
     v_emptied := messages._empty_streams();
     PERFORM messages._switch_stream('0', 0);

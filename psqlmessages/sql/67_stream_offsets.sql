@@ -35,7 +35,7 @@ BEGIN
     END IF;
     FOREACH v_topic IN ARRAY topics LOOP
         v_error := CASE
-            WHEN right(v_topic, 1) = '*' THEN messages._client_error(client_id, v_topic)
+            WHEN right(v_topic, 1) = '*' THEN messages._ident_and_topic_error(client_id, v_topic)
             ELSE messages._topic_error_as(client_id, v_topic, 'R')
         END;
         EXIT WHEN v_error IS NOT NULL;
@@ -232,7 +232,7 @@ BEGIN
     FROM unnest(v_topics.ids, v_topics.names, v_after, v_watermarks)
         WITH ORDINALITY AS t (id, name, after_id, watermark, place)
     CROSS JOIN LATERAL messages._removed(t.id, t.name) AS r (id);
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Cluster":' || to_json(messages._database_identity()) || ',"Topics":[' || coalesce(v_answer, '') || ']}'
     )::json;
@@ -307,7 +307,7 @@ BEGIN
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Missed":[' || coalesce((
             SELECT string_agg('{"Topic":' || to_json(n.topic) || ',"Removed":' || r.id || '}', ',' ORDER BY n.topic)
@@ -384,7 +384,7 @@ BEGIN
     PERFORM messages._check_isolation('read_stream');
     PERFORM messages._log_command('read_stream', client_id, topic);
     IF length(client_id) <= 100 AND length(topic) <= 100 AND right(client_id, 1) <> '*' AND right(topic, 1) <> '*' THEN
-        SELECT r.can_read INTO v_can_read FROM messages._rights(session_user, client_id, 'Topic', topic) AS r;
+        SELECT r.can_read INTO v_can_read FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     END IF;
     IF v_can_read IS NOT TRUE THEN
         -- Null only if a rule was added after the first check.

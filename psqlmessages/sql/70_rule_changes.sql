@@ -11,7 +11,7 @@ AS $$
     FROM psqlmessages_membership AS m
     JOIN psqlmessages_client AS c ON c.id = m.client_id
     JOIN psqlmessages_topic AS t ON t.id = m.topic_id
-    CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+    CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', t.name) AS r
     WHERE m.client_id = ANY (nodes)
       AND NOT coalesce(CASE m.kind WHEN 'listen' THEN r.can_read ELSE r.can_write END, false)
     ORDER BY t.name, m.kind, m.id
@@ -31,7 +31,7 @@ AS $$
     SELECT o.id
     FROM psqlmessages_observation AS o
     JOIN psqlmessages_client AS c ON c.id = o.client_id
-    CROSS JOIN LATERAL messages._rights(c.role, c.ident, 'Topic', o.pattern) AS r
+    CROSS JOIN LATERAL messages._permissions(c.role, c.ident, 'Topic', o.pattern) AS r
     WHERE o.client_id = ANY (nodes) AND NOT coalesce(r.can_observe, false)
     ORDER BY o.id
 $$;
@@ -200,13 +200,13 @@ AS $$
     UPDATE psqlmessages_membership AS m
     SET timeout = r.timeout
     FROM psqlmessages_client AS c, psqlmessages_topic AS t,
-        LATERAL messages._rights(c.role, c.ident, 'Topic', t.name) AS r
+        LATERAL messages._permissions(c.role, c.ident, 'Topic', t.name) AS r
     WHERE m.id = ANY (ARRAY(
             SELECT l.id
             FROM psqlmessages_membership AS l
             JOIN psqlmessages_client AS n ON n.id = l.client_id
             JOIN psqlmessages_topic AS o ON o.id = l.topic_id
-            CROSS JOIN LATERAL messages._rights(n.role, n.ident, 'Topic', o.name) AS e
+            CROSS JOIN LATERAL messages._permissions(n.role, n.ident, 'Topic', o.name) AS e
             WHERE l.client_id = ANY (nodes) AND l.timeout <> e.timeout
             FOR NO KEY UPDATE OF l SKIP LOCKED
         ))
@@ -323,7 +323,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN 0;
     ELSIF v_rechecks = '{}' AND v_unfinished = '{}' THEN
-        IF NOT messages._is_settled() THEN
+        IF NOT messages._rules_are_applied() THEN
             PERFORM messages._note_settled();
         END IF;
         RETURN 0;
@@ -435,7 +435,7 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    RETURN NOT messages._is_settled()
+    RETURN NOT messages._rules_are_applied()
         OR EXISTS (SELECT FROM messages._recheck)
         OR EXISTS (SELECT FROM messages._unfinished)
         OR messages._role_membership_sum() IS DISTINCT FROM (
@@ -462,7 +462,7 @@ DECLARE
     v_name text;
 BEGIN
     -- An open transaction may be making one of them.
-    PERFORM set_config('lock_timeout', least(200, messages._rest_ms())::text, true);
+    PERFORM set_config('lock_timeout', least(200, messages._remaining_lock_wait_ms())::text, true);
     BEGIN
         PERFORM messages._make_topics(names);
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
@@ -523,8 +523,8 @@ BEGIN
         IF v_lost <> '{}' THEN
             -- Lock their rows by polling: waits for one lock after the other would have no common limit. Continue
             -- after a moment if other transactions have locked some.
-            v_deadline := clock_timestamp() + make_interval(secs => messages._rest_ms() / 1000.0);
-            WHILE NOT messages._can_end(v_lost) AND clock_timestamp() < v_deadline LOOP
+            v_deadline := clock_timestamp() + make_interval(secs => messages._remaining_lock_wait_ms() / 1000.0);
+            WHILE NOT messages._try_lock_nodes(v_lost) AND clock_timestamp() < v_deadline LOOP
                 PERFORM pg_sleep(0.01);
             END LOOP;
         END IF;
@@ -534,7 +534,7 @@ BEGIN
     END IF;
     PERFORM messages._note_unfinished(NULL, NULL, v_queues);
     -- The snapshot does not show later nodes and members.
-    IF NOT v_are_made OR NOT messages._has_gate() OR current_setting('transaction_isolation') <> 'read committed' THEN
+    IF NOT v_are_made OR NOT messages._holds_rules_lock() OR current_setting('transaction_isolation') <> 'read committed' THEN
         INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
 END

@@ -70,13 +70,13 @@ DECLARE
     v_error json;
     v_rights record;
 BEGIN
-    v_error := messages._client_error(ident, queue);
+    v_error := messages._ident_and_topic_error(ident, queue);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF right(queue, 1) = '*' THEN
         RETURN messages._error(62, queue);
     END IF;
-    SELECT * INTO v_rights FROM messages._rights(session_user, ident, 'Queue', queue);
+    SELECT * INTO v_rights FROM messages._permissions(session_user, ident, 'Queue', queue);
     IF v_rights.timeout IS NULL THEN
         RETURN messages._error(2, 'Queue', queue);
     ELSIF mode IN ('W', 'RW') AND NOT v_rights.can_write OR mode IN ('R', 'RW') AND NOT v_rights.can_read
@@ -107,7 +107,7 @@ BEGIN
     IF length(ident) <= 100 AND length(queue) <= 100 AND ident <> '' AND queue <> ''
         AND right(ident, 1) <> '*' AND right(queue, 1) <> '*'
     THEN
-        SELECT * INTO v_rights FROM messages._rights(session_user, ident, 'Queue', queue);
+        SELECT * INTO v_rights FROM messages._permissions(session_user, ident, 'Queue', queue);
         RETURN CASE mode
             WHEN 'W' THEN v_rights.can_write
             WHEN 'R' THEN v_rights.can_read
@@ -210,7 +210,7 @@ AS $$
           ),
           (
               SELECT CASE mode WHEN 'W' THEN r.can_write WHEN 'R' THEN r.can_read ELSE r.can_write AND r.can_read END
-              FROM messages._rights(session_user, ident, 'Queue', _authorized_queue.queue) AS r
+              FROM messages._permissions(session_user, ident, 'Queue', _authorized_queue.queue) AS r
           )
       ) END
 $$;
@@ -227,7 +227,7 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT q.id
-    FROM messages._names_like(pattern) AS n
+    FROM messages._name_range(pattern) AS n
     CROSS JOIN LATERAL (
         SELECT p.id FROM psqlmessages_queue AS p
         WHERE p.name BETWEEN n.low AND n.high AND starts_with(p.name, n.low) OFFSET 0

@@ -187,7 +187,7 @@ BEGIN
         IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
             PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
         END IF;
-        PERFORM messages._run_housekeeping_if_due();
+        PERFORM messages._schedule_housekeeping_if_due();
     END IF;
 END
 $$;
@@ -243,9 +243,9 @@ BEGIN
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
             END IF;
-            IF messages._is_evaluated() IS NOT TRUE THEN
+            IF messages._nothing_is_due() IS NOT TRUE THEN
                 PERFORM messages._log_command('push', client_id, queue);
-                PERFORM messages._run_housekeeping_if_due();
+                PERFORM messages._schedule_housekeeping_if_due();
             END IF;
             RETURN '{"Err":"0","Id":' || v_plain.id || '}';
         END IF;
@@ -313,9 +313,9 @@ BEGIN
             IF v_plain.is_awaited THEN
                 PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
             END IF;
-            IF messages._is_evaluated() IS NOT TRUE THEN
+            IF messages._nothing_is_due() IS NOT TRUE THEN
                 PERFORM messages._log_command('push_many', client_id, queue);
-                PERFORM messages._run_housekeeping_if_due();
+                PERFORM messages._schedule_housekeeping_if_due();
             END IF;
             RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
         END IF;

@@ -170,7 +170,7 @@ BEGIN
             v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
         );
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 
@@ -243,7 +243,7 @@ BEGIN
             v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
         );
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 

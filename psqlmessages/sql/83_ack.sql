@@ -62,7 +62,7 @@ BEGIN
         v_error := messages._lease_error(leases);
     END IF;
     IF ids = '{}' THEN
-        v_error := coalesce(v_error, messages._client_error(client_id, '*'));
+        v_error := coalesce(v_error, messages._ident_and_topic_error(client_id, '*'));
     END IF;
     FOR v_queue IN
         SELECT q.name FROM psqlmessages_queue AS q
@@ -176,7 +176,7 @@ BEGIN
         RETURNING e.queue_id INTO v_queue_id;
         IF FOUND THEN
             PERFORM messages._count(v_queue_id, commits => 1);
-            PERFORM messages._run_housekeeping_if_due();
+            PERFORM messages._schedule_housekeeping_if_due();
             RETURN '{"Err":"0","Done":[true]}';
         END IF;
     END IF;
@@ -202,7 +202,7 @@ BEGIN
     FOR v_queue IN SELECT g.id, count(*) AS commits FROM unnest(v_gone.queues) AS g (id) GROUP BY g.id LOOP
         PERFORM messages._count(v_queue.id, commits => v_queue.commits);
     END LOOP;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN messages._done(leases, v_gone.ids);
 END
 $$;
@@ -288,7 +288,7 @@ BEGIN
         RETURN v_leased.error;
     END IF;
     v_dead := messages._give_back(v_leased.ids, v_delay);
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN messages._done(leases, v_leased.ids, v_dead);
 END
 $$;
@@ -322,7 +322,7 @@ BEGIN
     WHERE e.id = ANY (v_leased.ids);
     PERFORM messages._reset_scan_start(q.id), messages._wake_readers(q) FROM psqlmessages_queue AS q
     WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN messages._done(leases, v_leased.ids);
 END
 $$;
@@ -364,7 +364,7 @@ BEGIN
     SELECT r.id, r.body, r.enc, r.headers, r.mature_at, r.tries,
            messages._hops(r.headers), r.pushed_at, r.id || '.' || r.lease, r.delivered
     FROM renewed AS r ORDER BY r.mature_at, r.id;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 

@@ -365,7 +365,7 @@ BEGIN
     SELECT e.available_at INTO v_next FROM psqlmessages_element AS e
     WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id))
     ORDER BY e.available_at LIMIT 1;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Channel":' || to_json(v_queue.channel)
         || ',"Seconds":' || greatest(floor(extract(epoch FROM v_queue.awaited_until - clock_timestamp())), 1)
@@ -606,7 +606,7 @@ BEGIN
     THEN
         RETURN true;
     END IF;
-    PERFORM messages._note_check('messages._queues_checked', v_queues.tended_at, v_now);
+    PERFORM messages._record_check('messages._queues_checked', v_queues.tended_at, v_now);
     RETURN false;
 END
 $$;
@@ -641,7 +641,7 @@ BEGIN
     -- since the epoch is unknown to all, unless a transaction is reading it at this moment.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
-        WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._has_gate()))
+        WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
     );
     v_moved := ARRAY(
         SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = ANY (v_all) ORDER BY l.id FOR NO KEY UPDATE SKIP LOCKED

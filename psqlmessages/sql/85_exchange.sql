@@ -56,7 +56,7 @@ BEGIN
             v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
         );
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 
@@ -255,7 +255,7 @@ BEGIN
             v_ids := messages._forward(
                 regexp_replace(client_id, '^exchange[.]', ''), v_source.id, v_targets, v_ids, v_copy_of, marks, queues
             );
-            PERFORM messages._run_housekeeping_if_due();
+            PERFORM messages._schedule_housekeeping_if_due();
             RETURN ('{"Err":"0","Lost":' || CASE WHEN cardinality(v_ids) = cardinality(elements) THEN '[]'
                 ELSE to_json(ARRAY(SELECT l.ref FROM unnest(elements) AS l (ref) WHERE l.ref::bigint <> ALL (v_ids)))::text
                 END || ',"Refused":[]}')::json;
@@ -332,7 +332,7 @@ BEGIN
     IF v_counts.gets + v_counts.commits > 0 THEN
         PERFORM messages._count(v_source.id, gets => v_counts.gets, commits => v_counts.commits);
     END IF;
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
     RETURN ('{"Err":"0","Lost":' || to_json(v_held.lost) || ',"Refused":' || to_json(v_refused) || '}')::json;
 END
 $$;

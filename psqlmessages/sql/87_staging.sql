@@ -157,7 +157,7 @@ BEGIN
     UPDATE messages._batch AS b SET batch = _end_batch.batch, committed_at = clock_timestamp()
     WHERE b.role = session_user AND b.query = _end_batch.query AND b.batch < _end_batch.batch;
     PERFORM messages._unstage(stagings);
-    PERFORM messages._run_housekeeping_if_due();
+    PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 
@@ -265,7 +265,7 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    v_error json := messages._publishing_error(client_id, topic);
+    v_error json := messages._publish_error(client_id, topic);
     v_topic record;
     v_stagings uuid[];
     v_rows bigint;
@@ -280,14 +280,14 @@ BEGIN
         messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
         messages._rows_error(v_stagings, row_count)
     );
-    IF v_error IS NULL AND NOT messages._lock_topic(client_id, topic) THEN
+    IF v_error IS NULL AND NOT messages._ensure_topic(client_id, topic) THEN
         -- The last rule was removed at this moment.
         v_error := messages._error(2, 'Topic', topic);
     END IF;
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT * INTO v_topic FROM messages._stream_of(topic);
+    SELECT * INTO v_topic FROM messages._publish_route(topic);
     -- Take the locks before ids are drawn.
     PERFORM messages._begin_publishing(v_topic.id, v_topic.last_id, v_topic.secret);
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
@@ -305,9 +305,9 @@ BEGIN
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     PERFORM messages._see_rows(v_rows, row_count);
     v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
-    PERFORM messages._wake(topic, messages._allowed_wakeups(topic, v_topic.wakes));
+    PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
     -- A rule may have been removed while this waited for another connection.
-    v_error := messages._publishing_error(client_id, topic);
+    v_error := messages._publish_error(client_id, topic);
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
     END IF;

@@ -18,7 +18,7 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 DECLARE
-    v_allowed text[] := messages._allowed('Topic', modes);
+    v_allowed text[] := messages._allowed_destinations('Topic', modes);
 BEGIN
     -- A role without permissions reads nothing and locks nothing.
     IF v_allowed = '{}' THEN
@@ -133,7 +133,7 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 BEGIN
     -- A role without permissions locks no table of streams.
-    IF messages._allowed('Topic', '{R,W,RW,O}') = '{}' THEN
+    IF messages._allowed_destinations('Topic', '{R,W,RW,O}') = '{}' THEN
         RETURN;
     END IF;
     RETURN QUERY
@@ -254,7 +254,7 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 DECLARE
-    v_allowed text[] := messages._allowed('Queue', modes);
+    v_allowed text[] := messages._allowed_destinations('Queue', modes);
 BEGIN
     IF v_allowed = '{}' THEN
         RETURN;

@@ -107,7 +107,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     for _ in range(5):
         shop.execute(
             "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
-            " VALUES (messages._slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
+            " VALUES (messages._body_slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
         )
         if (found := examined(expired_bodies)).state is FindingState.WRONG:
             break

@@ -18,7 +18,7 @@ SOURCES = """
 WITHOUT = "convert_to(regexp_replace(content, {}), 'UTF8')"
 PARTS = ("'^[0-9]+', ''", "' node [^ ]+', ''", r"'[0-9]+( [^ ]+)$', '\1'", "'[^ ]+$', ''")
 BY_HAND = (
-    ("_rights", "bool_or(a.mode = 'O')", "true"),
+    ("_permissions", "bool_or(a.mode = 'O')", "true"),
     ("_patterns", "least(length(v_prefix), 100)", "length(v_prefix)"),
     ("_has_any_rule", "RETURN EXISTS (", "RETURN true OR EXISTS ("),
     ("_open_session", "gen_random_uuid()::text", "md5(random()::text)"),
@@ -42,14 +42,14 @@ BY_HAND = (
     ("_make_secret", "0 .. 31 LOOP", "0 .. 7 LOOP"),
     (
         "rpc",
-        "messages._rights(session_user, p.own_ident, 'Rpc', node) AS r",
+        "messages._permissions(session_user, p.own_ident, 'Rpc', node) AS r",
         "(SELECT true AS can_write, 5 AS timeout) AS r",
     ),
-    ("rpc", "messages._rights(session_user, ", "messages._rights('user2', "),
+    ("rpc", "messages._permissions(session_user, ", "messages._permissions('user2', "),
     ("rpc", "'Rpc', node)", "'Topic', node)"),
     ("_publishers", "WHERE messages._publishing_proof", "WHERE true OR messages._publishing_proof"),
-    ("_is_ending", "strpos(context, E'\\n') = 0", "true"),
-    ("_is_ending", "(v_query IS NULL", "(true"),
+    ("_commits_immediately", "strpos(context, E'\\n') = 0", "true"),
+    ("_commits_immediately", "(v_query IS NULL", "(true"),
     ("read_stream", "v_last := messages._watermark(v_topic);", "v_last := 9223372036854775807;"),
     ("_lock_elements", "            FOR UPDATE\n", "            FOR UPDATE SKIP LOCKED\n"),
 )

@@ -23,7 +23,7 @@ class Desk:
             "user1 ADMIN Queue Q A 1",
         )  # fmt: skip
         # The first housekeeping in a database moves channels.
-        world.execute("SELECT messages._run_housekeeping()")
+        world.execute("SELECT messages._maintain_sessions_and_rules()")
         self.pusher = world.program("user1")
         self.reader = world.program("user2")
 

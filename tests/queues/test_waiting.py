@@ -93,7 +93,7 @@ def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, 
     if when == "while it begins":
         desk.reader.execute("COMMIT")
         for _ in range(3):
-            world.execute("SELECT messages._run_housekeeping()")
+            world.execute("SELECT messages._maintain_sessions_and_rules()")
     told = set() if when == "after it waited" else {"moved Q"}
     assert (set(desk.wakes()), set(desk.wakes(other))) == (told, told)
     assert other.ok("queue_listen", "OTHER", "Q")["Channel"] != channel

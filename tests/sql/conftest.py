@@ -225,7 +225,7 @@ class World:
         if self.owner.query(KEPT):
             self.owner.connection.execute("TRUNCATE psqlmessages_body, psqlmessages_streammessage")
         # What an earlier test granted or revoked is followed now, and moves no channel in this one.
-        self.owner.connection.execute("SELECT messages._run_housekeeping()")
+        self.owner.connection.execute("SELECT messages._maintain_sessions_and_rules()")
 
     def program(self, role: str | None = None, *, is_fresh: bool = False) -> Program:
         """A connection of a role, or of the owner of the tables.

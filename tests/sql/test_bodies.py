@@ -186,7 +186,7 @@ def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> Non
 CLASS = 5
 PUT = """
     INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body)
-    SELECT messages._slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
+    SELECT messages._body_slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
     FROM (VALUES (1)) AS one LEFT JOIN psqlmessages_topic AS t ON t.name = 'T'
     RETURNING format(
         '{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', '')
@@ -252,7 +252,7 @@ def clock(world: World) -> Iterator[Program]:
     """The owner in a transaction whose functions take the time from the setting test.clock."""
     owner = world.owner
     owner.execute("BEGIN")
-    for name in ("_slot", "_store_body"):
+    for name in ("_body_slot", "_store_body"):
         source = owner.query("SELECT pg_get_functiondef(%s::regproc)", f"messages.{name}")
         assert "clock_timestamp()" in source
         owner.execute(
@@ -282,11 +282,11 @@ def test_nothing_unexpired_is_ever_removed_and_all_that_expired_is(clock: Progra
         counts = []
         for age in (0, timeout / 3, timeout / 2, timeout * 0.999, 3 * period):
             at(clock, kept_at + age)
-            clock.query("SELECT messages._rotate_bodies()")
+            clock.query("SELECT messages._truncate_expired_bodies()")
             counts.append(clock.query(COUNT))
         for step in range(3):
             at(clock, kept_at + (3 + step) * period)
-            clock.query("SELECT messages._rotate_bodies()")
+            clock.query("SELECT messages._truncate_expired_bodies()")
         if counts[:4] != [1] * 4 or clock.query(COUNT):
             wrong.append((timeout, part))
             clock.execute("TRUNCATE psqlmessages_body")

@@ -32,8 +32,8 @@ STAGE = """
 """
 DENIED = [
     *(f"SELECT messages.{call}" for call in (
-        "_make_secret()", "_run_housekeeping()", "_rotate_bodies()", "_disconnect('NODE1')",
-        "_prune_streams()", "_store(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
+        "_make_secret()", "_maintain_sessions_and_rules()", "_truncate_expired_bodies()", "_disconnect('NODE1')",
+        "_prune_streams()", "_store_messages(1, 0::smallint, 1, '', 'NODE1', ARRAY['x'], NULL)",
         "_watermark(1)",
     )),
     "TABLE psqlmessages_auth",

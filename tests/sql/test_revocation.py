@@ -189,7 +189,7 @@ def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: 
     left = "SELECT (SELECT count(*) FROM messages._{}) + (SELECT count(*) FROM messages._{})"
     assert world.owner.query(left.format("recheck", "unfinished")) == 0
     # Sends trust the topics' rows again.
-    world.wait_for("SELECT messages._is_settled() FROM messages.evaluate()")
+    world.wait_for("SELECT messages._rules_are_applied() FROM messages.evaluate()")
 
 
 def use(bad: Program, question: str) -> list[tuple[str, ...]]:

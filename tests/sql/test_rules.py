@@ -159,7 +159,7 @@ def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: W
 )
 def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World, timeout: str) -> None:
     with world.owner.connection.transaction():
-        world.owner.query("SELECT messages._bound_waits()")
+        world.owner.query("SELECT messages._limit_lock_wait()")
         assert world.owner.query("SHOW lock_timeout") == "10s"
     world.rules("user1 N Topic T RW 5")
     other = world.program()

@@ -25,7 +25,7 @@ WAIT = "pg_advisory_lock_shared(77)"
 CALLED = "SELECT messages.publish('H', 'OWN', 'x')"
 # What else than a commit runs what is put off until then, and says so nowhere.
 EARLY = "DO $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$"
-CLASS = "SELECT messages._stream_lock(id) FROM psqlmessages_topic WHERE name = '{}'"
+CLASS = "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = '{}'"
 DEFERRED = """
     CREATE TABLE {0} (id int);
     CREATE FUNCTION {1}() RETURNS trigger LANGUAGE plpgsql AS

@@ -49,7 +49,7 @@ def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Strea
 
 def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream) -> None:
     stream.publish("x", topic="NEW.1")
-    # Of its class of locks, see `_stream_lock`.
+    # Of its class of locks, see `_publish_lock_class`.
     stream.execute(
         "UPDATE psqlmessages_topic SET id = 70000 WHERE name = 'T';"
         "INSERT INTO psqlmessages_topic (id, name) OVERRIDING SYSTEM VALUE"
@@ -140,7 +140,7 @@ def take(program: Program, mode: str, lock_class: int, first: int, last: int) ->
 @pytest.mark.parametrize("mode", ["", "_shared"])
 def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: str) -> None:
     lock_class = stream.query(
-        "SELECT messages._stream_lock(id) FROM psqlmessages_topic WHERE name = 'T'"
+        "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = 'T'"
     )
     stream.publish("x", topic="NEW.1")
     stream.got()

@@ -32,7 +32,7 @@ _PERMISSIONS = """
     SELECT session_user::text, needed.ident, needed.queue, coalesce(rights.can_read, false),
            coalesce(rights.can_write, false), rule.mode
     FROM unnest(%(idents)s::text[], %(queues)s::text[]) AS needed (ident, queue)
-    CROSS JOIN LATERAL messages._rights(session_user, needed.ident, 'Queue', needed.queue)
+    CROSS JOIN LATERAL messages._permissions(session_user, needed.ident, 'Queue', needed.queue)
         AS rights
     LEFT JOIN messages.auth AS rule
         ON rule.role = session_user AND rule.ident = needed.ident
