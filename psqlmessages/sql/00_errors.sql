@@ -1,7 +1,7 @@
 -- Errors: the numbers and texts of the protocol, and the functions that return or raise them.
--- In all scripts a literal with a backslash is written E'': callers may set standard_conforming_strings.
--- Many functions set enable_seqscan = off (and jit = off, because such plans look expensive): PL/pgSQL caches plans, and
--- a plan made while a few nodes are connected must stay fast for thousands.
+-- In all scripts, literals with a backslash are written E'...', because callers may turn standard_conforming_strings
+-- off. Many functions set enable_seqscan = off: PL/pgSQL caches plans, and a plan made while a few nodes are connected
+-- must stay fast for thousands. They also set jit = off, because PostgreSQL compiles plans with a high estimated cost.
 
 CREATE OR REPLACE VIEW messages.errors AS
 SELECT e.number, e.errstr
@@ -41,13 +41,13 @@ FROM (VALUES
     (61, '$ident has no subscription to $topic'),
     (62, 'Queue $queue is not existent'),
     (63, 'malformed $argument: $value'),
-    (64, '$n of $m staged rows are there: stage them again'),
-    (65, 'batch $batch of $query comes after $last: a checkpoint was put back'),
+    (64, '$n of $m staged rows exist: stage them again'),
+    (65, 'batch $batch of $query follows batch $last: an older checkpoint was restored'),
     (66, 'Queue $queue has elements')
 ) AS e (number, errstr);
 
 COMMENT ON VIEW messages.errors IS
-    'Every error number with its text. $words stand for values.';
+    'Every error number with its text. Words that begin with $ are placeholders for values.';
 
 
 CREATE OR REPLACE FUNCTION messages._error_text(
@@ -67,7 +67,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._error_text IS
-    'The text of an error; the arguments replace its $words in order.';
+    'The text of an error, with its placeholders replaced by the arguments in order.';
 
 
 CREATE OR REPLACE FUNCTION messages._error(
@@ -88,7 +88,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._error IS
-    'The JSON answer for an error, which is also raised as a WARNING.';
+    'Raise a WARNING for an error, and return the JSON answer for it.';
 
 
 CREATE OR REPLACE FUNCTION messages._raise(
@@ -104,7 +104,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._raise IS
-    'Raise an error, for functions that return rows: SQLSTATE PM and the error number.';
+    'Raise an answer of _error as an exception, for functions that return rows. SQLSTATE: PM and the error number.';
 
 
 CREATE OR REPLACE FUNCTION messages._log_command(
@@ -121,4 +121,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._log_command IS
-    'Report a command to clients with DEBUG1 or lower, without tokens and bodies.';
+    'Send a DEBUG message about a call to the client if its client_min_messages allows it. The words must not contain tokens or bodies.';

@@ -1,8 +1,9 @@
 -- Rules: permissions of roles, nodes and patterns, all looked up by index.
 
--- The gate, a lock on this table. State changes share it until their commit, so a role can hold it as long as it likes.
--- A change of rules waits a moment for the exclusive lock and goes on without it: _recheck and _unfinished then list
--- the remaining work. It is a table lock because table locks are granted in order.
+-- The rules lock is the lock on this table. A state change (a node or a subscription starts or ends, a node joins or
+-- leaves a topic) shares it until its commit, so any role can hold it for a long time. A change of rules waits up to
+-- 300 ms for the exclusive lock. If it does not get the lock, it continues and lists the remaining work in _recheck and
+-- _unfinished. It is a table lock because PostgreSQL grants table locks in the order of the requests.
 CREATE TABLE IF NOT EXISTS messages._gate (
     id boolean PRIMARY KEY DEFAULT true,
     CONSTRAINT gate_has_one_row CHECK (id)
@@ -20,7 +21,7 @@ BEGIN
 END
 $$;
 
--- Changes of rules lock this row, so that they run one after the other.
+-- Changes of rules lock this row, so that they run one after the other. version: increases with each change.
 CREATE TABLE IF NOT EXISTS messages._rules (
     id boolean PRIMARY KEY DEFAULT true,
     version bigint NOT NULL DEFAULT 0,
@@ -28,15 +29,16 @@ CREATE TABLE IF NOT EXISTS messages._rules (
 );
 INSERT INTO messages._rules DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- The last transaction that changed rules, and the last that began to observe topics. In sequences, because older
--- snapshots see their values too.
+-- The ids of the last transaction that changed rules and of the last that began to observe topics. They are stored in
+-- sequences because transactions with older snapshots must see them too.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._rules_xact MINVALUE 0 START 0;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._observation_xact MINVALUE 0 START 0;
 
--- Checks that each housekeeping repeats after a change of rules without the gate: transactions that change state at the
--- same time may have read the old rules and commit later. horizon: when no older transaction runs, these have ended.
--- idents: the nodes to check, null for all. topics: the topics that the rules name. channels: the former channels of
--- queues by name, as a session may have begun to LISTEN on one; null if no permission for a queue was removed.
+-- Checks that each housekeeping repeats after a change of rules without the rules lock, because state changes that ran
+-- at the same time may have read the old rules and commit later. horizon: a transaction id; when no older transaction
+-- runs, all these state changes have ended. idents: the nodes to check, null for all. topics: the topics that the rules
+-- name. channels: the former channels of queues by name, because a session may have begun to LISTEN on one; null if no
+-- permission for a queue was removed.
 CREATE TABLE IF NOT EXISTS messages._recheck (
     id bigint GENERATED ALWAYS AS IDENTITY,
     idents text[],
@@ -45,8 +47,8 @@ CREATE TABLE IF NOT EXISTS messages._recheck (
     horizon xid8
 );
 
--- Rows that a change of rules could not update, because a transaction has locked them. Until housekeeping has updated
--- them, each send to such a topic checks the rules of all its receivers.
+-- Rows that a change of rules could not update, because another transaction had locked them. Until housekeeping updates
+-- a topic's row, each send to the topic checks the rules of all its receivers.
 CREATE TABLE IF NOT EXISTS messages._unfinished (
     id bigint GENERATED ALWAYS AS IDENTITY,
     topic_id bigint,
@@ -55,8 +57,8 @@ CREATE TABLE IF NOT EXISTS messages._unfinished (
     CONSTRAINT unfinished_is_about_one_thing CHECK (num_nonnulls(topic_id, client_id, queue_id) = 1)
 );
 
--- Has a value if _unfinished may have a row: a send reads a sequence faster than a table. The value is a transaction id:
--- when no older transaction runs, all transactions that wrote a row have ended.
+-- Has a value if _unfinished may have a row. It is a sequence because a send reads a sequence faster than a table. The
+-- value is a transaction id: when no older transaction runs, all transactions that wrote a row have ended.
 CREATE SEQUENCE IF NOT EXISTS messages._unfinished_xact;
 
 -- Seconds since the epoch until which housekeeping does not repeat the checks of _recheck and _unfinished.
@@ -72,7 +74,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._rules_are_applied IS
-    'Whether no change of rules is unfinished, so that the stored rows agree with the rules. Inlined where it is called.';
+    'Whether all changes of rules are finished, so that the stored permissions and channels agree with the rules. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._share_rules_lock()
@@ -80,7 +82,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Before the lock, for _recheck.horizon: a transaction that reads old rules later has a lower id.
+    -- Draw the transaction id before the lock: then it is below _recheck.horizon if this transaction reads old rules.
     PERFORM pg_current_xact_id();
     LOCK TABLE messages._gate IN ROW SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -90,7 +92,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._share_rules_lock IS
-    'Share the gate before a state change reads rules: no change of rules that holds the gate runs until this commit.';
+    'Share the rules lock before a state change reads rules: until this commit, no change of rules holds it alone.';
 
 
 CREATE OR REPLACE FUNCTION messages._check_snapshot()
@@ -108,7 +110,7 @@ BEGIN
         BEGIN
             PERFORM pg_xact_status(v_last);
         EXCEPTION WHEN invalid_parameter_value THEN
-            -- This id is not used yet: it came with a dump of another server.
+            -- This server has not reached this id yet: the value came with a dump of another server.
             CONTINUE;
         END;
         RAISE EXCEPTION 'could not serialize access: rules have changed since this transaction began'
@@ -118,7 +120,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._check_snapshot IS
-    'Above READ COMMITTED: raise 40001 if rules or observations may have changed after the snapshot of this transaction.';
+    'For transactions above READ COMMITTED: raise 40001 if rules or observations may have changed after their snapshot.';
 
 
 CREATE OR REPLACE FUNCTION messages._limit_lock_wait()
@@ -134,7 +136,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._limit_lock_wait IS
-    'Set lock_timeout to 10 s if it is 0. Returns the former value, for the caller to restore.';
+    'Set lock_timeout to 10 s if it is 0, and return the former value for the caller to restore.';
 
 
 CREATE OR REPLACE FUNCTION messages._remaining_lock_wait_ms()
@@ -143,18 +145,18 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_now float8 := date_part('epoch', clock_timestamp());
-    v_until text := coalesce(current_setting('messages.changes_wait_until', true), '');
+    v_until text := coalesce(current_setting('messages.rule_change_deadline', true), '');
 BEGIN
     IF v_until !~ '^[0-9]+([.][0-9]+)?$' THEN
         v_until := (v_now + 0.6)::text;
-        PERFORM set_config('messages.changes_wait_until', v_until, true);
+        PERFORM set_config('messages.rule_change_deadline', v_until, true);
     END IF;
     RETURN greatest(1, least(600, 1000 * (v_until::float8 - v_now)))::int;
 END
 $$;
 
 COMMENT ON FUNCTION messages._remaining_lock_wait_ms IS
-    'How many milliseconds changes of rules in this transaction may still wait for locks: 600 in all, then 1 each.';
+    'The milliseconds for which a change of rules may wait for locks. All changes of a transaction share 600 ms; after that the result is 1.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_rules()
@@ -169,16 +171,16 @@ BEGIN
     EXCEPTION WHEN lock_not_available THEN
         RAISE EXCEPTION 'rules cannot be changed now: another change of rules is not committed yet'
             USING ERRCODE = 'lock_not_available',
-                HINT = 'End it, and try again: psqlmessages doctor names who sits in a transaction.';
+                HINT = 'Commit it or roll it back, and try again: psqlmessages doctor lists open transactions.';
     END;
     PERFORM setval('messages._rules_xact', pg_current_xact_id()::text::bigint);
     IF NOT messages._holds_rules_lock() THEN
         PERFORM set_config('lock_timeout', least(300, messages._remaining_lock_wait_ms())::text, true);
         BEGIN
             LOCK TABLE messages._gate IN EXCLUSIVE MODE;
-            PERFORM set_config('messages.has_gate', pg_current_xact_id()::text, true);
+            PERFORM set_config('messages.rules_lock_holder', pg_current_xact_id()::text, true);
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            RAISE DEBUG 'rules are changed beside open transactions';
+            RAISE DEBUG 'rules are changed without the rules lock, because open transactions hold it';
         END;
     END IF;
     PERFORM set_config('lock_timeout', v_timeout, true);
@@ -186,7 +188,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_rules IS
-    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the gate. Continues without the gate if a transaction keeps it.';
+    'Before rules change: wait for other changes of rules (lock_timeout, or 10 s), then up to 300 ms for the exclusive rules lock. Continues without it if another transaction holds it longer.';
 
 
 CREATE OR REPLACE FUNCTION messages._holds_rules_lock()
@@ -195,12 +197,12 @@ LANGUAGE plpgsql
 STABLE
 AS $$
 BEGIN
-    RETURN coalesce(current_setting('messages.has_gate', true) = pg_current_xact_id_if_assigned()::text, false);
+    RETURN coalesce(current_setting('messages.rules_lock_holder', true) = pg_current_xact_id_if_assigned()::text, false);
 END
 $$;
 
 COMMENT ON FUNCTION messages._holds_rules_lock IS
-    'Whether this change of rules holds the gate alone, so that no state changes beside it. Only changes of rules set the setting that it reads.';
+    'Whether this transaction holds the exclusive rules lock, so that no state changes at the same time. The caller can forge the setting: ask only in changes of rules, whose role is trusted.';
 
 
 CREATE OR REPLACE FUNCTION messages._patterns(
@@ -219,7 +221,7 @@ BEGIN
     ELSE
         v_patterns := ARRAY[name, '*'];
     END IF;
-    -- Rules have at most 100 characters; the limit keeps a name of a megabyte from costing its square.
+    -- Names in rules have at most 100 characters. Without the limit, the patterns of a long name would fill the memory.
     FOR v_length IN 1 .. least(length(v_prefix), 100) LOOP
         v_patterns := v_patterns || (left(v_prefix, v_length) || '*');
     END LOOP;
@@ -228,7 +230,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._patterns IS
-    'The rule values that match a name: the name itself, and each of its prefixes with *. For a pattern: the patterns that cover it.';
+    'The names and patterns that match a name in a rule: the name itself, and each of its prefixes with *. For a pattern: the patterns that include it.';
 
 
 CREATE OR REPLACE FUNCTION messages._last_name(
@@ -239,7 +241,7 @@ LANGUAGE plpgsql
 STABLE STRICT
 AS $$
 BEGIN
-    -- Names have at most 100 characters, and none sorts after this one in UTF-8.
+    -- Names have at most 100 characters, and in UTF-8 no name with this prefix sorts after this one.
     IF getdatabaseencoding() = 'UTF8' THEN
         RETURN prefix || repeat(chr(1114111), 100);
     END IF;
@@ -253,7 +255,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._last_name IS
-    'The upper end of the index range of names with this prefix. Encodings other than UTF-8 may have other names in this range.';
+    'The upper end of an index range with all names of this prefix. In encodings other than UTF-8 the range also has other names.';
 
 
 CREATE OR REPLACE FUNCTION messages._name_range(
@@ -269,7 +271,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._name_range IS
-    'The index range for a name or pattern: names from low to high that start with low. Inlined where it is called; OFFSET makes it run once.';
+    'The index range of the names that match a name or pattern: those from low to high that also start with low. Inlined where it is called; OFFSET makes it run once.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_member(
@@ -288,7 +290,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._is_member IS
-    'Whether a login role is that role or inherits from it; false for roles that do not exist.';
+    'Whether a login role is the other role or inherits its privileges; false if one of them does not exist.';
 
 
 CREATE OR REPLACE FUNCTION messages._permissions(
@@ -310,7 +312,7 @@ AS $$
     SELECT bool_or(a.mode IN ('W', 'RW', 'A')), bool_or(a.mode IN ('R', 'RW', 'A')), bool_or(a.mode = 'O'),
            bool_or(a.mode = 'A'), max(a.timeout)
     FROM psqlmessages_auth AS a
-    -- Subqueries run once per call, and not for each rule if the table is small.
+    -- As subqueries the patterns are computed once per call: otherwise a plan for a small table computes them per rule.
     WHERE a.ident = ANY ((SELECT messages._patterns(_permissions.ident))::text[])
       AND a.type = _permissions.type
       AND a.dest = ANY ((SELECT messages._patterns(_permissions.dest))::text[])
@@ -318,7 +320,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._permissions IS
-    'The permissions of all matching rules together: one row, all columns null if no rule matches. timeout: the longest, in seconds. Inlined where it is called.';
+    'The permissions that all matching rules give together: one row, with all columns null if no rule matches. timeout: the longest of the rules, in seconds. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_rule(
@@ -339,7 +341,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_rule IS
-    'Whether any rule lets this role use this ident.';
+    'Whether any rule allows this role to act as this node.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_any_rule(
@@ -348,12 +350,12 @@ CREATE OR REPLACE FUNCTION messages._has_any_rule(
 RETURNS boolean
 LANGUAGE plpgsql
 STABLE
--- Use the index: most rules may be for other roles.
+-- Use the index, because most rules may be for other roles.
 SET enable_seqscan = off
 SET jit = off
 AS $$
 BEGIN
-    -- The usual case. A new backend needs ten times as long to plan the query on the catalogues of roles.
+    -- The common case first: in a new backend, planning the query below takes ten times as long.
     IF EXISTS (SELECT FROM psqlmessages_auth AS a WHERE a.role = login) THEN
         RETURN true;
     END IF;
@@ -371,7 +373,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_any_rule IS
-    'Whether a login role has any rule, for any node; true for the owner.';
+    'Whether a login role has a rule for any node; true for the owner.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_destinations(
@@ -396,7 +398,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_destinations IS
-    'The topics or queues, or patterns of them, that this role may use in one of these modes as any node; * for the owner.';
+    'The names and patterns of topics or queues that rules allow this role to use, as any node, in one of these modes; * for the owner. type: Topic or Queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_known_node(
@@ -426,25 +428,25 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_rights record;
+    v_permissions record;
 BEGIN
     IF length(topic) > 100 THEN
         RETURN messages._error(54);
     ELSIF coalesce(topic, '') = '' THEN
         RETURN messages._error(1);
     END IF;
-    SELECT * INTO v_rights FROM messages._permissions(role, ident, 'Topic', topic);
+    SELECT * INTO v_permissions FROM messages._permissions(role, ident, 'Topic', topic);
     IF right(topic, 1) <> '*'
-        AND NOT (makes_topic AND v_rights.timeout IS NOT NULL)
+        AND NOT (makes_topic AND v_permissions.timeout IS NOT NULL)
         AND NOT EXISTS (SELECT FROM psqlmessages_topic AS t WHERE t.name = topic)
         OR right(topic, 1) = '*' AND mode <> 'O'
     THEN
         RETURN messages._error(9, topic);
-    ELSIF v_rights.timeout IS NULL THEN
+    ELSIF v_permissions.timeout IS NULL THEN
         RETURN messages._error(2, 'Topic', topic);
-    ELSIF mode = 'W' AND NOT v_rights.can_write
-        OR mode = 'R' AND NOT v_rights.can_read
-        OR mode = 'O' AND NOT v_rights.can_observe
+    ELSIF mode = 'W' AND NOT v_permissions.can_write
+        OR mode = 'R' AND NOT v_permissions.can_read
+        OR mode = 'O' AND NOT v_permissions.can_observe
     THEN
         RETURN messages._error(3, mode, 'Topic', topic);
     END IF;
@@ -453,9 +455,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_error IS
-    'Why a node may not use a topic (errors 54, 1, 9, 2, 3 in this order), or null. mode: W, R, O, or empty for any rule.';
+    'The error that forbids a node to use a topic (54, 1, 9, 2, 3 in this order), or null. mode: W, R, O, or empty if any rule suffices. makes_topic: whether the call creates a missing topic.';
 
--- Audiences: the connected nodes that may receive an event.
+-- Audiences: the connected nodes that receive an event.
 
 CREATE OR REPLACE FUNCTION messages._nodes_of_rules(
     rules bigint[]
@@ -471,7 +473,7 @@ BEGIN
         SELECT DISTINCT c.id
         FROM psqlmessages_auth AS a
         CROSS JOIN LATERAL messages._name_range(a.ident) AS n
-        -- OFFSET forces one index range per rule: a plan made for few nodes compares each node with each rule.
+        -- OFFSET forces one index scan per rule: a plan made for a few nodes would compare each node with each rule.
         CROSS JOIN LATERAL (
             SELECT m.id, m.role FROM psqlmessages_client AS m
             WHERE m.ident BETWEEN n.low AND n.high AND starts_with(m.ident, n.low) OFFSET 0
@@ -535,7 +537,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._event_audience_key IS
-    'The rules that determine the audience of an event about a node: equal keys have equal audiences. topics, nodes: names in the rules of the node, null if none; rules: the Rpc rules for the node. former: rules just removed, which still count.';
+    'What determines the audience of an event about a node: equal keys have equal audiences. topics, nodes: the destinations in the Topic and Rpc rules of the node, null if it has none. rules: the ids of the Rpc rules whose destination is the node. former: rules of the node that were just removed and still count.';
 
 
 CREATE OR REPLACE FUNCTION messages._audience_of_key(
@@ -588,7 +590,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._audience_of_key IS
-    'The connected nodes for a key of _event_audience_key. It may list a node twice.';
+    'The connected nodes of a key from _event_audience_key. A node may be listed twice.';
 
 
 CREATE OR REPLACE FUNCTION messages._node_audience(
@@ -603,4 +605,4 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._node_audience IS
-    'The connected nodes that may share a topic with this node, or that an Rpc rule connects with it in either direction. former: rules just removed, which still count.';
+    'The connected nodes that may share a topic with this node, or that an Rpc rule connects with it in either direction. former: rules of the node that were just removed and still count.';

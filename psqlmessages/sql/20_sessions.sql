@@ -1,5 +1,5 @@
 -- Sessions: one PostgreSQL connection, its private channel, and the nodes registered on it.
--- A session is alive while its backend holds advisory lock (1886612839, session id).
+-- A session is alive while its backend holds the advisory lock (1886612839, session id), in short: the session's lock.
 
 CREATE OR REPLACE FUNCTION messages._unverified_node_id()
 RETURNS bigint
@@ -13,7 +13,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._unverified_node_id IS
-    'The acting node according to the setting of this session, which the caller can forge: trust it only together with channel, pid and role.';
+    'The id of the acting node according to a setting, which the caller can forge: trust it only together with channel, pid and role.';
 
 
 CREATE OR REPLACE FUNCTION messages._acting_node(
@@ -37,7 +37,7 @@ BEGIN
       AND s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid()
       AND s.role = session_user
-      -- A node that lost its last rule may still have a row.
+      -- While a change of rules is unfinished, a node that lost its last rule may still have a row.
       AND CASE WHEN messages._rules_are_applied() THEN true ELSE messages._has_rule(c.role, c.ident) END;
 END
 $$;
@@ -60,7 +60,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._live_sessions IS
-    'The sessions whose own backend still holds their lock. The same lock of another process does not count.';
+    'The sessions whose backend holds their lock. If another backend holds it, the session is not alive.';
 
 
 CREATE OR REPLACE FUNCTION messages._session_has_ended(
@@ -78,7 +78,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._session_has_ended IS
-    'Cheap test whether another session has ended, because its lock is free. Another role can take this lock, so housekeeping uses _live_sessions.';
+    'Whether a session of another connection has ended: true if its lock is free. A cheap test that another role can deceive by taking this lock, so housekeeping uses _live_sessions.';
 
 
 CREATE OR REPLACE FUNCTION messages._find_session()
@@ -93,8 +93,8 @@ BEGIN
     FROM psqlmessages_session AS s
     WHERE s.channel = current_setting('messages.channel', true)
       AND s.pid = pg_backend_pid() AND s.role = session_user;
-    -- Null: this connection never had a session. Empty: its session has ended, or RESET ALL removed the setting but
-    -- not the lock.
+    -- The setting is null if this connection never had a session. It is empty if the session has ended, or after a
+    -- RESET ALL, which does not release the lock.
     IF v_session IS NULL AND current_setting('messages.channel', true) IS NOT NULL THEN
         SELECT s.id, s.channel INTO v_session, v_channel
         FROM messages._live_sessions() AS live (id)
@@ -110,14 +110,17 @@ COMMENT ON FUNCTION messages._find_session IS
     'The session of this connection, or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._take_session_lock()
+CREATE OR REPLACE FUNCTION messages._open_session()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_id int;
+    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
+    v_head text := session_user;
 BEGIN
     IF current_setting('messages.channel', true) IS NOT NULL THEN
+        -- Reuse the lock of an earlier session of this connection.
         SELECT l.objid::bigint::int INTO v_id
         FROM pg_catalog.pg_locks AS l
         WHERE l.locktype = 'advisory' AND l.classid = 1886612839 AND l.objsubid = 2
@@ -135,24 +138,7 @@ BEGIN
             v_id := NULL;
         END IF;
     END LOOP;
-    RETURN v_id;
-END
-$$;
-
-COMMENT ON FUNCTION messages._take_session_lock IS
-    'An unused session id whose lock this backend holds: from an earlier session of this connection, or new.';
-
-
-CREATE OR REPLACE FUNCTION messages._open_session()
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_id int := messages._take_session_lock();
-    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
-    v_head text := session_user;
-BEGIN
-    -- LISTEN silently cuts names to 63 bytes, and pg_notify raises an error: cut whole characters here.
+    -- The channel has at most 63 bytes: LISTEN silently cuts longer names, and pg_notify raises an error.
     WHILE octet_length(v_head || v_tail) > 63 LOOP
         v_head := left(v_head, -1);
     END LOOP;
@@ -164,7 +150,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._open_session IS
-    'Start the session of this connection: lock first, then the row.';
+    'Start a session of this connection, and return its id: take the lock first, then insert the row.';
 
 
 CREATE OR REPLACE FUNCTION messages._close_empty_session(
@@ -184,7 +170,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._close_empty_session IS
-    'End the session of this connection if it has no node. The lock stays: without a row it means nothing.';
+    'End the session of this connection if it has no node. Its lock is not released, and has no meaning without the row.';
 
 -- Registration of nodes: init, deinit, crash and use.
 
@@ -202,11 +188,11 @@ DECLARE
 BEGIN
     IF v_session IS NOT NULL THEN
         IF v_session NOT IN (SELECT messages._live_sessions()) THEN
-            -- The lock was released by force, so for all other sessions this one has crashed.
+            -- The caller released the lock with pg_advisory_unlock, so for all other sessions this one has crashed.
             PERFORM messages._end_dead_session(v_session);
             v_session := NULL;
         ELSE
-            -- The lock keeps a change of rules that ends the last node from deleting the session.
+            -- Lock the row, or a change of rules that ends the last node would delete the session.
             PERFORM FROM psqlmessages_session AS s WHERE s.id = v_session FOR KEY SHARE;
             IF NOT FOUND THEN
                 v_session := NULL;
@@ -226,14 +212,15 @@ BEGIN
             ON CONFLICT DO NOTHING
             RETURNING id INTO node_id;
             is_new := true;
-            -- If not inserted, another session has just registered the name: try again.
+            -- If the row was not inserted, another session has just registered the name: try again.
             EXIT WHEN node_id IS NOT NULL;
         ELSIF v_other.session_id = v_session THEN
             node_id := v_other.id;
             is_new := false;
             EXIT;
         ELSIF v_other.session_id NOT IN (SELECT messages._live_sessions()) THEN
-            -- Only this node: a transaction may have locked topics of others. Housekeeping ends the rest.
+            -- End only this node, because another transaction may have locked topics of the session's other nodes.
+            -- Housekeeping ends those.
             PERFORM messages._end_node(v_other.id, 'crash', false);
         ELSE
             error := CASE v_other.role
@@ -250,7 +237,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._register IS
-    'Register a node on the session of this connection, or return the error that names the present session. A dead one is ended first.';
+    'Register a node on the session of this connection, or return the error if a live session has the node. On a dead session, the node is ended first. is_new: false if this session already had the node.';
 
 
 CREATE OR REPLACE FUNCTION messages.init(
@@ -288,7 +275,7 @@ BEGIN
     END IF;
     v_channel := current_setting('messages.channel');
     PERFORM set_config('messages.node', v_node.node_id::text, false);
-    -- Also if the node is registered already: UNLISTEN or a rollback may have ended the LISTEN.
+    -- LISTEN even if the node is not new, because UNLISTEN or a rollback may have ended the first LISTEN.
     EXECUTE format('LISTEN %I', v_channel);
     IF v_node.is_new THEN
         IF EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.ident = init.ident) THEN
@@ -349,7 +336,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deregister IS
-    'Body of deinit and crash: end a node of this session, and the session with its last node.';
+    'Body of deinit and crash: end a node of this session, and the session with its last node. evt: the event that other nodes receive.';
 
 
 CREATE OR REPLACE FUNCTION messages.deinit(
@@ -383,7 +370,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.crash IS
-    'As deinit, but other nodes receive a crash event: for gateways whose client has disconnected. Errors: 54.';
+    'As deinit, but other nodes receive a crash event. For gateways, when the connection of a client was lost. Errors: 54.';
 
 
 CREATE OR REPLACE FUNCTION messages.use(

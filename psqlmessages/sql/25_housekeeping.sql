@@ -1,9 +1,9 @@
 -- Housekeeping: at commit, end dead sessions, follow changed role memberships, and maintain queues, bodies and streams.
 
--- A row exists only inside a transaction and requests one housekeeping at its commit. At commit, because a function
--- cannot know whether it runs in an explicit transaction, and an open transaction must not keep locks that others need,
--- as on the rows of a dead node or the tables of streams. The key is the transaction and not the pid: a prepared
--- transaction keeps its row while its session goes on.
+-- A row requests housekeeping at the commit of the transaction that inserted it; the trigger deletes it. Housekeeping
+-- locks rows of dead nodes and tables of streams, and a function cannot know whether it runs in an explicit
+-- transaction, which would hold these locks for long. So it runs at the commit. The key is the transaction and not the
+-- pid, because after PREPARE TRANSACTION the row still exists while the session starts other transactions.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._evaluation (
     xact int PRIMARY KEY
 );
@@ -16,9 +16,10 @@ END
 $$;
 
 
--- The last check that found nothing to do, while tended_at keeps the last run that wrote. setval of an UNLOGGED sequence
--- needs no transaction id and writes no WAL, so idle nodes write nothing. A value is milliseconds since the epoch, then 20
--- bits of tended_at: it is void as soon as tended_at changes, and after a crash.
+-- When a check of queues or streams last found nothing to do; the columns tended_at store the last run that wrote.
+-- setval of an UNLOGGED sequence needs no transaction id and writes no WAL, so idle nodes write nothing. A value
+-- consists of the milliseconds since the epoch and 20 bits of tended_at. It is ignored if these bits differ from those
+-- of tended_at, so that a later run or a crash of the server makes it invalid.
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._queues_checked;
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._streams_checked;
 
@@ -34,7 +35,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._tended_at_bits IS
-    'The bits of tended_at that a value of _queues_checked or _streams_checked contains; null if it is infinite.';
+    'The 20 bits of tended_at that the values of _queues_checked and _streams_checked contain; null if tended_at is infinite.';
 
 
 CREATE OR REPLACE FUNCTION messages._last_check(
@@ -53,7 +54,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._last_check IS
-    'When housekeeping of queues or streams last ran, or last found nothing to do.';
+    'When housekeeping of queues or streams last ran or found nothing to do. checked: the sequence _queues_checked or _streams_checked.';
 
 
 CREATE OR REPLACE FUNCTION messages._record_check(
@@ -72,7 +73,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._record_check IS
-    'Store that there was nothing to do at this time. Not rolled back.';
+    'Store in this sequence when a check found nothing to do. A rollback does not undo it.';
 
 
 CREATE OR REPLACE FUNCTION messages._has_work()
@@ -84,7 +85,7 @@ AS $$
 DECLARE
     v_has_work boolean;
 BEGIN
-    -- Above READ COMMITTED this would not see recent commits of others.
+    -- Above READ COMMITTED the check would not see recent commits of others.
     IF current_setting('transaction_isolation') <> 'read committed'
         OR current_setting('transaction_read_only') = 'on'
     THEN
@@ -96,9 +97,14 @@ BEGIN
         v_has_work := EXISTS (
                 SELECT FROM psqlmessages_session AS s WHERE s.id NOT IN (SELECT messages._live_sessions())
             )
-            OR messages._rules_have_work() OR messages._queues_have_work() OR messages._bodies_have_work()
+            OR messages._rules_have_work() OR messages._queues_have_work()
+            OR EXISTS (
+                SELECT FROM generate_series(0, 6) AS k (class)
+                WHERE pg_relation_size(to_regclass('psqlmessages_body_' || messages._body_slot(k.class, 1))) > 0
+            )
             OR messages._streams_have_work();
-        -- Roll back, which releases the locks: an open transaction of the caller must not delay a TRUNCATE.
+        -- The exception rolls the block back, which releases its locks: an open transaction of the caller would
+        -- otherwise delay a TRUNCATE.
         RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
     EXCEPTION
         WHEN transaction_rollback THEN
@@ -111,7 +117,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._has_work IS
-    'Whether housekeeping has anything to write; true if that cannot be read. Needs no transaction id. Waits 50 ms for a lock at most and keeps none.';
+    'Whether housekeeping has anything to do; true if it cannot find out. Needs no transaction id. Waits for a lock at most 50 ms, and holds none afterwards.';
 
 
 CREATE OR REPLACE FUNCTION messages._request_housekeeping()
@@ -132,7 +138,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._request_housekeeping IS
-    'Run housekeeping when this transaction commits. Not above READ COMMITTED, where it would not see recent commits of others.';
+    'Make this transaction run housekeeping at its commit, but not above READ COMMITTED, where housekeeping would not see recent commits of others.';
 
 
 CREATE OR REPLACE FUNCTION messages._schedule_housekeeping()
@@ -140,10 +146,10 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- It locks rows until the transaction ends, so a role without any rule does not run it.
+    -- Housekeeping locks rows until the transaction ends, so roles without any rule do not run it.
     IF messages._has_any_rule(session_user) THEN
         PERFORM set_config(
-            'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
+            'messages.housekeeping_at', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
         IF messages._has_work() THEN
             PERFORM messages._request_housekeeping();
@@ -153,7 +159,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._schedule_housekeeping IS
-    'Run housekeeping when this transaction commits, if there is anything to do.';
+    'Look whether housekeeping has anything to do. If so, make this transaction run it at its commit.';
 
 
 CREATE OR REPLACE FUNCTION messages._nothing_is_due()
@@ -161,12 +167,12 @@ RETURNS boolean
 LANGUAGE sql
 VOLATILE
 AS $$
-    SELECT current_setting('messages.evaluated', true) = to_hex(date_part('epoch', clock_timestamp())::bigint)
+    SELECT current_setting('messages.housekeeping_at', true) = to_hex(date_part('epoch', clock_timestamp())::bigint)
         AND NOT current_setting('client_min_messages') ^@ 'debug'
 $$;
 
 COMMENT ON FUNCTION messages._nothing_is_due IS
-    'Whether this session scheduled housekeeping within this second and its client does not log commands: then nothing is left to do. Inlined where it is called.';
+    'Whether a call can skip both _log_command, because the client gets no DEBUG messages, and _schedule_housekeeping, because this session called it in this second. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._schedule_housekeeping_if_due()
@@ -174,7 +180,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF current_setting('messages.evaluated', true)
+    IF current_setting('messages.housekeeping_at', true)
         IS DISTINCT FROM to_hex(date_part('epoch', clock_timestamp())::bigint)
     THEN
         PERFORM messages._schedule_housekeeping();
@@ -183,7 +189,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._schedule_housekeeping_if_due IS
-    'Schedule housekeeping unless this session did so within this second. The setting is compared as text, because the caller may have written anything to it.';
+    'Call _schedule_housekeeping unless this session did so in this second. The setting is compared as text, because the caller may have set it to any value.';
 
 
 CREATE OR REPLACE FUNCTION messages._commits_immediately(
@@ -196,15 +202,16 @@ DECLARE
     v_query text := rtrim(current_query(), E' \t\r\n;');
 BEGIN
     RETURN
-        -- No function with SET CONSTRAINTS and no procedure with COMMIT has fired the trigger.
+        -- The context has one line: the trigger was not fired in a function by SET CONSTRAINTS or in a procedure by
+        -- COMMIT.
         strpos(context, E'\n') = 0
-        -- A single statement is ending: a SELECT, the COMMIT of a block, or, if there is no text, the statements before
-        -- a Sync of the extended protocol. Not SET CONSTRAINTS, PREPARE TRANSACTION, or one of several statements.
+        -- The transaction ends with this statement: a single SELECT, a COMMIT, or, if there is no text, a Sync of the
+        -- extended protocol. It is no SET CONSTRAINTS, no PREPARE TRANSACTION and not one of several statements.
         AND (v_query IS NULL
             OR v_query ~* '^[[:space:]]*select[^[:alnum:]_]' AND strpos(v_query, ';') = 0
             OR v_query ~* '^[[:space:]]*(commit|end)([[:space:]]+(work|transaction))?$')
-        -- Other work at a commit may take any time: a message to a client that does not read, a cursor WITH HOLD, a
-        -- deferred trigger or foreign key of another table, the commit at another server, and ON COMMIT DELETE ROWS,
+        -- No other work delays this commit: no DEBUG message to a client that does not read, no cursor WITH HOLD, no
+        -- deferred trigger or foreign key of another table, no commit at another server, and no ON COMMIT DELETE ROWS,
         -- which waits for transactions that have used the temporary table.
         AND current_setting('client_min_messages') IN ('notice', 'warning', 'error')
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_cursors AS c WHERE c.is_holdable)
@@ -226,7 +233,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._commits_immediately IS
-    'Whether the commit trigger, called with this context, runs in a commit that the caller cannot delay. False if that is not certain.';
+    'Whether the transaction commits right after the trigger evaluate_at_commit, without a delay that the caller controls; false if that is not certain. context: PG_CONTEXT in the trigger function.';
 
 
 CREATE OR REPLACE FUNCTION messages._run_housekeeping_at_commit()
@@ -242,41 +249,40 @@ DECLARE
 BEGIN
     GET DIAGNOSTICS v_context = PG_CONTEXT;
     DELETE FROM messages._evaluation AS e WHERE e.xact = NEW.xact;
-    -- This call makes PostgreSQL free the notifications of listeners that have ended. Without it, a full queue stays
-    -- full, and every transaction that notifies fails. It locks nothing.
+    -- This call makes PostgreSQL free the notifications of listeners that have ended. Without it, a full notification
+    -- queue stays full, and every transaction that notifies fails. It locks nothing.
     PERFORM pg_notification_queue_usage();
-    -- Locks taken here last until the transaction ends, so if that may take long, another call does this work.
+    -- Locks taken here last until the transaction ends. If that may take long, do nothing: another call does this work.
     IF NOT messages._commits_immediately(v_context) THEN
         RETURN NULL;
     END IF;
-    -- The caller did not request this work: a locked table or a full disk ends only the attempt, not the transaction.
-    -- The next housekeeping tries again.
+    -- A locked table or a full disk must not fail the caller's transaction: the next housekeeping tries again.
     PERFORM messages._maintain_sessions_and_rules(true);
     BEGIN
-        -- It may notify sessions that wait for dead letters, which needs room in the notification queue.
+        -- It may notify sessions that wait for dead letters, which needs space in the notification queue.
         IF pg_notification_queue_usage() < 0.95 THEN
             PERFORM messages._maintain_queues();
         END IF;
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'care of queues is put off: %', SQLERRM;
+        RAISE DEBUG 'maintenance of queues is postponed: %', SQLERRM;
     END;
     -- Work that locks whole tables comes last.
     BEGIN
         PERFORM messages._truncate_expired_bodies();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'care of bodies is put off: %', SQLERRM;
+        RAISE DEBUG 'removal of expired bodies is postponed: %', SQLERRM;
     END;
     BEGIN
         PERFORM messages._maintain_streams();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'care of streams is put off: %', SQLERRM;
+        RAISE DEBUG 'maintenance of streams is postponed: %', SQLERRM;
     END;
     RETURN NULL;
 END
 $$;
 
 COMMENT ON FUNCTION messages._run_housekeeping_at_commit IS
-    'Runs once before the commit of each transaction that scheduled housekeeping. It delays the commit by short waits only and does not fail it.';
+    'Run housekeeping before the commit of a transaction that requested it. Waits for a lock at most 50 ms, and does not make the commit fail.';
 
 DROP TRIGGER IF EXISTS evaluate_at_commit ON messages._evaluation;
 CREATE CONSTRAINT TRIGGER evaluate_at_commit
@@ -291,7 +297,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._share_rules_lock();
-    -- A disconnect of the node waits for this lock, or has removed the node already. A new session has no node.
+    -- Whoever ends the node waits for this lock, or has ended it already. A new session has no node.
     IF messages._unverified_node_id() IS NOT NULL THEN
         PERFORM FROM psqlmessages_client AS c
         WHERE c.id = (SELECT a.id FROM messages._acting_node() AS a) FOR KEY SHARE;
@@ -300,7 +306,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_state_change IS
-    'First step of every state change that is allowed; check the permission again afterwards. Locks are taken in this order: gate, session, node, topics by name.';
+    'Share the rules lock and lock the acting node, as the first step of a state change. Call it if the permission exists, and then check the permission again. Locks are taken in this order: rules lock, session, node, topics by name.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_sessions_and_rules(
@@ -321,19 +327,19 @@ BEGIN
     BEGIN
         v_events := messages._end_dead_sessions();
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'ending dead sessions is put off: %', SQLERRM;
+        RAISE DEBUG 'ending dead sessions is postponed: %', SQLERRM;
     END;
     BEGIN
         v_events := v_events + messages._follow_role_memberships(is_commit);
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
-        RAISE DEBUG 'following role memberships is put off: %', SQLERRM;
+        RAISE DEBUG 'applying rules and role memberships is postponed: %', SQLERRM;
     END;
     RETURN v_events;
 END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_sessions_and_rules IS
-    'End dead sessions and follow rules now. Waits 50 ms for a lock at most and leaves locked rows for the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
+    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()
@@ -348,7 +354,7 @@ BEGIN
     PERFORM messages._log_command('evaluate');
     IF messages._has_any_rule(session_user) AND messages._has_work() THEN
         BEGIN
-            -- Only count the events: the exception rolls the block back, which releases its locks.
+            -- Only to count the events: the exception rolls the block back, which releases its locks.
             v_events := messages._maintain_sessions_and_rules();
             RAISE EXCEPTION USING ERRCODE = 'transaction_rollback';
         EXCEPTION WHEN transaction_rollback THEN
@@ -369,7 +375,7 @@ DECLARE
     v_function text;
     v_setting text;
 BEGIN
-    -- The planner settings of the caller must not lead to slow plans, because other sessions wait for these functions.
+    -- The caller's planner settings must not lead to slow plans, because other sessions wait for these functions.
     FOREACH v_function IN ARRAY '{_run_housekeeping_at_commit,evaluate}'::text[] LOOP
         FOREACH v_setting IN ARRAY ARRAY[
             'enable_indexscan = on', 'enable_indexonlyscan = on', 'enable_bitmapscan = on', 'enable_nestloop = on',
@@ -397,24 +403,24 @@ AS $$
 DECLARE
     v_left jsonb;
 BEGIN
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM psqlmessages_membership AS m
         USING psqlmessages_client AS c, psqlmessages_topic AS t
         WHERE m.client_id = ANY (nodes) AND c.id = m.client_id AND t.id = m.topic_id
         RETURNING c.ident, t.id, t.name, m.kind
-    ), placed AS (
-        SELECT g.ident, g.name, g.kind,
-               row_number() OVER (PARTITION BY g.id, g.kind ORDER BY g.ident DESC) = 1
+    ), marked AS (
+        SELECT d.ident, d.name, d.kind,
+               row_number() OVER (PARTITION BY d.id, d.kind ORDER BY d.ident DESC) = 1
                AND NOT EXISTS (
                    SELECT FROM psqlmessages_membership AS o
-                   WHERE o.topic_id = g.id AND o.kind = g.kind AND o.client_id <> ALL (nodes)
+                   WHERE o.topic_id = d.id AND o.kind = d.kind AND o.client_id <> ALL (nodes)
                ) AS is_last
-        FROM gone AS g
+        FROM deleted AS d
     ), by_node AS (
-        SELECT p.ident,
-               jsonb_agg(jsonb_build_array(p.kind, p.name, p.is_last) ORDER BY p.name, p.kind) AS left_topics
-        FROM placed AS p
-        GROUP BY p.ident
+        SELECT k.ident,
+               jsonb_agg(jsonb_build_array(k.kind, k.name, k.is_last) ORDER BY k.name, k.kind) AS left_topics
+        FROM marked AS k
+        GROUP BY k.ident
     )
     SELECT jsonb_object_agg(n.ident, n.left_topics) INTO v_left FROM by_node AS n;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = ANY (nodes);
@@ -424,7 +430,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._drop_nodes IS
-    'Remove these nodes, after their topics were locked. Returns by node name the topics that it listened or sent to: [kind, topic, whether it was the last member].';
+    'Remove these nodes, whose topics the caller has locked. Returns for each node name the topics that the node listened or sent to, each as [kind, topic, whether it was the last listener or sender].';
 
 
 CREATE OR REPLACE FUNCTION messages._shared_audiences(
@@ -460,7 +466,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._shared_audiences IS
-    'The audiences of topics that several nodes left, as arrays in text by topic: the most frequent topics, up to about a megabyte.';
+    'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: from _drop_nodes.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_left_events(
@@ -492,7 +498,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_left_events IS
-    'Send the events of a node that left these topics, as _drop_nodes returns them. audiences: from _shared_audiences; others are looked up. Returns the number of events.';
+    'Send the events of one node that left these topics, and return their number. left_topics: the value of _drop_nodes for this node. audiences: from _shared_audiences; the others are looked up.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_crash_events(
@@ -512,8 +518,7 @@ DECLARE
     v_events int := 0;
 BEGIN
     FOREACH v_ident IN ARRAY idents LOOP
-        -- Audiences are looked up once, because nodes of one session often share topics and rules, and again if rules
-        -- have changed since.
+        -- Nodes of one session often share topics and rules: look up their audiences once, and again if rules change.
         IF v_version IS DISTINCT FROM (SELECT r.version FROM messages._rules AS r) THEN
             SELECT r.version INTO v_version FROM messages._rules AS r;
             v_audiences := messages._shared_audiences(left_topics);
@@ -532,7 +537,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_crash_events IS
-    'Send the events of nodes that crashed and were removed. left_topics: from _drop_nodes. Returns the number of events.';
+    'Send the events of crashed nodes that _drop_nodes has removed, and return their number. left_topics: its result.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_dead_session(
@@ -570,7 +575,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_dead_session IS
-    'End every node of a dead session with its events and return their number. Does nothing if another transaction has done so.';
+    'End a dead session and its nodes, send the events, and return their number. Does nothing if another transaction has ended the session.';
 
 
 CREATE OR REPLACE FUNCTION messages._try_lock_nodes(
@@ -613,7 +618,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._try_lock_nodes IS
-    'Lock the rows of these nodes, of their memberships and of all their topics without waiting; false if a transaction has locked one.';
+    'Lock the rows of these nodes, of their memberships and of all their topics without waiting; false if another transaction has locked one of them.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_dead_sessions()
@@ -642,4 +647,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_dead_sessions IS
-    'End the dead sessions whose rows no transaction has locked.';
+    'End the dead sessions, except those with a row that another transaction has locked. Returns the number of events.';

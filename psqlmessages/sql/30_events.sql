@@ -1,6 +1,6 @@
--- Events: system messages, each sent once to every session with a node in its audience.
+-- System events: messages about nodes and topics. Each is sent once to every session that has a node in its audience.
 
--- Ids of messages and events. CACHE saves most sends the WAL record of nextval.
+-- Ids of messages and events. Thanks to CACHE, most sends write no WAL record for nextval.
 CREATE SEQUENCE IF NOT EXISTS messages._message_id CACHE 100;
 
 
@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION messages._send_event(
     evt text,
     ident text,
     topic text,
-    skip text
+    excluded_node text
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -26,8 +26,8 @@ BEGIN
         RAISE DEBUG 'Messages event: %', concat_ws(' ', evt, ident, topic);
     END IF;
     FOR v_session IN
-        -- LIMIT forces one lookup per session: a plan made for a few nodes compares thousands with each other, and one
-        -- made for thousands reads whole tables for a few.
+        -- LIMIT forces one lookup per session. Without it, a plan made for a few nodes compares thousands with each
+        -- other, and one made for thousands reads whole tables for a few.
         SELECT t.session_id, s.channel, t.recipients, t.has_subject,
                EXISTS (
                    SELECT FROM psqlmessages_client AS n WHERE n.session_id = t.session_id OFFSET 1
@@ -35,7 +35,7 @@ BEGIN
         FROM (
             SELECT c.session_id, count(*) AS recipients, bool_or(c.ident = _send_event.ident) AS has_subject
             FROM psqlmessages_client AS c
-            WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM skip
+            WHERE c.id = ANY (audience) AND c.ident IS DISTINCT FROM excluded_node
             GROUP BY c.session_id
         ) AS t
         CROSS JOIN LATERAL (
@@ -47,7 +47,7 @@ BEGIN
             v_nodes := ',"Nodes":' || to_json(ARRAY(
                 SELECT c.ident FROM psqlmessages_client AS c
                 WHERE c.id = ANY (audience) AND c.session_id = v_session.session_id
-                  AND c.ident IS DISTINCT FROM skip
+                  AND c.ident IS DISTINCT FROM excluded_node
                 ORDER BY c.ident
             ));
             IF octet_length(v_event) + octet_length(v_nodes) > 7960 THEN
@@ -55,13 +55,13 @@ BEGIN
             END IF;
         END IF;
         IF v_session.has_others AND v_nodes = '' AND v_session.has_subject THEN
-            -- audience() leaves out the subject of an event, so it gets a notification of its own.
+            -- Without Nodes the client calls audience(), which does not list the event's subject: notify it separately.
             PERFORM pg_notify(
                 v_session.channel,
                 v_event || ',"Nodes":' || to_json(ARRAY[ident]) || ',"Id":' || nextval('messages._message_id') || '}'
             );
         END IF;
-        -- PostgreSQL drops the second of two equal notifications of a transaction: the Id makes them differ.
+        -- Of equal notifications in a transaction, PostgreSQL delivers only one: the Id makes them differ.
         PERFORM pg_notify(v_session.channel, v_event || v_nodes || ',"Id":' || nextval('messages._message_id') || '}');
     END LOOP;
     RETURN 1;
@@ -69,13 +69,13 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._send_event IS
-    'Send one event to the sessions of these nodes. skip: the node that caused the event and does not get it.';
+    'Send one event to the sessions of these nodes. excluded_node: the node that caused the event and does not receive it. Returns 1, the number of events, for callers that add up.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_node_event(
     evt text,
     ident text,
-    with_subject boolean,
+    includes_node boolean,
     former psqlmessages_auth[] DEFAULT '{}'
 )
 RETURNS int
@@ -83,20 +83,22 @@ LANGUAGE sql
 AS $$
     SELECT messages._send_event(
         messages._node_audience(ident, former)
-            || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _send_node_event.ident AND with_subject),
-        evt, ident, NULL, CASE WHEN NOT with_subject THEN ident END
+            || ARRAY(
+                SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = _send_node_event.ident AND includes_node
+            ),
+        evt, ident, NULL, CASE WHEN NOT includes_node THEN ident END
     )
 $$;
 
 COMMENT ON FUNCTION messages._send_node_event IS
-    'Send an event about a node. with_subject: whether this node gets it too.';
+    'Send an event about a node, and return 1. includes_node: whether the node receives it too. former: as in _event_audience_key.';
 
 
 CREATE OR REPLACE FUNCTION messages._send_topic_event(
     evt text,
     ident text,
     topic text,
-    skip text,
+    excluded_node text,
     extra_node text DEFAULT NULL
 )
 RETURNS int
@@ -105,12 +107,12 @@ AS $$
     SELECT messages._send_event(
         messages._topic_audience(topic)
             || ARRAY(SELECT c.id FROM psqlmessages_client AS c WHERE c.ident = extra_node),
-        evt, ident, topic, skip
+        evt, ident, topic, excluded_node
     )
 $$;
 
 COMMENT ON FUNCTION messages._send_topic_event IS
-    'Send an event about a topic. skip: the node that does not get it; extra_node: a node that gets it even without a rule.';
+    'Send an event about a topic, and return 1. excluded_node: the node that does not receive it. extra_node: a node that receives it even without a rule.';
 
 
 CREATE OR REPLACE FUNCTION messages.audience(
@@ -163,4 +165,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.audience IS
-    'The nodes of this session that may receive this event (the payload received). Nodes: their names. For gateways with many nodes. Errors: 50, 52.';
+    'List the nodes of this session that may receive an event, without its subject. event: the payload received. Nodes: their names. For gateways with many nodes. Errors: 50, 52.';

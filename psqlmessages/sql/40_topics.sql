@@ -1,6 +1,7 @@
 -- Topics: their senders, listeners and observers.
 
--- client_id as text, to compare it with the setting messages.node: a safe cast of the setting takes three microseconds.
+-- client_id is text here to be compared with the setting messages.node: casting the setting safely takes three
+-- microseconds.
 CREATE INDEX IF NOT EXISTS membership_by_node
 ON psqlmessages_membership ((client_id::text), topic_id, kind);
 
@@ -47,7 +48,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topics_of_nodes IS
-    'The topics whose listeners, senders or wake-ups change when these nodes end.';
+    'The topics whose listeners, senders, observers or connected subscribers change when these nodes end.';
 
 
 CREATE OR REPLACE FUNCTION messages._make_topics(
@@ -79,7 +80,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_topics IS
-    'Make the missing topics, and add their observers and subscribers. by_publish: such a topic is removed with its last message.';
+    'Create those of the topics that do not exist, with their observers and subscribers. by_publish: the topic is removed together with its last message.';
 
 
 CREATE OR REPLACE FUNCTION messages._acting_node_topic_error(
@@ -102,7 +103,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._acting_node_topic_error IS
-    'Why the acting node may not join or leave a topic, or null.';
+    'The error that forbids the acting node to use a topic (50, or as _topic_error), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_topic_change(
@@ -110,7 +111,7 @@ CREATE OR REPLACE FUNCTION messages._begin_topic_change(
     topic text,
     mode text,
     makes_topic boolean,
-    is_alone boolean DEFAULT false
+    is_exclusive boolean DEFAULT false
 )
 RETURNS json
 LANGUAGE plpgsql
@@ -121,18 +122,19 @@ DECLARE
 BEGIN
     PERFORM messages._log_command(command, topic);
     PERFORM messages._schedule_housekeeping();
-    -- Check before the gate, so that a node without permission cannot delay changes of rules, and again after it.
+    -- Check before the rules lock is taken, so that a node without permission cannot delay changes of rules, and again
+    -- afterwards.
     v_error := messages._acting_node_topic_error(topic, mode, makes_topic);
     IF v_error IS NULL THEN
-        IF is_alone THEN
-            -- All later calls wait behind this lock, so the wait is limited.
+        IF is_exclusive THEN
+            -- While this waits, all other state changes queue behind it, so limit the wait.
             v_timeout := messages._limit_lock_wait();
             BEGIN
                 LOCK TABLE messages._gate IN EXCLUSIVE MODE;
             EXCEPTION WHEN lock_not_available THEN
                 RAISE EXCEPTION 'cannot observe now: a transaction that called init, deinit or a topic function is still open'
                     USING ERRCODE = 'lock_not_available',
-                        HINT = 'End it, and try again: psqlmessages doctor names open transactions.';
+                        HINT = 'Commit it or roll it back, and try again: psqlmessages doctor lists open transactions.';
             END;
             PERFORM set_config('lock_timeout', v_timeout, true);
             PERFORM setval('messages._observation_xact', pg_current_xact_id()::text::bigint);
@@ -145,7 +147,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_topic_change IS
-    'First step of joining and leaving a topic: the error that forbids it, or null with the locks taken. is_alone: lock the gate alone (lock_timeout, or 10 s) and not shared.';
+    'First step of joining and leaving a topic: take the locks and return null, or return the error that forbids it. is_exclusive: take the rules lock exclusively (wait for lock_timeout, or 10 s).';
 
 
 CREATE OR REPLACE FUNCTION messages._join_topic(
@@ -167,7 +169,7 @@ BEGIN
     END IF;
     SELECT * INTO v_node FROM messages._acting_node();
     WHILE v_topic IS NULL LOOP
-        -- Repeat if a topic that publish made was removed at this moment.
+        -- Repeat if the topic was made by publish and has just been removed.
         PERFORM messages._make_topics(ARRAY[topic]);
         SELECT t.id INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic FOR NO KEY UPDATE;
     END LOOP;
@@ -179,7 +181,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     ELSIF kind = 'listen' THEN
-        -- The result of _rebuild_topics, without reading all other listeners.
+        -- The same result as by _rebuild_topics, without reading all other listeners.
         UPDATE psqlmessages_topic AS t
         SET listeners = t.listeners + 1,
             channels = CASE
@@ -194,7 +196,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._join_topic IS
-    'Body of topic_listen and topic_notify: check, make the topic if a rule allows it, add the membership, send the event.';
+    'Body of topic_listen and topic_notify: check, create a missing topic if a rule allows it, add the membership, send the event.';
 
 
 CREATE OR REPLACE FUNCTION messages._leave_topic(
@@ -234,7 +236,7 @@ COMMENT ON FUNCTION messages._leave_topic IS
 CREATE OR REPLACE FUNCTION messages._end_membership(
     membership bigint,
     reason text,
-    is_rebuilt boolean DEFAULT false
+    caller_rebuilds boolean DEFAULT false
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -245,7 +247,7 @@ DECLARE
     v_ended record;
     v_events int;
 BEGIN
-    IF NOT is_rebuilt THEN
+    IF NOT caller_rebuilds THEN
         PERFORM messages._lock_topics(ARRAY(
             SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = membership
         ));
@@ -256,8 +258,22 @@ BEGIN
     RETURNING m.kind, m.topic_id, m.channel::text, t.name AS topic, c.ident INTO v_ended;
     IF NOT FOUND THEN
         RETURN 0;
-    ELSIF v_ended.kind = 'listen' AND NOT is_rebuilt THEN
-        PERFORM messages._remove_listener(v_ended.topic_id, v_ended.channel);
+    ELSIF v_ended.kind = 'listen' AND NOT caller_rebuilds THEN
+        -- The same result as by _rebuild_topics. The channel stays if another node of its session needs it.
+        UPDATE psqlmessages_topic AS t
+        SET listeners = t.listeners - 1,
+            channels = CASE
+                WHEN EXISTS (
+                    SELECT FROM psqlmessages_membership AS m
+                    WHERE m.topic_id = v_ended.topic_id AND m.kind = 'listen' AND m.channel = v_ended.channel
+                ) OR EXISTS (
+                    SELECT FROM psqlmessages_observation AS v
+                    WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = v_ended.channel
+                )
+                THEN t.channels
+                ELSE array_remove(t.channels, v_ended.channel)
+            END
+        WHERE t.id = v_ended.topic_id;
     END IF;
     v_events := messages._send_topic_event(
         'topic_un' || v_ended.kind, v_ended.ident, v_ended.topic,
@@ -278,13 +294,13 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_membership IS
-    'End one listening or sending, with its events; returns their number. reason: call (by the node), leave (the node ends), revoke (by rules; the node gets the event). is_rebuilt: the caller locks and rebuilds the topic.';
+    'End one listening or sending, send the events, and return their number. reason: call (the node called), leave (the node ends) or revoke (by rules; the node receives the event). caller_rebuilds: the caller locks the topic before and rebuilds it afterwards.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_node(
     node bigint,
     evt text,
-    with_subject boolean,
+    includes_node boolean,
     former psqlmessages_auth[] DEFAULT '{}'
 )
 RETURNS int
@@ -296,7 +312,7 @@ DECLARE
     v_node psqlmessages_client;
     v_membership bigint;
     v_topics bigint[];
-    v_is_rebuilt boolean;
+    v_must_rebuild boolean;
     v_events int := 0;
 BEGIN
     SELECT * INTO v_node FROM psqlmessages_client AS c WHERE c.id = node FOR UPDATE;
@@ -311,16 +327,16 @@ BEGIN
         WHERE m.client_id = node ORDER BY t.name, m.kind
     LOOP
         v_events := v_events + messages._end_membership(
-            v_membership, CASE WHEN with_subject THEN 'revoke' ELSE 'leave' END
+            v_membership, CASE WHEN includes_node THEN 'revoke' ELSE 'leave' END
         );
     END LOOP;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
-    v_is_rebuilt := FOUND OR EXISTS (
+    v_must_rebuild := FOUND OR EXISTS (
         SELECT FROM psqlmessages_subscription AS s WHERE s.ident = v_node.ident AND s.is_alive
     );
-    v_events := v_events + messages._send_node_event(evt, v_node.ident, with_subject, former);
+    v_events := v_events + messages._send_node_event(evt, v_node.ident, includes_node, former);
     DELETE FROM psqlmessages_client AS c WHERE c.id = node;
-    IF v_is_rebuilt THEN
+    IF v_must_rebuild THEN
         PERFORM messages._rebuild_topics(v_topics);
     END IF;
     PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
@@ -329,7 +345,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._end_node IS
-    'End a registration: first listening and sending, each with its events, then the node. Returns the number of events. with_subject: whether the node gets them.';
+    'End a node: first its listening and sending, each with its events, then its registration. Returns the number of events. evt: the last event. includes_node: whether the node receives the events. former: as in _event_audience_key.';
 
 
 CREATE OR REPLACE FUNCTION messages._end_empty_sessions(
@@ -342,15 +358,15 @@ SET jit = off
 AS $$
     DELETE FROM psqlmessages_session AS s
     WHERE s.id = ANY (ARRAY(
-        -- A locked session is about to get a node, and ends with its connection.
+        -- Skip locked sessions: another transaction is about to register a node there. They end with their connection.
         SELECT e.id FROM psqlmessages_session AS e WHERE e.id = ANY (sessions) FOR UPDATE SKIP LOCKED
     )) AND NOT EXISTS (SELECT FROM psqlmessages_client AS c WHERE c.session_id = s.id)
 $$;
 
 COMMENT ON FUNCTION messages._end_empty_sessions IS
-    'Delete the sessions without a node among these. Never waits.';
+    'Delete those of the sessions that have no node. Never waits.';
 
--- Listeners: each topic row stores the number of listeners and their distinct channels, for sends.
+-- Channels: each topic row stores the number of listeners and the distinct channels to notify, for sends.
 
 CREATE OR REPLACE FUNCTION messages._lock_topics(
     topics bigint[]
@@ -363,7 +379,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._lock_topics IS
-    'Lock topics in name order. Rebuild them in a later statement, which then sees all commits before the lock.';
+    'Lock topics in name order. Rebuild them in a later statement, so that it sees everything committed before the lock.';
 
 
 CREATE OR REPLACE FUNCTION messages._wakeup_channels(
@@ -382,7 +398,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._wakeup_channels IS
-    'The channels of the subscribers of a topic that may read it. Inlined where it is called.';
+    'The channels of the connected subscribers of a topic that may read it. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._rebuild_topics(
@@ -419,38 +435,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
-    'Compute the values that sends read again: numbers of listeners and subscriptions, and each channel once. Lock the topics first.';
-
-
-CREATE OR REPLACE FUNCTION messages._remove_listener(
-    topic bigint,
-    channel text
-)
-RETURNS void
-LANGUAGE plpgsql
-SET enable_seqscan = off
-SET jit = off
-AS $$
-BEGIN
-    UPDATE psqlmessages_topic AS t
-    SET listeners = t.listeners - 1,
-        channels = CASE
-            WHEN EXISTS (
-                SELECT FROM psqlmessages_membership AS m
-                WHERE m.topic_id = topic AND m.kind = 'listen' AND m.channel = _remove_listener.channel
-            ) OR EXISTS (
-                SELECT FROM psqlmessages_observation AS v
-                WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = _remove_listener.channel
-            )
-            THEN t.channels
-            ELSE array_remove(t.channels, _remove_listener.channel)
-        END
-    WHERE t.id = topic;
-END
-$$;
-
-COMMENT ON FUNCTION messages._remove_listener IS
-    'Subtract one listener, already removed, from a topic. Its channel stays if another node of its session needs it. Lock the topic first.';
+    'Compute the stored values that sends read: the numbers of listeners and subscriptions, and the distinct channels. Lock the topics first.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_channels(
@@ -480,7 +465,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._allowed_channels IS
-    'The channels of a topic according to the current rules, for a topic row that could not be rebuilt.';
+    'The channels of the listeners and observers of a topic according to the current rules, if its row could not be rebuilt.';
 
 
 CREATE OR REPLACE FUNCTION messages._current_wakeup_channels(
@@ -499,4 +484,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._current_wakeup_channels IS
-    'The channels to wake for a publish: those of the topic row, or according to the current rules while a change of rules is unfinished.';
+    'The channels to wake for a publish: wakes (from the topic row), or while a change of rules is unfinished, those that the current rules allow.';

@@ -1,4 +1,4 @@
--- Public topic functions, except sending.
+-- Public functions to join, leave, observe and inspect topics.
 
 CREATE OR REPLACE FUNCTION messages.topic_listen(
     topic text
@@ -14,7 +14,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_listen IS
-    'Receive the messages of a topic from now on. Already: 1 if the node was listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Receive the messages of a topic from now on. Already: 1 if the node already listened. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unlisten(
@@ -31,7 +31,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unlisten IS
-    'Stop receiving the messages of a topic. Already: 1 if the node was not listening. Errors: 50, 54, 1, 9, 2, 3.';
+    'Stop receiving the messages of a topic. Already: 1 if the node did not listen. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_notify(
@@ -48,7 +48,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_notify IS
-    'Register as a sender of a topic, which topic_send requires. Already: 1 if the node was a sender. Errors: 50, 54, 1, 9, 2, 3.';
+    'Register as a sender of a topic, which topic_send requires. Already: 1 if the node already was a sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_unnotify(
@@ -65,7 +65,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_unnotify IS
-    'Deregister as a sender of a topic. Already: 1 if the node was no sender. Errors: 50, 54, 1, 9, 2, 3.';
+    'Deregister as a sender of a topic. Already: 1 if the node was not a sender. Errors: 50, 54, 1, 9, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_nodes_answer(
@@ -82,7 +82,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topic_nodes_answer IS
-    'The JSON answer of topic_auth and topic_status.';
+    'The JSON answer of topic_auth, topic_status and topic_status_as.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_read_error(
@@ -106,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_read_error IS
-    'First step of topic_auth and topic_status: the error that forbids reading the topic, or null.';
+    'First step of topic_auth and topic_status: schedule housekeeping, and return the error that forbids the call, or null.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_auth(
@@ -134,7 +134,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_auth IS
-    'Nodes that rules allow to send to a topic (Notifiers) and to listen (Listeners); names as in the rules, including patterns. Errors: 50, 54, 1, 9, 2.';
+    'List the nodes that rules allow to send to a topic (Notifiers) and to listen (Listeners): names and patterns as in the rules. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_status(
@@ -155,7 +155,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topic_status IS
-    'The answer of topic_status and topic_status_as.';
+    'The nodes that send and listen to a topic, as topic_status and topic_status_as answer them.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_status(
@@ -172,7 +172,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_status IS
-    'Nodes that send to a topic (Notifiers) and that listen (Listeners) now. Errors: 50, 54, 1, 9, 2.';
+    'List the connected nodes that are senders (Notifiers) and listeners (Listeners) of a topic. Errors: 50, 54, 1, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_status_as(
@@ -194,7 +194,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_status_as IS
-    'topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
+    'Call topic_status as a node without a session. Errors: 54, 1, 15, 16, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_observe(
@@ -210,12 +210,12 @@ DECLARE
     v_error json;
     v_timeout text;
 BEGIN
-    -- A transaction with an older snapshot would miss topics without an error.
+    -- With an older snapshot, the node would not observe topics created since.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'topic_observe needs a transaction in READ COMMITTED'
             USING ERRCODE = 'feature_not_supported';
     END IF;
-    -- The gate is closed, because a topic made at the same time would lack this observer.
+    -- Take the rules lock exclusively: a topic that is created at the same time would not get this observer.
     v_error := messages._begin_topic_change('topic_observe', topic, 'O', false, true);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
@@ -227,7 +227,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    -- All other changes wait while the gate is closed, so limit the wait for topics.
+    -- All state changes wait for the rules lock meanwhile, so limit the wait for topics.
     v_timeout := messages._limit_lock_wait();
     PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
     PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));

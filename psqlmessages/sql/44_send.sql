@@ -1,6 +1,6 @@
 -- Sending to topics. A send reads one membership row, with the permission and the fixed part of the header, and one
--- topic row, with the channels to notify. PL/pgSQL prepares each expression again in every transaction, so the common
--- case is one statement.
+-- topic row, with the channels to notify. The common case is one statement, because PL/pgSQL prepares each expression
+-- again in every transaction.
 
 CREATE OR REPLACE FUNCTION messages._topic_route(
     topic text
@@ -30,7 +30,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._topic_route IS
-    'The permission, header and channels for the acting node to send to a topic; no row if it is no sender. Inlined where it is called.';
+    'What a send of the acting node to a topic needs: permission, header and channels. No row if the node is not registered as a sender. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_too_large(
@@ -46,7 +46,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_too_large IS
-    'Whether a body of this many bytes exceeds MAX_BODY_BYTES.';
+    'Whether a body of this many bytes exceeds the setting MAX_BODY_BYTES.';
 
 
 CREATE OR REPLACE FUNCTION messages._content_error(
@@ -72,7 +72,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._content_error IS
-    'Errors 54, 55 and 51 of a token, an encoding and a body of this many bytes, or null. The maximum size is at least 8,192 bytes.';
+    'The error of a token (54), an encoding (55) or a body of this many bytes (51), or null. MAX_BODY_BYTES is at least 8,192.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_header(
@@ -97,7 +97,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_header IS
-    'The fixed part of a topic header with token and encoding added.';
+    'Add token and encoding to the fixed part of a topic header.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send(
@@ -117,11 +117,12 @@ DECLARE
     v_header text;
     v_channels text[];
     v_channel text;
-    v_is_last boolean;
+    v_ends_here boolean;
     v_payload text;
 BEGIN
     -- One statement and one condition for the common case: each function in them costs a quarter of a microsecond, and
-    -- each further expression one microsecond. The header is null on an error, and if the case is another one.
+    -- each further expression one microsecond. v_header is null on an error, and if this is not the common case.
+    -- v_ends_here: the topic has one channel, and nothing else is due.
     SELECT r.topic_id, r.timeout, r.channels, r.channels[1], r.channels[2] IS NULL AND messages._nothing_is_due(),
            CASE
                WHEN r.listeners > 0 AND r.subscriptions = 0 AND r.retention = 0 AND token IS NULL
@@ -133,11 +134,11 @@ BEGIN
                        WHEN enc = 'b64' THEN ',"Enc":"b64","Id":'
                    END || nextval('messages._message_id') || E'}\n'
            END
-    INTO v_topic, v_timeout, v_channels, v_channel, v_is_last, v_header
+    INTO v_topic, v_timeout, v_channels, v_channel, v_ends_here, v_header
     FROM messages._topic_route(topic) AS r;
-    -- 6600 bytes fit into a notification even with the longest header.
+    -- A body of 6600 bytes fits into a notification even with the longest header.
     IF v_header IS NOT NULL AND octet_length(message) <= 6600
-        AND pg_notify(v_channel, v_header || message) IS NOT NULL AND v_is_last
+        AND pg_notify(v_channel, v_header || message) IS NOT NULL AND v_ends_here
     THEN
         -- A json constant: text would be parsed each time.
         RETURN '{"Err":"0"}'::json;
@@ -150,9 +151,9 @@ BEGIN
             v_timeout, substr(v_header, 2, length(v_header) - 3), message, v_topic, NULL
         );
     END IF;
-    -- The first channel may be notified twice: PostgreSQL delivers equal notifications of a transaction once.
+    -- If this notifies the first channel again, PostgreSQL delivers the equal notifications of a transaction only once.
     FOREACH v_channel IN ARRAY v_channels LOOP
-        -- A condition and not PERFORM, because a simple expression costs a third of it.
+        -- IF and not PERFORM: a simple expression takes a third of the time.
         IF pg_notify(v_channel, v_payload) IS NULL THEN
             CONTINUE;
         END IF;
@@ -166,7 +167,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send(text, text, text, text) IS
-    'Send to every listener of a topic at commit. token: listeners may answer with it. enc: b64 or json if the body is encoded so. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send a message to every listener of a topic at commit. token: lets listeners answer with return. enc: the encoding of the body, b64 or json. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_send(
@@ -201,7 +202,7 @@ BEGIN
         );
     END IF;
     IF NOT messages._rules_are_applied() THEN
-        -- The rules may have changed since the route was stored.
+        -- The membership row may be older than a change of rules.
         v_error := messages._acting_node_topic_error(topic, 'W', false);
         IF v_error IS NOT NULL THEN
             RETURN v_error;
@@ -231,7 +232,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_send IS
-    'Send any number of bodies to a topic, with any token and size, or return the error.';
+    'Send any number of bodies of any size to a topic, with or without a token, and return the answer or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_all(
@@ -258,18 +259,18 @@ BEGIN
     END IF;
     v_channel := channels[1];
     IF cardinality(bodies) = 1 THEN
-        -- Not bodies[1]: an array may start at another index, and may have several dimensions.
+        -- Not bodies[1], because an array may start at another index and have several dimensions.
         v_payload := messages._topic_payload(
             topic_id, timeout, header, coalesce((SELECT b.body FROM unnest(bodies) AS b (body)), '')
         );
         SELECT count(pg_notify(c.channel, v_payload)) INTO v_sent FROM unnest(channels) AS c (channel);
     ELSIF largest + octet_length(header) <= 7930 AND cardinality(channels) = 1 THEN
-        -- Without storing payloads for a second channel, this takes two thirds of the time.
+        -- With one channel the payloads need not be materialized, which takes two thirds of the time.
         SELECT count(pg_notify(v_channel, '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
             || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')))
         INTO v_sent FROM unnest(bodies) AS b (body);
     ELSIF largest + octet_length(header) <= 7930 THEN
-        -- MATERIALIZED: each message gets one Id and is stored once for all channels.
+        -- MATERIALIZED computes each payload, with its Id, once for all channels.
         WITH m (payload) AS MATERIALIZED (
             SELECT '{"Type":"Topic","Size":' || octet_length(coalesce(b.body, ''))
                 || v_header || nextval('messages._message_id') || E'}\n' || coalesce(b.body, '')
@@ -290,7 +291,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._notify_all IS
-    'Notify every channel of every body, in order. Returns the number of notifications. largest: bytes of the largest body.';
+    'Notify every channel of every body, in order, and return the number of notifications. largest: the size of the largest body in bytes.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_payload(
@@ -314,7 +315,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_payload IS
-    'The payload of one topic message. A body over the NOTIFY limit is stored.';
+    'The payload of the notification for one topic message. A body over the NOTIFY limit is stored as a large body.';
 
 
 CREATE OR REPLACE FUNCTION messages.topic_send_many(
@@ -339,7 +340,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_many IS
-    'Send many bodies to a topic in one call, with one check. Count: how many. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
+    'Send many bodies to a topic in one call, with one permission check. Count: the number of bodies. On an error nothing is sent. Errors: 50, 54, 1, 9, 2, 3, 21, 55, 51, 10.';
 
 -- Sending as a node without a session, from web workers and through transaction poolers.
 
@@ -388,7 +389,7 @@ BEGIN
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._permissions(session_user, ident, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule was removed at this moment.
+        -- The last rule has just been removed.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
     v_header := messages._topic_header(
@@ -402,4 +403,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.topic_send_as(text, text, text, text, text) IS
-    'Send as a node without a session: no init, no topic_notify; works through transaction poolers. With a token the node must be connected by the same role, because it gets the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';
+    'Send as a node without a session: needs no init and no topic_notify, and works through transaction poolers. With a token, the node must be connected by the same role, because it receives the answers. Errors: 54, 1, 15, 16, 9, 2, 3, 17, 55, 51, 10.';

@@ -1,7 +1,8 @@
--- Large bodies: those over the NOTIFY limit are stored once per message, fetched with get_data, and removed by TRUNCATE.
--- The timeout of a body determines its class (10 s, 100 s, ... 10^6 s, more). Each class has three tables, used in turn
--- for one period each, which is as long as the longest timeout of the class. Two periods later all bodies of a table
--- have expired, and it is truncated.
+-- Large bodies: those over the NOTIFY limit are stored once per message, fetched with get_data, and removed by
+-- TRUNCATE. The timeout of a body determines its class (up to 10 s, 100 s, ... 10^6 s, more). Each class has three
+-- tables, which are filled in turn, each for one period as long as the longest timeout of the class. One full period
+-- after that, all bodies of a table have expired. It is then the spare table of the class, and is truncated before it
+-- is filled again.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_body (
     slot smallint NOT NULL,
@@ -21,8 +22,8 @@ BEGIN
             'CREATE UNLOGGED TABLE IF NOT EXISTS psqlmessages_body_%s PARTITION OF psqlmessages_body FOR VALUES IN (%s)',
             v_slot, v_slot
         );
-        -- Compression costs more than it saves for a body that is stored for seconds. Only if needed, because ALTER
-        -- takes an exclusive lock, while calls use the table and wait for other locks of the installation.
+        -- Without compression, which costs more than it saves for a body that is stored for seconds. ALTER only if
+        -- needed: its exclusive lock may end in a deadlock with calls that wait for other locks of the installation.
         IF EXISTS (
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('psqlmessages_body_' || v_slot) AND a.attname = 'body' AND a.attstorage <> 'e'
@@ -33,7 +34,7 @@ BEGIN
 END
 $$;
 
--- Django settings that SQL needs; migrate writes them.
+-- The Django settings that these functions need; migrate writes them.
 CREATE TABLE IF NOT EXISTS messages._settings (
     id boolean PRIMARY KEY DEFAULT true,
     max_body_bytes bigint NOT NULL DEFAULT 67108864,
@@ -45,7 +46,7 @@ INSERT INTO messages._settings DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 CREATE OR REPLACE FUNCTION messages._body_slot(
     class int,
-    turn int
+    periods_ahead int
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -54,13 +55,13 @@ AS $$
 BEGIN
     RETURN class * 3 + (
         date_part('epoch', clock_timestamp())::bigint
-        / ('{10,100,1000,10000,100000,1000000,2147483647}'::int[])[class + 1] + turn
+        / ('{10,100,1000,10000,100000,1000000,2147483647}'::int[])[class + 1] + periods_ahead
     ) % 3;
 END
 $$;
 
 COMMENT ON FUNCTION messages._body_slot IS
-    'The table of a timeout class for the current period (turn 0), or the spare one, in which all bodies have expired (turn 1).';
+    'The slot of the table that a timeout class fills now (periods_ahead 0) or in the next period (1): the spare table, in which all bodies have expired.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_body(
@@ -79,7 +80,7 @@ DECLARE
     v_expires_ms bigint := (date_part('epoch', clock_timestamp()) + timeout) * 1000;
     v_id uuid;
 BEGIN
-    -- Assignments and not PERFORM, because a simple expression needs no executor.
+    -- An assignment and not PERFORM, because a simple expression needs no executor.
     v_id := messages._insert_body(
         v_slot, gen_random_uuid(), topic_id, client_id, to_timestamp(v_expires_ms / 1000::float8), header, message
     );
@@ -89,7 +90,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_body IS
-    'Store a body for a topic or for one node. Returns the payload to notify. Dkey: timeout, slot, expiry in ms, random id.';
+    'Store a body for the listeners of a topic or for one node, and return the payload to notify. Its Dkey: timeout, slot, expiry in ms since the epoch, random id.';
 
 
 CREATE OR REPLACE FUNCTION messages._truncate_expired_bodies()
@@ -117,25 +118,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._truncate_expired_bodies IS
-    'Truncate the spare tables and return how many. Never waits. The cost does not depend on the number of bodies.';
-
-
-CREATE OR REPLACE FUNCTION messages._bodies_have_work()
-RETURNS boolean
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    FOR v_class IN 0 .. 6 LOOP
-        IF pg_relation_size(to_regclass('psqlmessages_body_' || messages._body_slot(v_class, 1))) > 0 THEN
-            RETURN true;
-        END IF;
-    END LOOP;
-    RETURN false;
-END
-$$;
-
-COMMENT ON FUNCTION messages._bodies_have_work IS
-    'Whether a spare table is not empty.';
+    'Truncate the spare tables, and return how many were not empty. Never waits. The cost does not depend on the number of bodies.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_listener(
@@ -159,7 +142,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._is_listener IS
-    'Whether a node listens to a topic.';
+    'Whether a node listens to a topic and may still read it.';
 
 
 CREATE OR REPLACE FUNCTION messages.get_data(
@@ -182,7 +165,7 @@ BEGIN
     EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
         v_dkey := NULL;
     END;
-    -- No counted repetitions: they make a regular expression take 50 microseconds.
+    -- Counted repetitions such as {32} would make this regular expression take 50 microseconds.
     v_slot := substring(v_dkey FROM '^[0-9]+[.](1?[0-9]|20)[.][0-9]+[.][0-9a-f]+$');
     -- A caller without a session must not lock a table: its open transaction would delay the TRUNCATE.
     IF v_slot IS NULL OR length(split_part(v_dkey, '.', 4)) <> 32 OR NOT EXISTS (
@@ -194,7 +177,7 @@ BEGIN
     ELSE
         v_body := messages._select_body(v_slot::int, split_part(v_dkey, '.', 4)::uuid);
     END IF;
-    IF v_body.is_ours AND messages._nothing_is_due() AND messages._rules_are_applied() THEN
+    IF v_body.has_listener AND messages._nothing_is_due() AND messages._rules_are_applied() THEN
         RETURN v_body.answer;
     END IF;
     v_node := messages._acting_node();
@@ -229,12 +212,11 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.get_data IS
-    'Fetch the body that a payload with Dkey announces: a JSON line, a newline and the body, or on an error only the JSON line. Errors: 50, 52, 12, 13, 11.';
+    'Fetch the stored body of a message. message: the payload received, which contains a Dkey. Returns a JSON line, a newline and the body, or on an error only the JSON line. Errors: 50, 52, 12, 13, 11.';
 
 
-
--- Functions with a statement for each of the 21 tables of bodies. A statement on the parent would open and lock all
--- of them, and a dynamic statement would be planned at each call.
+-- Two functions with one statement for each of the 21 tables of bodies. A statement on the parent table would open and
+-- lock all of them, and a dynamic statement would be planned at each call.
 DO $do$
 DECLARE
     v_inserts text := '';
@@ -247,7 +229,7 @@ $sql$, '<slot>', v_slot::text);
         v_selects := v_selects || replace($sql$
     WHEN <slot> THEN
         SELECT b.topic_id, b.client_id, m.id IS NOT NULL, '{"Err":"0",' || b.header || E'}\n' || b.body
-        INTO topic_id, client_id, is_ours, answer
+        INTO topic_id, client_id, has_listener, answer
         FROM psqlmessages_body_<slot> AS b
         LEFT JOIN psqlmessages_membership AS m ON m.topic_id = b.topic_id AND m.kind = 'listen'
             AND m.client_id::text = current_setting('messages.node', true)
@@ -281,7 +263,7 @@ CREATE OR REPLACE FUNCTION messages._select_body(
     key uuid,
     OUT topic_id bigint,
     OUT client_id bigint,
-    OUT is_ours boolean,
+    OUT has_listener boolean,
     OUT answer text
 )
 LANGUAGE plpgsql
@@ -299,4 +281,4 @@ COMMENT ON FUNCTION messages._insert_body IS
     'Insert a body into the table of its slot and return its id.';
 
 COMMENT ON FUNCTION messages._select_body IS
-    'Find a body that has not expired in the table of its slot. answer: as get_data returns it; is_ours: the acting node listens to its topic. All null if there is none.';
+    'Find an unexpired body in the table of its slot. answer: the result of get_data; has_listener: whether the acting node listens to its topic. All null if there is none, or if slot is null.';

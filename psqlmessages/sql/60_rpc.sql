@@ -1,6 +1,6 @@
 -- RPC: a node sends a request to another node. The reply token authorizes only that node to answer.
 
--- The key of the reply tokens with the pads of HMAC applied.
+-- The secret key of the reply tokens, combined with the two pads of HMAC.
 CREATE TABLE IF NOT EXISTS messages._secret (
     id boolean PRIMARY KEY DEFAULT true,
     inner_pad bytea NOT NULL,
@@ -30,7 +30,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._make_secret IS
-    'Draw the secret from the strong random source of PostgreSQL if there is none yet.';
+    'Draw the secret from the strong random source of PostgreSQL, if there is none yet.';
 
 SELECT messages._make_secret();
 
@@ -48,7 +48,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._hmac IS
-    '128 bits of HMAC-SHA-256 with the pads of the secret. Inlined where it is called.';
+    '128 bits of the HMAC-SHA-256 of this content, in hexadecimal digits. inner_pad, outer_pad: from _secret. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._reply_token_mac(
@@ -72,7 +72,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._reply_token_mac IS
-    'The MAC over the registration of the asking node, the permitted answerer, timeout and token.';
+    'The MAC that begins a reply token. It covers the registration of the asking node, who may answer, timeout and token. answerer: node <name as JSON> or topic <id>.';
 
 
 CREATE OR REPLACE FUNCTION messages._rpc_route(
@@ -91,7 +91,8 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
-    -- LIMIT forces one lookup after the other: a join, planned while a few nodes are connected, may read thousands.
+    -- LIMIT forces one lookup after the other: the plan of a join, made while a few nodes are connected, may read
+    -- thousands later.
     SELECT me.id, me.ident, c.id, s.channel, s.id, s.id = own.id, k.inner_pad, k.outer_pad
     FROM (
         SELECT m.id, m.ident, m.session_id FROM psqlmessages_client AS m
@@ -116,7 +117,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._rpc_route IS
-    'The acting node, another registered node and the secret; no row if one of the nodes is missing. Inlined where it is called.';
+    'What a request or answer to another node needs: the acting node (own_id, own_ident), the other node with its session, and the secret. No row if one of the nodes is not registered. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._deliver(
@@ -141,7 +142,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deliver IS
-    'Notify one node. A body over the NOTIFY limit is stored for that registration.';
+    'Notify one node. A body over the NOTIFY limit is stored for this registration of the node.';
 
 
 CREATE OR REPLACE FUNCTION messages._rpc(
@@ -155,7 +156,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_me record;
-    v_rights record;
+    v_permissions record;
     v_target record;
     v_error json;
     v_timeout int;
@@ -175,10 +176,10 @@ BEGIN
     ELSIF right(node, 1) = '*' OR NOT messages._is_known_node(node) THEN
         RETURN messages._error(16, node);
     END IF;
-    SELECT * INTO v_rights FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node);
-    IF v_rights.timeout IS NULL THEN
+    SELECT * INTO v_permissions FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node);
+    IF v_permissions.timeout IS NULL THEN
         RETURN messages._error(2, 'Rpc', node);
-    ELSIF NOT v_rights.can_write THEN
+    ELSIF NOT v_permissions.can_write THEN
         RETURN messages._error(3, 'W', 'Rpc', node);
     END IF;
     SELECT c.id, c.session_id, s.channel INTO v_target
@@ -194,7 +195,7 @@ BEGIN
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule was removed at this moment.
+        -- The last rule has just been removed.
         RETURN messages._error(2, 'Rpc', node);
     END IF;
     PERFORM messages._deliver(
@@ -213,7 +214,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rpc IS
-    'Send any request to a node, or return the error.';
+    'Send a request of any size to a node, and return the answer or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.rpc(
@@ -234,7 +235,8 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- One statement for the common case, as in topic_send.
+    -- One statement for the common case, as in topic_send. The header is null on an error, and if this is not that
+    -- case.
     SELECT p.channel,
            '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(messages._hmac(
@@ -251,7 +253,7 @@ BEGIN
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
-        -- A condition and not PERFORM, because a simple expression costs a third of it.
+        -- IF and not PERFORM: a simple expression takes a third of the time.
         IF pg_notify(v_channel, '{' || v_header || E'}\n' || param) IS NULL THEN
             NULL;
         END IF;
@@ -267,7 +269,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.rpc(text, text, text, text) IS
-    'Send a request to a node; the answer arrives with the token. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
+    'Send a request to a node; the answer arrives with the token. enc: the encoding of the body, b64 or json. Errors: 50, 54, 15, 14, 16, 2, 3, 17, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.rpc_many(
@@ -289,7 +291,8 @@ BEGIN
     IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    -- One statement for the common case of all elements; the other cases by _rpc, in the same order.
+    -- One statement sends the common case of all requests, and calls _rpc for the other cases, in the order of
+    -- requests.
     WITH e AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.place
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
@@ -340,16 +343,16 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.rpc_many IS
-    'Send many requests in one call, each to its node and with its token. The arrays have one entry for each request. Answers: for each element, in order, null or the error as rpc answers it. Errors: 50.';
+    'Send many requests in one call, each to its node and with its token. The arrays have one entry for each request. Answers: for each request, in order, null or the error that rpc returns. Errors: 50.';
 
--- Answers to requests, authorized by the token received.
+-- Answers to requests, authorized by the reply token received.
 
 CREATE OR REPLACE FUNCTION messages._split_token(
     token text,
     OUT topic_id bigint,
     OUT mac text,
     OUT timeout text,
-    OUT own text
+    OUT asker_token text
 )
 LANGUAGE plpgsql
 IMMUTABLE
@@ -359,10 +362,10 @@ DECLARE
     v_topic text := CASE WHEN position('.' IN v_crypt) > 0 THEN split_part(v_crypt, '.', 1) END;
 BEGIN
     timeout := split_part(token, ' ', 2);
-    own := substr(token, length(v_crypt) + length(timeout) + 3);
+    asker_token := substr(token, length(v_crypt) + length(timeout) + 3);
     IF length(v_topic) NOT BETWEEN 1 AND 18 OR translate(v_topic, '0123456789', '') <> ''
         OR length(timeout) NOT BETWEEN 1 AND 10 OR translate(timeout, '0123456789', '') <> ''
-        OR own = ''
+        OR asker_token = ''
     THEN
         RETURN;
     END IF;
@@ -375,7 +378,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._split_token IS
-    'The parts of <crypt> <timeout> <token>. crypt is the MAC, preceded by the topic id if the request was sent to a topic. mac is null if it is malformed.';
+    'Split a reply token, which is <crypt> <timeout> <token of the asking node>. crypt is the MAC, or <topic id>.<MAC> if the request was sent to a topic. mac is null if the reply token is malformed.';
 
 
 CREATE OR REPLACE FUNCTION messages._return(
@@ -424,7 +427,9 @@ BEGIN
     ELSIF messages._is_listener(v_me.id, v_token.topic_id) THEN
         v_answerer := 'topic ' || v_token.topic_id;
     END IF;
-    IF v_token.mac IS DISTINCT FROM messages._reply_token_mac(v_asker.id, v_answerer, v_token.timeout, v_token.own) THEN
+    IF v_token.mac IS DISTINCT FROM messages._reply_token_mac(
+        v_asker.id, v_answerer, v_token.timeout, v_token.asker_token
+    ) THEN
         RETURN messages._error(20, v_me.ident, node, token);
     ELSIF messages._session_has_ended(v_asker.session_id) THEN
         RETURN messages._error(17, node);
@@ -436,7 +441,7 @@ BEGIN
     PERFORM messages._deliver(
         v_asker.channel, v_token.timeout::int,
         '"Type":"Return","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
-            || ',"Token":' || to_json(v_token.own) || ',"From":' || to_json(v_me.ident)
+            || ',"Token":' || to_json(v_token.asker_token) || ',"From":' || to_json(v_me.ident)
             || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END || failure,
         coalesce(param, ''), v_asker.id
     );
@@ -445,7 +450,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._return IS
-    'Body of return and return_error: check the token and deliver. failure: further header fields of a failure.';
+    'Body of return and return_error: check the reply token and deliver the answer. failure: further header fields if the request failed.';
 
 
 CREATE OR REPLACE FUNCTION messages.return(
@@ -467,7 +472,8 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- The answer to a node: the MAC covers the rest of the token.
+    -- The common case is an answer to a node: the first 33 characters of the token are the MAC and a space, and the MAC
+    -- covers the rest. The header is null on an error, and if this is not that case.
     SELECT p.channel,
            '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))
@@ -497,7 +503,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.return(text, text, text, text) IS
-    'Answer a request with the token received, which is the only permission needed. enc: b64 or json if the body is encoded so. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
+    'Answer a request. token: the reply token received, which is the only permission needed. enc: the encoding of the body, b64 or json. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.return_many(
@@ -519,7 +525,8 @@ BEGIN
     IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    -- One statement for the common case of all elements; the other cases by _return, in the same order.
+    -- One statement sends the common case of all answers, and calls _return for the other cases, in the order of
+    -- answers.
     WITH e AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.place
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
@@ -569,7 +576,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.return_many IS
-    'Answer many requests in one call, each with its token. The arrays have one entry for each answer. Answers: for each element, in order, null or the error as return answers it. Errors: 50.';
+    'Answer many requests in one call, each with its token. The arrays have one entry for each answer. Answers: for each of them, in order, null or the error that return returns. Errors: 50.';
 
 
 CREATE OR REPLACE FUNCTION messages.return_error(
@@ -591,4 +598,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.return_error IS
-    'Answer that the request failed: the header of the answer has Err 56, its body is the reason. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 51.';
+    'Answer that a request failed: the header of the answer has Err 56, and its body is the reason. Errors: 50, 54, 15, 14, 18, 19, 20, 17, 51.';

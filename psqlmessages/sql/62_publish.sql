@@ -1,4 +1,5 @@
--- Streams: messages stored by id until every subscription has read them, in four tables that are filled in turn.
+-- Streams and publishing: messages are stored until every subscription has read them, in four tables that are filled in
+-- turn. slot: the number of the table.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
     topic_id bigint NOT NULL,
@@ -14,8 +15,8 @@ CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
 DO $$
 BEGIN
     FOR v_slot IN 0 .. 3 LOOP
-        -- A vacuum would find nothing to remove. ANALYZE might see a small table, and cached plans would suit only that;
-        -- the planner does not assume that a table without statistics is small.
+        -- No VACUUM, which would find nothing to remove. No ANALYZE: if it saw a small table, cached plans would be
+        -- slow for a large one. The planner does not assume that a table without statistics is small.
         EXECUTE format(
             'CREATE TABLE IF NOT EXISTS psqlmessages_streammessage_%s PARTITION OF psqlmessages_streammessage'
             ' FOR VALUES IN (%s) WITH (autovacuum_enabled = off, toast.autovacuum_enabled = off)', v_slot, v_slot
@@ -24,20 +25,21 @@ BEGIN
 END
 $$;
 
--- CACHE 1: a message with a lower id is older. Read the last id with pg_sequence_last_value: a plain SELECT may return up
--- to 32 too many while nextval writes its WAL record.
+-- CACHE 1, so that a message with a lower id is older. Read the last id with pg_sequence_last_value: while nextval
+-- writes a WAL record, a plain SELECT may return an id that is up to 32 too high.
 CREATE SEQUENCE IF NOT EXISTS messages._stream_id CACHE 1;
 DO $$
 BEGIN
-    -- An unused sequence reports its first value as the last one. If the functions are installed again, subscriptions
-    -- have positions from the former sequence.
+    -- Use the sequence, because an unused one reports its first value as its last. After a new installation, begin
+    -- above the positions that subscriptions have from the former sequence.
     IF NOT (SELECT s.is_called FROM messages._stream_id AS s) THEN
         PERFORM setval('messages._stream_id', greatest(1, (SELECT max(s.position) FROM psqlmessages_subscription AS s)));
     END IF;
 END
 $$;
 
--- The table that is being filled, and the times of the last housekeeping.
+-- slot: the table that is being filled. switched_at: when that began. tended_at: the last housekeeping that wrote.
+-- cleared_at: the last removal of ended subscriptions and unused topics.
 CREATE TABLE IF NOT EXISTS messages._stream (
     id boolean PRIMARY KEY DEFAULT true,
     slot smallint NOT NULL DEFAULT 0,
@@ -48,7 +50,7 @@ CREATE TABLE IF NOT EXISTS messages._stream (
 );
 DO $$
 BEGIN
-    -- The key for _publishing_proof. It is in this row because each publish reads it anyway.
+    -- The key for _publishing_proof. It is in this row because each publish reads the row anyway.
     IF NOT EXISTS (
         SELECT FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = 'messages._stream'::regclass AND a.attname = 'secret'
@@ -60,7 +62,7 @@ END
 $$;
 INSERT INTO messages._stream DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- The last ten periods without housekeeping: the clock was put forward, or there were no calls.
+-- Clock gaps, the last ten: periods without housekeeping, because the clock was set forward or nothing was called.
 CREATE TABLE IF NOT EXISTS messages._clock_gap (
     began_at timestamp with time zone NOT NULL,
     ended_at timestamp with time zone PRIMARY KEY
@@ -73,7 +75,8 @@ CREATE TABLE IF NOT EXISTS messages._stream_last (
     published_at timestamp with time zone NOT NULL
 );
 
--- The same for removed topics, by name: if the topic is made again, subscriptions with an earlier position missed it.
+-- The same for removed topics, by name: if such a topic is created again, subscriptions with a lower position have
+-- missed the message.
 CREATE TABLE IF NOT EXISTS messages._stream_gone (
     topic text COLLATE "C" PRIMARY KEY,
     id bigint NOT NULL
@@ -94,7 +97,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._on_topics_truncated IS
-    'After TRUNCATE of topics, as by a flush: new topics may get the ids of others.';
+    'After TRUNCATE of topics, for instance by flush: delete rows by topic id, because new topics may get the same ids.';
 
 CREATE OR REPLACE TRIGGER topics_truncated
 AFTER TRUNCATE ON psqlmessages_topic
@@ -112,7 +115,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publish_lock_class IS
-    'The class of the advisory locks of publishers to a topic. Two topics may share one; the proof distinguishes them.';
+    'The class of the first advisory lock of each publisher to a topic. Two topics may share a class; _publishing_proof distinguishes them.';
 
 
 CREATE OR REPLACE FUNCTION messages._publishing_proof(
@@ -133,7 +136,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publishing_proof IS
-    'The key of the second advisory lock of a publisher. Only these functions can compute it; it fits one transaction, topic and number. Inlined where it is called.';
+    'The key of the second advisory lock of a publisher. It proves that the first one was taken by these functions, because no caller knows the secret; it is valid for one transaction, topic and id. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_publishing(
@@ -145,11 +148,13 @@ RETURNS boolean
 LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    -- The number of the first publish of this transaction: locking it again needs no lock table entry.
+    -- The id that this transaction has locked before: locking it again needs no entry in the lock table.
     v_first text := split_part(split_part(current_setting('messages.publishing', true), ',' || topic_id || '=', 2), ',', 1);
+    v_last bigint := last_id;
+    v_step float8 := 2;
 BEGIN
-    -- The caller may have forged it. A lower number only delays readers; a number ahead, or too far behind, is not
-    -- used. One condition, because each costs time; CASE guarantees the order of its parts.
+    -- The caller may have forged it: a lower id only delays readers, and an id that is higher or far lower is ignored.
+    -- One condition, because each takes time; CASE guarantees the order of its parts.
     IF (CASE WHEN length(v_first) BETWEEN 1 AND 18 AND translate(v_first, '0123456789', '') = '' THEN
         CASE WHEN v_first::bigint BETWEEN last_id - 1073741824 AND last_id THEN
             pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), v_first::bigint::bit(32)::int)
@@ -161,38 +166,17 @@ BEGIN
     END) THEN
         RETURN true;
     END IF;
-    PERFORM messages._mark_publishing(topic_id, last_id, secret);
-    RETURN true;
-END
-$$;
-
-COMMENT ON FUNCTION messages._begin_publishing IS
-    'Before ids for a topic are drawn: show readers, until the commit, the id after which messages may still appear. last_id: the last id drawn, read before. Null for null arguments.';
-
-
-CREATE OR REPLACE FUNCTION messages._mark_publishing(
-    topic_id bigint,
-    last_id bigint,
-    secret bytea
-)
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_last bigint := last_id;
-    v_back float8 := 2;
-BEGIN
-    -- Another role may hold one of these locks. A lower number is also safe.
+    -- Another role may hold one of these locks. A lower id is also safe.
     WHILE NOT (
         pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), v_last::bit(32)::int)
         AND pg_try_advisory_xact_lock_shared(messages._publishing_proof(
             topic_id, v_last, xid(pg_current_xact_id()), secret
         ))
     ) LOOP
-        v_last := last_id - floor(random() * v_back)::bigint;
-        v_back := least(2 * v_back, 1000000000);
+        v_last := last_id - floor(random() * v_step)::bigint;
+        v_step := least(2 * v_step, 1000000000);
     END LOOP;
-    -- Local, so that a rollback to a savepoint removes the mark together with the locks.
+    -- A local setting, so that a rollback to a savepoint undoes it together with the locks.
     PERFORM set_config(
         'messages.publishing',
         concat(',', topic_id, '=', v_last, ',', current_setting('messages.publishing', true)), true
@@ -200,32 +184,12 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
+    RETURN true;
 END
 $$;
 
-COMMENT ON FUNCTION messages._mark_publishing IS
-    'Take new locks for _begin_publishing, and store their number for the next publish of this transaction.';
-
-
-CREATE OR REPLACE FUNCTION messages._begin_first(
-    topic_id bigint,
-    last_id bigint,
-    secret bytea
-)
-RETURNS boolean
-LANGUAGE sql
-AS $$
-    SELECT CASE
-        WHEN pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off'
-        THEN pg_try_advisory_xact_lock_shared(messages._publish_lock_class(topic_id), last_id::bit(32)::int)
-            AND pg_try_advisory_xact_lock_shared(
-                messages._publishing_proof(topic_id, last_id, xid(pg_current_xact_id()), secret)
-            )
-    END
-$$;
-
-COMMENT ON FUNCTION messages._begin_first IS
-    '_begin_publishing for a transaction that has written nothing yet, the usual case. It sets no mark: the second message takes its own locks and sets it. If not true, call _begin_publishing. Inlined where it is called.';
+COMMENT ON FUNCTION messages._begin_publishing IS
+    'Call it before ids for a topic are drawn: until the commit, two advisory locks show readers the id after which messages of this transaction may appear. last_id: the last id drawn, read before. Returns null for null arguments, else true.';
 
 
 CREATE OR REPLACE FUNCTION messages._publishers(
@@ -251,21 +215,21 @@ AS $$
     SELECT t.id, a.objid
     FROM unnest(topics) AS t (id)
     JOIN locks AS a ON a.classid = messages._publish_lock_class(t.id) AND a.locktype = 'advisory' AND a.objsubid = 2
-    -- The top transaction, which is older than its subtransactions: the proofs contain its id.
+    -- The oldest id is the top transaction's and not of a subtransaction: the proof contains it.
     CROSS JOIN LATERAL (
         SELECT x.transactionid FROM locks AS x
         WHERE x.virtualtransaction = a.virtualtransaction AND x.locktype = 'transactionid'
         ORDER BY age(x.transactionid) DESC LIMIT 1
     ) AS x
     CROSS JOIN messages._stream AS m
-    -- Any role can take an advisory lock, but no role can compute this key.
+    -- Any role can take an advisory lock, but no role can compute the key of the second one.
     WHERE messages._publishing_proof(t.id, a.objid, x.transactionid, m.secret) IN (
         SELECT (p.classid << 32) | p.objid FROM locks AS p WHERE p.locktype = 'advisory' AND p.objsubid = 1
     )
 $$;
 
 COMMENT ON FUNCTION messages._publishers IS
-    'The open transactions that publish to topics, and the id (its lower 32 bits) after which their messages start.';
+    'The open transactions that publish to these topics. last_id: the lower 32 bits of the id after which their messages start.';
 
 
 CREATE OR REPLACE FUNCTION messages._watermark(
@@ -276,18 +240,18 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_last bigint := pg_sequence_last_value('messages._stream_id');
-    v_behind bigint;
+    v_distance bigint;
 BEGIN
-    SELECT max((v_last - p.last_id) & 4294967295) INTO v_behind
+    SELECT max((v_last - p.last_id) & 4294967295) INTO v_distance
     FROM messages._publishers(ARRAY[topic_id]) AS p
-    -- Numbers a little ahead belong to publishers that started after v_last was read.
+    -- Ids a little higher than v_last belong to publishers that began after it was read.
     WHERE (v_last - p.last_id) & 4294967295 < 2147483648;
-    RETURN v_last - coalesce(v_behind, 0);
+    RETURN v_last - coalesce(v_distance, 0);
 END
 $$;
 
 COMMENT ON FUNCTION messages._watermark IS
-    'The id up to which every message of a topic is committed or rolled back. Read rows in a later statement, never with an older snapshot.';
+    'The id up to which every message of a topic is committed or rolled back. Read messages in a later statement, whose snapshot is newer.';
 
 
 CREATE OR REPLACE FUNCTION messages._check_clock()
@@ -301,75 +265,30 @@ DECLARE
     v_now timestamp with time zone := clock_timestamp();
 BEGIN
     IF v_last > v_now THEN
-        -- The clock was put back.
+        -- The clock was set back.
         DELETE FROM messages._clock_gap AS g WHERE g.began_at >= v_now;
         UPDATE messages._clock_gap AS g SET ended_at = v_now WHERE g.ended_at > v_now;
     ELSIF v_last BETWEEN v_now - interval '1 year' AND v_now - interval '10 seconds' THEN
-        -- A gap of more than a year is no clock change: there was no earlier time.
+        -- A longer gap is not recorded, because no earlier time was stored.
         INSERT INTO messages._clock_gap (began_at, ended_at) VALUES (v_last, v_now);
         DELETE FROM messages._clock_gap AS g
         WHERE g.ended_at < (SELECT min(l.ended_at) FROM (
             SELECT n.ended_at FROM messages._clock_gap AS n ORDER BY n.ended_at DESC LIMIT 10
         ) AS l);
     END IF;
-    -- If the clock was put back after a ping, the subscription would live longer by that time.
+    -- Correct pings in the future: if the clock was set back, these subscriptions would live longer.
     UPDATE psqlmessages_subscription AS s SET pinged_at = v_now
     WHERE s.id = ANY (ARRAY(
         SELECT a.id FROM psqlmessages_subscription AS a
         WHERE a.pinged_at > v_now + interval '10 seconds' FOR NO KEY UPDATE SKIP LOCKED
     ));
-    -- The time that was compared, because the clock may change at any moment. Infinity stops housekeeping.
+    -- Store the time compared above, because the clock may have changed since. Infinity stops housekeeping, for tests.
     UPDATE messages._stream SET tended_at = v_now WHERE tended_at < 'infinity';
 END
 $$;
 
 COMMENT ON FUNCTION messages._check_clock IS
-    'Compare the clock with the last stored time and store it, with the row of _stream locked: record a gap, or correct times in the future. Never waits.';
-
-
-CREATE OR REPLACE FUNCTION messages._gaps_since(
-    since timestamp with time zone
-)
-RETURNS interval
-LANGUAGE sql
-STABLE
-AS $$
-    SELECT coalesce(
-        (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g WHERE g.ended_at > since), '0'
-    ) + coalesce(
-        -- The gap that housekeeping has not stored yet.
-        (
-            SELECT clock_timestamp() - c.last
-            FROM messages._stream AS s
-            CROSS JOIN LATERAL messages._last_check('messages._streams_checked', s.tended_at) AS c (last)
-            WHERE c.last BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
-        ), '0'
-    )
-$$;
-
-COMMENT ON FUNCTION messages._gaps_since IS
-    'How much of the time since then may be clock changes and not time that passed.';
-
-
-CREATE OR REPLACE FUNCTION messages._is_alive(
-    subscription psqlmessages_subscription
-)
-RETURNS boolean
-LANGUAGE plpgsql
-STABLE
-AS $$
-BEGIN
-    -- is_alive also counts: a dead subscription stays dead if the clock is put back.
-    RETURN subscription.is_alive AND (
-        subscription.pinged_at + make_interval(secs => subscription.timeout) > clock_timestamp()
-        OR subscription.pinged_at + make_interval(secs => subscription.timeout)
-            + messages._gaps_since(subscription.pinged_at) > clock_timestamp()
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._is_alive IS
-    'Whether a subscription was pinged in time, not counting gaps of the clock; null if there is none.';
+    'Compare the clock with the time of the last housekeeping, and store the time: record a clock gap, or correct times in the future. Lock the row of _stream first. Never waits.';
 
 
 CREATE OR REPLACE FUNCTION messages._publish_route(
@@ -397,7 +316,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._publish_route IS
-    'The values that publishing to a topic needs. subscriptions: may count some that have just died; slot: the table to fill; last_id: the last id drawn; secret: for _begin_publishing. No row if there is no such topic.';
+    'What a publish to a topic needs; no row if the topic does not exist. subscriptions: may include some that have just expired. slot: the table to fill. last_id: the last id drawn. secret: for _begin_publishing.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_messages(
@@ -429,9 +348,9 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_messages IS
-    'Store messages for the subscriptions of a topic, in order. Returns their ids.';
+    'Store messages for the subscriptions of a topic, in order, and return their ids. topic_id, slot, last_id, secret: from _publish_route.';
 
--- Publishing: store messages, then notify listeners and subscribers. It needs no session.
+-- Publishing: store messages, then notify listeners and wake subscribers. It needs no session.
 
 CREATE OR REPLACE FUNCTION messages._wake_subscribers(
     topic text,
@@ -444,7 +363,7 @@ DECLARE
     v_event text := '{"Type":"Sys","Evt":"published","Topic":' || to_json(topic) || '}';
     v_channel text;
 BEGIN
-    -- Without an Id, so that PostgreSQL delivers only one of many in a transaction.
+    -- Without an Id the events are equal, so PostgreSQL delivers only one in a transaction.
     FOREACH v_channel IN ARRAY wakes LOOP
         PERFORM pg_notify(v_channel, v_event);
     END LOOP;
@@ -452,7 +371,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._wake_subscribers IS
-    'Notify connected subscribers that there is a message to read.';
+    'Notify the connected subscribers of a topic that there is a message to read. wakes: their channels.';
 
 
 CREATE OR REPLACE FUNCTION messages._store_if_needed(
@@ -473,7 +392,9 @@ BEGIN
         WHERE s.topic = _store_if_needed.topic AND s.is_alive
           AND (s.pinged_at + make_interval(secs => s.timeout) > clock_timestamp() OR messages._is_alive(s))
     ) THEN
-        PERFORM messages._store_messages(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc);
+        PERFORM messages._store_messages(
+            v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, sender, payloads, enc
+        );
         PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
         RETURN true;
     END IF;
@@ -482,20 +403,20 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._store_if_needed IS
-    'Store messages of topic_send if a subscription or a retention needs them; false if not.';
+    'Store messages of topic_send, and wake the subscribers, if a living subscription or a retention time needs the messages. Returns whether it did.';
 
 
-CREATE OR REPLACE FUNCTION messages._ident_and_topic_error(
+CREATE OR REPLACE FUNCTION messages._ident_and_dest_error(
     ident text,
-    topic text
+    dest text
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF length(ident) > 100 OR length(topic) > 100 THEN
+    IF length(ident) > 100 OR length(dest) > 100 THEN
         RETURN messages._error(54);
-    ELSIF coalesce(topic, '') = '' THEN
+    ELSIF coalesce(dest, '') = '' THEN
         RETURN messages._error(1);
     ELSIF coalesce(ident, '') = '' THEN
         RETURN messages._error(15);
@@ -506,8 +427,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._ident_and_topic_error IS
-    'Errors of the names in a call that needs no session (54, 1, 15, 16), or null.';
+COMMENT ON FUNCTION messages._ident_and_dest_error IS
+    'The error of the names in a call that needs no session (54, 1, 15, 16), or null. dest: a topic or queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._publish_error(
@@ -528,16 +449,16 @@ BEGIN
         END IF;
     END IF;
     v_error := coalesce(
-        messages._ident_and_topic_error(ident, topic),
+        messages._ident_and_dest_error(ident, topic),
         messages._topic_error(session_user, ident, topic, 'W', true)
     );
-    -- Null only if a rule was added after the first check.
+    -- v_error is null only if a rule was added after the first check.
     RETURN coalesce(v_error, messages._error(2, 'Topic', topic));
 END
 $$;
 
 COMMENT ON FUNCTION messages._publish_error IS
-    'Why this role may not publish as that node to that topic, whether it exists or not; or null.';
+    'The error that forbids this role to publish as a node to a topic, which need not exist; or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._ensure_topic(
@@ -563,7 +484,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._ensure_topic IS
-    'Keep a topic from being removed until the commit, and make it if it does not exist; false if the rule for that was removed at this moment.';
+    'Make sure that a topic exists until the commit: lock it, or create it if no topic has this name. False if the rule that allows it has just been removed.';
 
 
 CREATE OR REPLACE FUNCTION messages._publish(
@@ -597,10 +518,12 @@ BEGIN
     END IF;
     SELECT r.timeout INTO v_timeout FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     IF v_timeout IS NULL THEN
-        -- The last rule was removed at this moment.
+        -- The last rule has just been removed.
         RETURN messages._error(2, 'Topic', topic);
     END IF;
-    v_ids := messages._store_messages(v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc);
+    v_ids := messages._store_messages(
+        v_topic.id, v_topic.slot, v_topic.last_id, v_topic.secret, client_id, payloads, enc
+    );
     IF v_topic.channels <> '{}' THEN
         PERFORM messages._notify_all(
             v_topic.id, v_timeout,
@@ -621,7 +544,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Store and send any number of payloads, or return the error. Id: of the last; publish_many also answers all Ids.';
+    'Body of publish and publish_many: store and send any number of payloads, and return the answer or the error. Id: of the last payload; Ids, only for publish_many: of all.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(
@@ -645,11 +568,13 @@ DECLARE
     v_is_first boolean;
     v_is_due boolean;
 BEGIN
-    -- The common case needs one statement and no further functions: a rule names the node and the topic without
-    -- patterns, the topic has no listeners and is permanent. One statement reads it all, because each expression is
-    -- prepared again in every transaction.
+    -- The common case: a rule names the node and the topic without patterns, and the topic is permanent and has no
+    -- listeners. One statement reads everything, because each expression is prepared again in every transaction.
+    -- v_is_first: this transaction has not written anything yet. v_is_due: a log line or housekeeping may be due.
     SELECT t.id, m.slot, pg_sequence_last_value('messages._stream_id'), m.secret, nullif(t.wakes, '{}'),
-           t.subscriptions, pg_current_xact_id_if_assigned() IS NULL, messages._nothing_is_due() IS NOT TRUE
+           t.subscriptions,
+           pg_current_xact_id_if_assigned() IS NULL AND current_setting('synchronous_commit') <> 'off',
+           messages._nothing_is_due() IS NOT TRUE
     INTO v_topic, v_slot, v_last, v_secret, v_wakes, v_subscriptions, v_is_first, v_is_due
     FROM psqlmessages_topic AS t, psqlmessages_auth AS a, messages._stream AS m
     WHERE t.name = topic AND NOT t.is_made_by_publish AND t.channels = '{}'
@@ -657,8 +582,15 @@ BEGIN
       AND octet_length(payload) <= 8192 AND (enc IS NULL OR enc IN ('b64', 'json'))
       AND a.ident = client_id AND a.type = 'Topic' AND a.dest = topic AND a.role = session_user
       AND a.mode IN ('W', 'RW') AND a.ident NOT LIKE '%*' AND a.dest NOT LIKE '%*';
-    -- Not in the statement, because later publishes of a transaction do not need it prepared.
-    IF (CASE WHEN v_is_first THEN messages._begin_first(v_topic, v_last, v_secret) END) IS NOT TRUE THEN
+    -- Take the locks of _begin_publishing without storing them: a second publish of this transaction takes its own.
+    -- This is not part of the statement above, because the later publishes of a transaction need not prepare it.
+    IF (CASE WHEN v_is_first THEN
+        pg_try_advisory_xact_lock_shared(messages._publish_lock_class(v_topic), v_last::bit(32)::int)
+        AND pg_try_advisory_xact_lock_shared(
+            messages._publishing_proof(v_topic, v_last, xid(pg_current_xact_id()), v_secret)
+        )
+    END) IS NOT TRUE THEN
+        -- Null: this is not the common case, or there is an error.
         IF messages._begin_publishing(v_topic, v_last, v_secret) IS NULL THEN
             RETURN messages._publish('publish', client_id, topic, ARRAY[payload], enc);
         END IF;
@@ -672,7 +604,7 @@ BEGIN
         PERFORM messages._log_command('publish', client_id, topic);
         PERFORM messages._schedule_housekeeping_if_due();
     END IF;
-    -- Without channels there are no listeners.
+    -- The topic has no channels, so it has no listeners.
     RETURN concat(
         '{"Err":"0","Id":', currval('messages._stream_id'), ',"Listeners":0,"Subscribers":', v_subscriptions, '}'
     )::json;
@@ -680,7 +612,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish(text, text, text, text) IS
-    'Store a message for the subscriptions of a topic, and send it to its listeners, at commit. Needs no session; makes the topic if a rule allows it. Id: of the message; Listeners, Subscribers: how many. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+    'Store a message for the subscriptions of a topic and send it to the listeners, at commit. Needs no session; creates a missing topic if a rule allows it. Id: of the message; Listeners, Subscribers: their numbers. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_many(
@@ -700,4 +632,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.publish_many IS
-    'Publish many messages in one call, with one check. Id: of the last; Ids: in the order of the payloads. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';
+    'Publish many messages in one call, with one permission check. Id: of the last message; Ids: of all, in the order of the payloads. On an error nothing is stored. Errors: 54, 1, 15, 16, 9, 2, 3, 55, 51.';

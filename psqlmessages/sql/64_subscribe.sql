@@ -1,5 +1,38 @@
 -- Subscriptions: the durable position of a node in the stream of a topic. It moves in the transaction of the caller.
 
+CREATE OR REPLACE FUNCTION messages._is_alive(
+    subscription psqlmessages_subscription
+)
+RETURNS boolean
+LANGUAGE plpgsql
+STABLE
+AS $$
+DECLARE
+    v_expires_at timestamp with time zone := subscription.pinged_at + make_interval(secs => subscription.timeout);
+BEGIN
+    -- A subscription without is_alive has expired, even if the clock is set back afterwards.
+    IF subscription.is_alive IS NOT TRUE OR v_expires_at > clock_timestamp() THEN
+        RETURN subscription.is_alive;
+    END IF;
+    RETURN v_expires_at + coalesce(
+        (SELECT sum(g.ended_at - g.began_at) FROM messages._clock_gap AS g WHERE g.ended_at > subscription.pinged_at),
+        '0'
+    ) + coalesce(
+        -- The gap that housekeeping has not recorded yet.
+        (
+            SELECT clock_timestamp() - c.last
+            FROM messages._stream AS s
+            CROSS JOIN LATERAL messages._last_check('messages._streams_checked', s.tended_at) AS c (last)
+            WHERE c.last BETWEEN clock_timestamp() - interval '1 year' AND clock_timestamp() - interval '10 seconds'
+        ), '0'
+    ) > clock_timestamp();
+END
+$$;
+
+COMMENT ON FUNCTION messages._is_alive IS
+    'Whether a subscription is alive: its timeout since the last call of subscribe has not passed, not counting clock gaps. Null if the subscription is null.';
+
+
 CREATE OR REPLACE FUNCTION messages._has_read_all(
     topic_id bigint,
     subscription psqlmessages_subscription
@@ -18,7 +51,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._has_read_all IS
-    'Whether a dead subscription has passed the last message of its topic, stored or removed.';
+    'Whether the position of an expired subscription is past the last message of its topic, stored or removed.';
 
 
 CREATE OR REPLACE FUNCTION messages._topic_error_as(
@@ -31,14 +64,14 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN coalesce(
-        messages._ident_and_topic_error(ident, topic),
+        messages._ident_and_dest_error(ident, topic),
         messages._topic_error(session_user, ident, topic, mode, false)
     );
 END
 $$;
 
 COMMENT ON FUNCTION messages._topic_error_as IS
-    'Why this role may not use a topic as a node without a session (errors 54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
+    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -58,7 +91,7 @@ BEGIN
         IF FOUND THEN
             RETURN v_subscription;
         END IF;
-        -- Wait for a transaction that makes or ends the subscription, then read it again.
+        -- INSERT waits for a transaction that creates or ends the subscription; then read it again.
         INSERT INTO psqlmessages_subscription (ident, topic, position, timeout, is_alive)
         VALUES (ident, topic, 0, timeout, false)
         ON CONFLICT DO NOTHING;
@@ -67,7 +100,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_subscription IS
-    'Lock the row of a subscription; makes a dead one if there is none. Locks are taken in this order: subscription, gate, topic.';
+    'Lock the row of a subscription, and return it; create an expired one if there is none. Locks are taken in this order: subscription, rules lock, topic.';
 
 
 CREATE OR REPLACE FUNCTION messages._start_subscription(
@@ -87,7 +120,7 @@ DECLARE
 BEGIN
     v_subscription := messages._lock_subscription(ident, topic, timeout);
     IF messages._is_alive(v_subscription) THEN
-        -- Another connection of the node has just started it.
+        -- Another connection has just started it.
         RETURN;
     END IF;
     PERFORM messages._share_rules_lock();
@@ -111,7 +144,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._start_subscription IS
-    'Start a subscription now, or restart it after a timeout: it is recovered only if nothing was published since.';
+    'Start a subscription at the end of the stream, or restart an expired one: is_recovered is true only if it has missed no message.';
 
 
 CREATE OR REPLACE VIEW messages.stream_rows AS
@@ -119,47 +152,7 @@ SELECT m.id, ''::text AS topic, m.sender::text AS sender, m.payload, m.published
 FROM psqlmessages_streammessage AS m;
 
 COMMENT ON VIEW messages.stream_rows IS
-    'The row type of subscribe.';
-
-
-CREATE OR REPLACE FUNCTION messages._read(
-    subscription psqlmessages_subscription,
-    topic_id bigint,
-    timeout int,
-    max_rows int
-)
-RETURNS SETOF messages.stream_rows
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_watermark bigint := messages._watermark(topic_id);
-BEGIN
-    -- Values as subqueries: their change does not lead to a new plan.
-    RETURN QUERY
-    WITH found AS MATERIALIZED (
-        SELECT m.id, subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
-        FROM psqlmessages_streammessage AS m
-        WHERE m.topic_id = (SELECT _read.topic_id)
-          AND m.id > (SELECT subscription.position) AND m.id <= (SELECT v_watermark)
-        ORDER BY m.id
-        LIMIT (SELECT max_rows)
-    ), moved AS (
-        UPDATE psqlmessages_subscription AS s
-        SET position = CASE
-                WHEN (SELECT count(*) FROM found) = max_rows THEN (SELECT max(f.id) FROM found AS f)
-                ELSE greatest(s.position, v_watermark)
-            END,
-            timeout = _read.timeout,
-            -- If the clock was put back, housekeeping lowers this.
-            pinged_at = greatest(s.pinged_at, clock_timestamp())
-        WHERE s.id = subscription.id
-    )
-    SELECT * FROM found AS f ORDER BY f.id;
-END
-$$;
-
-COMMENT ON FUNCTION messages._read IS
-    'The messages since the last call, oldest first. The position moves past them, and past messages of other topics.';
+    'The type of the rows that subscribe returns.';
 
 
 CREATE OR REPLACE FUNCTION messages._subscribed_topics(
@@ -179,7 +172,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._subscribed_topics IS
-    'The topics of the living subscriptions of these nodes.';
+    'The topics to which these nodes have living subscriptions.';
 
 
 -- Public functions of subscriptions.
@@ -209,7 +202,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._check_subscribe IS
-    'Raise the error if this role may not read as that node, or an argument is wrong.';
+    'Raise an error if this role may not read the topic as this node, or if an argument is not positive.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe(
@@ -227,6 +220,7 @@ DECLARE
     v_can_read boolean;
     v_topic record;
     v_subscription psqlmessages_subscription;
+    v_watermark bigint;
 BEGIN
     PERFORM messages._check_isolation('subscribe');
     PERFORM messages._log_command('subscribe', client_id, topic);
@@ -236,20 +230,45 @@ BEGIN
     IF v_can_read IS NOT TRUE THEN
         PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
     END IF;
-    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
+    -- Before the snapshot that reads messages, so that the snapshot shows the rows that housekeeping moved before a
+    -- TRUNCATE.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
     WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        -- There is none, or another connection has locked it. A rule may be removed during the wait.
+        -- There is no subscription, or another connection has locked it. Check again, because rules may be removed
+        -- during the wait.
         SELECT * INTO v_subscription FROM psqlmessages_subscription AS s
         WHERE s.ident = client_id AND s.topic = subscribe.topic FOR UPDATE;
         PERFORM messages._check_subscribe(client_id, topic, timeout, max_rows);
     END IF;
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
-        RETURN QUERY SELECT * FROM messages._read(v_subscription, v_topic.id, timeout, max_rows);
-        -- If the node registered and subscribed at the same moment, neither saw the other: add its channel now.
+        v_watermark := messages._watermark(v_topic.id);
+        -- The position moves past the messages returned; after the last one, to the watermark. Values are in
+        -- subqueries, so that a change of them does not lead to a new plan.
+        RETURN QUERY
+        WITH found AS MATERIALIZED (
+            SELECT m.id, v_subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
+            FROM psqlmessages_streammessage AS m
+            WHERE m.topic_id = (SELECT v_topic.id)
+              AND m.id > (SELECT v_subscription.position) AND m.id <= (SELECT v_watermark)
+            ORDER BY m.id
+            LIMIT (SELECT max_rows)
+        ), moved AS (
+            UPDATE psqlmessages_subscription AS s
+            SET position = CASE
+                    WHEN (SELECT count(*) FROM found) = max_rows THEN (SELECT max(f.id) FROM found AS f)
+                    ELSE greatest(s.position, v_watermark)
+                END,
+                timeout = subscribe.timeout,
+                -- If the clock was set back, housekeeping lowers this.
+                pinged_at = greatest(s.pinged_at, clock_timestamp())
+            WHERE s.id = v_subscription.id
+        )
+        SELECT * FROM found AS f ORDER BY f.id;
+        -- If another transaction registered the node while this one subscribed, neither saw the other: add the channel
+        -- now.
         IF EXISTS (
             SELECT FROM psqlmessages_client AS c
             JOIN psqlmessages_session AS s ON s.id = c.session_id
@@ -268,7 +287,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscribe IS
-    'The first call subscribes from now on, for timeout seconds after each call. Each further call returns the messages since the last one, oldest first, and moves the position in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
+    'Subscribe to a topic, and read its messages. The first call starts the subscription, which expires timeout seconds after the last call. Each further call returns the messages since the previous one, oldest first, and moves the position in this transaction. Errors: 54, 1, 15, 16, 9, 2, 3, 60.';
 
 
 CREATE OR REPLACE FUNCTION messages.unsubscribe(
@@ -302,7 +321,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unsubscribe IS
-    'End a subscription; no more messages are stored for it. Already: 1 if there was none. Errors: 54, 1, 15, 16, 9, 2.';
+    'End a subscription, so that no more messages are stored for it. Already: 1 if there was none. Errors: 54, 1, 15, 16, 9, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscription(
@@ -355,7 +374,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.subscription IS
-    'The state of a subscription. Recovered: false if it timed out and missed messages; Since: when it started or restarted; Backlog: number of unread messages; Expires: when it times out without a call of subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
+    'Return the status of a subscription. Recovered: false if it expired and missed messages; Since: when it started or restarted; Backlog: the number of unread messages; Expires: when it expires without a further call of subscribe. Errors: 54, 1, 15, 16, 9, 2, 3, 61.';
 
 
 CREATE OR REPLACE FUNCTION messages.connect_stream(
@@ -373,7 +392,8 @@ BEGIN
     IF v_answer ->> 'Err' <> '0' THEN
         RETURN v_answer;
     END IF;
-    -- The node is back in time, so from now on it has missed nothing. Do not wait for open transactions that read.
+    -- The node returned before these subscriptions expired. Skip rows locked by open transactions that read, do not
+    -- wait.
     UPDATE psqlmessages_subscription AS s SET is_recovered = true
     WHERE s.id IN (
         SELECT r.id FROM psqlmessages_subscription AS r
@@ -394,4 +414,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.connect_stream IS
-    'Register a node as init does, and receive wake-ups for its subscriptions. Subscriptions: the topics of the living ones that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';
+    'Register a node as init does, and receive an event when a subscription has a message to read. Subscriptions: the topics of its living subscriptions that this role may read. Errors: 54, 4, 5, 7, 8; 6 as a warning.';

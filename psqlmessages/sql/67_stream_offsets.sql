@@ -35,7 +35,7 @@ BEGIN
     END IF;
     FOREACH v_topic IN ARRAY topics LOOP
         v_error := CASE
-            WHEN right(v_topic, 1) = '*' THEN messages._ident_and_topic_error(client_id, v_topic)
+            WHEN right(v_topic, 1) = '*' THEN messages._ident_and_dest_error(client_id, v_topic)
             ELSE messages._topic_error_as(client_id, v_topic, 'R')
         END;
         EXIT WHEN v_error IS NOT NULL;

@@ -70,7 +70,7 @@ DECLARE
     v_error json;
     v_rights record;
 BEGIN
-    v_error := messages._ident_and_topic_error(ident, queue);
+    v_error := messages._ident_and_dest_error(ident, queue);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF right(queue, 1) = '*' THEN

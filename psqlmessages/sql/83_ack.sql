@@ -62,7 +62,7 @@ BEGIN
         v_error := messages._lease_error(leases);
     END IF;
     IF ids = '{}' THEN
-        v_error := coalesce(v_error, messages._ident_and_topic_error(client_id, '*'));
+        v_error := coalesce(v_error, messages._ident_and_dest_error(client_id, '*'));
     END IF;
     FOR v_queue IN
         SELECT q.name FROM psqlmessages_queue AS q

@@ -106,8 +106,8 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     # The housekeeping of another session, such as a hub's, may be faster.
     for _ in range(5):
         shop.execute(
-            "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body)"
-            " VALUES (messages._body_slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
+            "INSERT INTO psqlmessages_body (slot, id, expires_at, header, body) VALUES"
+            " (messages._body_slot(3, 1), gen_random_uuid(), now() - interval '1 h', '{}', 'x')"
         )
         if (found := examined(expired_bodies)).state is FindingState.WRONG:
             break

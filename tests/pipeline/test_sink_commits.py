@@ -104,7 +104,7 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -
     assert sink.staged() == 0
     message = stream.write(batches("a", "b"))
     sink.world.watcher.connection.execute("TRUNCATE messages.staged")
-    with pytest.raises(MessagesError, match="0 of 2 staged rows are there"):
+    with pytest.raises(MessagesError, match="0 of 2 staged rows exist"):
         stream.commit([message], 0)
     unnamed = MessagesStreamWriter(sink.topic, SCHEMA, overwrite=False)
     with pytest.raises(MessagesError, match="name one with the option query"):

@@ -208,7 +208,7 @@ def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
         for change in ("SELECT 1", "GRANT team TO user2"):
             world.superuser().connection.execute(change)
             world.owner.connection.execute("UPDATE messages._queues SET tended_at = 'epoch'")
-            sender.query("SELECT set_config('messages.evaluated', '', false)")
+            sender.query("SELECT set_config('messages.housekeeping_at', '', false)")
             sender.ok("push", "SENDER", "Q", "y")
     world.superuser().connection.execute("REVOKE team FROM user2")
 

@@ -138,7 +138,7 @@ def test_an_expired_body_is_told_apart_even_when_removed(world: World) -> None:
 # Any session may say so of itself; get_data then asks nothing but its own statement.
 FETCH = """
     SELECT CASE WHEN set_config(
-        'messages.evaluated', to_hex(date_part('epoch', clock_timestamp())::bigint), false
+        'messages.housekeeping_at', to_hex(date_part('epoch', clock_timestamp())::bigint), false
     ) <> '' THEN messages.get_data(%s) END
 """
 
@@ -185,8 +185,8 @@ def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> Non
 # Long enough for no period to end during a test: bodies kept for 10^5 to 10^6 seconds.
 CLASS = 5
 PUT = """
-    INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body)
-    SELECT messages._body_slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
+    INSERT INTO psqlmessages_body (slot, id, topic_id, expires_at, header, body) SELECT
+        messages._body_slot(%s, %s), gen_random_uuid(), t.id, now() + %s::interval, '"Id":1', 'kept'
     FROM (VALUES (1)) AS one LEFT JOIN psqlmessages_topic AS t ON t.name = 'T'
     RETURNING format(
         '{"Dkey":"9.%%s.9999999999999.%%s"}', slot, replace(id::text, '-', '')

@@ -94,7 +94,7 @@ def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple
     nodes[0].ok("topic_notify", "OTHER")
     nodes[1].ok("topic_listen", "OTHER")
     world.kill(world.node("user3", "VICTIM", listen="T"))
-    nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
+    nodes[0].query("SELECT set_config('messages.housekeeping_at', '', false)")
     returned = world.program("user3")
     for waiting in returned, world.owner:
         waiting.execute("SET lock_timeout = '30s'")

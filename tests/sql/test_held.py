@@ -203,7 +203,7 @@ HIDDEN = """
     $$ BEGIN EXECUTE 'SET CON' || 'STRAINTS ALL IMMEDIATE'; END $$
 """
 PUSH_TO_EVALUATE = """
-    SELECT messages.push('A', 'Q', 'x') FROM set_config('messages.evaluated', '', false)
+    SELECT messages.push('A', 'Q', 'x') FROM set_config('messages.housekeeping_at', '', false)
 """
 
 
@@ -226,7 +226,7 @@ def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) 
 def test_a_check_before_the_transaction_ends_delays_nobody(world: World, is_hidden: bool) -> None:
     program = caller(world)
     program.ok(*PUSH)
-    program.query("SELECT set_config('messages.evaluated', '', false)")
+    program.query("SELECT set_config('messages.housekeeping_at', '', false)")
     world.kill(world.node("user2", "VICTIM", listen="T"))
     returned = world.program("user2")
     returned.execute("SET lock_timeout = '30s'")

@@ -56,7 +56,7 @@ def test_sends_work_at_every_level(nodes: Pair, level: str) -> None:
 @every_level
 def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, level: str) -> None:
     world.kill(world.node("user3", "VICTIM"))
-    nodes[0].query("SELECT set_config('messages.evaluated', '', false)")
+    nodes[0].query("SELECT set_config('messages.housekeeping_at', '', false)")
     for call in ("topic_send", "T", "x"), ("topic_status", "T"), ("topic_unnotify", "T"):
         with snapshot(nodes[0], level):
             nodes[0].ok(*call)

@@ -119,7 +119,7 @@ def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str) -> 
 def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str) -> None:
     stream.publish("x")
     stream.let_be_due()
-    stream.publisher.query("SELECT set_config('messages.evaluated', '', false)")
+    stream.publisher.query("SELECT set_config('messages.housekeeping_at', '', false)")
     stream.wait_for_nobody_for_long()
     stream.publisher.execute("BEGIN")
     stream.publish("y")

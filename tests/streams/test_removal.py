@@ -188,7 +188,7 @@ def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream) -> None:
         stream.got("SUB", timeout=1000)
         stream.age(10, "SUB2")
         stream.let_be_due()
-        program.query("SELECT set_config('messages.evaluated', '', false)")
+        program.query("SELECT set_config('messages.housekeeping_at', '', false)")
         program.call(function, *arguments)
         found[function] = stream.query(dead)
         stream.execute("UPDATE messages._stream SET tended_at = 'infinity'")

@@ -14,7 +14,7 @@ from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk
 SCRIPT = "<script>alert(1)</script>"
 BUSY = (
     "Nothing was saved: rules cannot be changed now: another change of rules is not committed yet."
-    " End it, and try again: psqlmessages doctor names who sits in a transaction."
+    " Commit it or roll it back, and try again: psqlmessages doctor lists open transactions."
 )
 UNTOUCHED = "No connected node is affected."
 

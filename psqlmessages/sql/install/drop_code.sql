@@ -1,5 +1,5 @@
--- Drop the triggers, views and functions that numbered scripts of any version have installed, except those whose oids are
--- in the setting messages.kept.
+-- Drop the triggers, views and functions that the numbered scripts of any version have installed, except those whose
+-- oids the setting messages.kept lists.
 
 DO $$
 DECLARE
@@ -43,7 +43,7 @@ BEGIN
     IF v_reason IS NOT NULL THEN
         RAISE EXCEPTION 'the functions and views of psqlmessages cannot be replaced: %', v_reason
             USING ERRCODE = 'dependent_objects_still_exist',
-                HINT = 'Drop what depends on them, migrate, and make it again.';
+                HINT = 'Drop the objects that depend on them, migrate, and create these objects again.';
     END IF;
 END
 $$;

@@ -1,4 +1,4 @@
--- The present triggers, views and functions, each with a mark that changes if it is replaced.
+-- The installed triggers, views and functions: oid, and a mark that changes when the object is replaced.
 
 SELECT p.oid, p.xmin::text || p.ctid::text
 FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = to_regnamespace('messages')

@@ -1,4 +1,5 @@
--- The grants on views and functions: kind, name, and the statement that restores it on the object put for %s.
+-- The grants on views and functions: kind and name of the object, and the statement that restores the grant, with %s in
+-- place of the object.
 
 SELECT o.kind, o.name, format(
     'GRANT %s ON %s %%s TO %I%s',

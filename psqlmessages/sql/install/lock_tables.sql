@@ -1,7 +1,7 @@
--- Take the locks that the numbered scripts need before they change anything. If a call holds one of them and waits for
--- another, release all and try again before PostgreSQL detects a deadlock and ends the call. If the setting
--- messages.locks is 'all', also take the locks for dropping: of every table, view and sequence. Not taken is the lock for
--- dropping a trigger that only an older version had: a call may then end in a deadlock.
+-- Take all locks that the numbered scripts need, before they change anything. If a call holds one of them and waits for
+-- another, release all and try again, before PostgreSQL detects a deadlock and ends the call. If the setting
+-- messages.locks is 'all', also take the locks for dropping every table, view and sequence. It takes no lock for
+-- dropping a trigger that only an older version had: then a call may end in a deadlock.
 
 DO $$
 DECLARE
@@ -9,14 +9,14 @@ DECLARE
     v_lock text;
     v_began timestamp with time zone;
     v_timeout text := current_setting('lock_timeout');
-    -- Below deadlock_timeout (one second by default), after which PostgreSQL ends a waiting call, and at most 800 ms,
-    -- because calls wait for us.
+    -- At most 800 ms, because calls wait meanwhile, and less than deadlock_timeout (one second by default), after which
+    -- PostgreSQL ends a waiting call.
     v_limit_ms float := least(
         800, 0.8 * (SELECT s.setting::float FROM pg_catalog.pg_settings AS s WHERE s.name = 'deadlock_timeout')
     );
 BEGIN
-    -- The scripts alter these tables. Readers of rules and topics are not blocked.
-    SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.place) INTO v_locks
+    -- The scripts alter these tables. The locks do not block readers of rules and topics.
+    SELECT array_agg(format('LOCK TABLE %s IN %s MODE', to_regclass(t.name), t.mode) ORDER BY t.turn) INTO v_locks
     FROM (VALUES
         (1, 'psqlmessages_auth', CASE
             WHEN EXISTS (
@@ -27,7 +27,7 @@ BEGIN
         END), (2, 'psqlmessages_topic', 'SHARE ROW EXCLUSIVE'),
         (3, 'psqlmessages_membership', 'SHARE'), (4, 'messages._evaluation', 'ACCESS EXCLUSIVE'),
         (5, 'messages.staged', 'ACCESS EXCLUSIVE'), (6, 'messages._batch', 'SHARE'),
-        -- An older version, whose publishers the new functions for readers would not count.
+        -- An older version is installed: wait for its open publishers, which the new functions would not detect.
         (7, CASE WHEN to_regclass('messages._publishing') IS NOT NULL THEN 'messages._stream' END, 'ACCESS EXCLUSIVE'),
         (8, 'messages._queues', 'ACCESS EXCLUSIVE'),
         (9, 'messages._scan_start', 'SHARE'),
@@ -36,7 +36,7 @@ BEGIN
             SELECT FROM pg_catalog.pg_attribute AS a
             WHERE a.attrelid = to_regclass('messages._gate') AND a.attname = 'version' AND NOT a.attisdropped
         ) THEN 'messages._gate' END, 'ACCESS EXCLUSIVE')
-    ) AS t (place, name, mode)
+    ) AS t (turn, name, mode)
     WHERE to_regclass(t.name) IS NOT NULL;
     IF current_setting('messages.locks', true) = 'all' THEN
         -- LOCK TABLE does not accept sequences; ALTER with the same owner locks one and changes nothing.
@@ -51,16 +51,16 @@ BEGIN
         WHERE (c.relnamespace = to_regnamespace('messages') AND c.relkind IN ('r', 'p', 'S')
            OR c.relnamespace = to_regnamespace('public') AND c.relkind IN ('r', 'p')
               AND c.relname LIKE 'psqlmessages\_%') AND NOT c.relispartition
-          -- The sequence of an identity column is dropped with its table, which callers lock first.
+          -- Not the sequences of identity columns: they are dropped with their tables, which callers lock first.
           AND NOT (c.relkind = 'S' AND EXISTS (
               SELECT FROM pg_catalog.pg_depend AS d
               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
           ))
-          -- A table of another owner with such a name, for instance a copy, may not be lockable.
+          -- Not a table of another owner with such a name, for instance a copy: locking it may not be allowed.
           AND pg_has_role(c.relowner, 'USAGE');
     END IF;
-    -- Views first, because queries lock a view before its tables. LOCK TABLE would also lock the system views in them;
-    -- ALTER with the same owner locks only the view and changes nothing.
+    -- Views first, because queries lock a view before its tables. LOCK TABLE would also lock the system catalogs that
+    -- the view reads; ALTER with the same owner locks only the view and changes nothing.
     SELECT array_agg(format('ALTER VIEW %s OWNER TO %I', c.oid::regclass, pg_get_userbyid(c.relowner))) || v_locks
     INTO v_locks
     FROM pg_catalog.pg_class AS c
@@ -69,8 +69,8 @@ BEGIN
         BEGIN
             v_began := clock_timestamp();
             FOREACH v_lock IN ARRAY coalesce(v_locks, '{}') LOOP
-                -- A transaction that locks in another order may wait for us: release all before PostgreSQL detects
-                -- the deadlock.
+                -- A transaction that locks in another order may wait for these locks: stop waiting and release them
+                -- before PostgreSQL detects the deadlock.
                 PERFORM set_config('lock_timeout', greatest(
                     1, v_limit_ms - 1000 * extract(epoch FROM clock_timestamp() - v_began)
                 )::int::text, true);
@@ -79,7 +79,7 @@ BEGIN
             PERFORM set_config('lock_timeout', v_timeout, true);
             RETURN;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            -- Start with this lock: its holders waited for our locks.
+            -- Start with this lock next time: its holders may have waited for the other locks.
             v_locks := v_lock || array_remove(v_locks, v_lock);
             PERFORM pg_sleep(0.2);
         END;

@@ -1,4 +1,4 @@
--- After drop_code.sql: remove the schema, the large bodies and the streams. Django removes the other tables.
+-- To be run after drop_code.sql: remove the schema, the large bodies and the streams. Django removes the other tables.
 
 DO $$
 DECLARE
@@ -10,7 +10,7 @@ BEGIN
         DROP TABLE IF EXISTS psqlmessages_streammessage;
         RETURN;
     END IF;
-    -- Stored messages are removed: mark subscriptions that miss some, and move all to the end.
+    -- Removing the stored messages: mark the subscriptions that miss some of them, and move all positions to the end.
     UPDATE psqlmessages_subscription AS s
     SET position = pg_sequence_last_value('messages._stream_id'),
         is_recovered = s.is_recovered AND NOT EXISTS (
@@ -27,7 +27,7 @@ BEGIN
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind
         FROM pg_catalog.pg_class AS c
         WHERE c.relnamespace = 'messages'::regnamespace AND c.relkind IN ('S', 'r')
-          -- Sequences of identity columns are dropped with their tables.
+          -- Not the sequences of identity columns, which are dropped with their tables.
           AND NOT EXISTS (
               SELECT FROM pg_catalog.pg_depend AS d
               WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'i'
