@@ -81,27 +81,15 @@ CREATE OR REPLACE FUNCTION messages._share_rules_lock()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
+DECLARE
+    v_last xid8;
 BEGIN
     -- Draw the transaction id before the lock: then it is below _recheck.horizon if this transaction reads old rules.
     PERFORM pg_current_xact_id();
     LOCK TABLE messages._gate IN ROW SHARE MODE;
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        PERFORM messages._check_snapshot();
+    IF current_setting('transaction_isolation') = 'read committed' THEN
+        RETURN;
     END IF;
-END
-$$;
-
-COMMENT ON FUNCTION messages._share_rules_lock IS
-    'Share the rules lock before a state change reads rules: until this commit, no change of rules holds it alone.';
-
-
-CREATE OR REPLACE FUNCTION messages._check_snapshot()
-RETURNS void
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_last xid8;
-BEGIN
     FOR v_last IN
         SELECT r.last_value::text::xid8 FROM messages._rules_xact AS r
         UNION ALL SELECT o.last_value::text::xid8 FROM messages._observation_xact AS o
@@ -119,8 +107,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._check_snapshot IS
-    'For transactions above READ COMMITTED: raise 40001 if rules or observations may have changed after their snapshot.';
+COMMENT ON FUNCTION messages._share_rules_lock IS
+    'Share the rules lock before a state change reads rules: until this commit, no change of rules holds it alone. Above READ COMMITTED, raise 40001 if rules or observations may have changed after the snapshot of this transaction.';
 
 
 CREATE OR REPLACE FUNCTION messages._limit_lock_wait()

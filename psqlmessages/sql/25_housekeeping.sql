@@ -39,14 +39,14 @@ COMMENT ON FUNCTION messages._tended_at_bits IS
 
 
 CREATE OR REPLACE FUNCTION messages._last_check(
-    checked regclass,
+    sequence regclass,
     tended_at timestamp with time zone
 )
 RETURNS timestamp with time zone
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_value bigint := pg_sequence_last_value(checked);
+    v_value bigint := pg_sequence_last_value(sequence);
 BEGIN
     RETURN CASE WHEN v_value & 1048575 = messages._tended_at_bits(tended_at)
         THEN to_timestamp((v_value >> 20) / 1000.0) ELSE tended_at END;
@@ -54,11 +54,11 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._last_check IS
-    'When housekeeping of queues or streams last ran or found nothing to do. checked: the sequence _queues_checked or _streams_checked.';
+    'When housekeeping of queues or streams last ran or found nothing to do. sequence: _queues_checked or _streams_checked.';
 
 
 CREATE OR REPLACE FUNCTION messages._record_check(
-    checked regclass,
+    sequence regclass,
     tended_at timestamp with time zone,
     checked_at timestamp with time zone
 )
@@ -67,7 +67,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM setval(
-        checked, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._tended_at_bits(tended_at)
+        sequence, (floor(date_part('epoch', checked_at) * 1000)::bigint << 20) | messages._tended_at_bits(tended_at)
     );
 END
 $$;
@@ -148,6 +148,7 @@ AS $$
 BEGIN
     -- Housekeeping locks rows until the transaction ends, so roles without any rule do not run it.
     IF messages._has_any_rule(session_user) THEN
+        -- The second of the last call in this session.
         PERFORM set_config(
             'messages.housekeeping_at', to_hex(date_part('epoch', clock_timestamp())::bigint), false
         );
@@ -339,7 +340,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_sessions_and_rules IS
-    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events.';
+    'End dead sessions, and apply unfinished changes of rules and role memberships. Waits for a lock at most 50 ms, and skips locked rows until the next time. Does nothing while the notification queue is almost full. Returns the number of events. is_commit: as in _recheck_rules.';
 
 
 CREATE OR REPLACE FUNCTION messages.evaluate()
@@ -469,38 +470,6 @@ COMMENT ON FUNCTION messages._shared_audiences IS
     'The audiences of the topics that several nodes left, by topic name: arrays as text, for the most frequent topics, up to about a megabyte. left_topics: from _drop_nodes.';
 
 
-CREATE OR REPLACE FUNCTION messages._send_left_events(
-    ident text,
-    left_topics jsonb,
-    audiences jsonb
-)
-RETURNS int
-LANGUAGE plpgsql
-AS $$
-DECLARE
-    v_topic jsonb;
-    v_audience bigint[];
-    v_events int := 0;
-BEGIN
-    FOR v_topic IN SELECT e.value FROM jsonb_array_elements(left_topics) AS e LOOP
-        v_audience := coalesce(
-            (audiences ->> (v_topic ->> 1))::bigint[], messages._topic_audience(v_topic ->> 1)
-        );
-        v_events := v_events
-            + messages._send_event(v_audience, 'topic_un' || (v_topic ->> 0), ident, v_topic ->> 1, ident);
-        IF (v_topic ->> 2)::boolean THEN
-            v_events := v_events
-                + messages._send_event(v_audience, 'topic_none_' || (v_topic ->> 0), NULL, v_topic ->> 1, ident);
-        END IF;
-    END LOOP;
-    RETURN v_events;
-END
-$$;
-
-COMMENT ON FUNCTION messages._send_left_events IS
-    'Send the events of one node that left these topics, and return their number. left_topics: the value of _drop_nodes for this node. audiences: from _shared_audiences; the others are looked up.';
-
-
 CREATE OR REPLACE FUNCTION messages._send_crash_events(
     idents text[],
     left_topics jsonb
@@ -512,6 +481,8 @@ DECLARE
     v_version bigint;
     v_audiences jsonb;
     v_ident text;
+    v_left record;
+    v_topic_audience bigint[];
     v_key record;
     v_last_key record;
     v_audience bigint[];
@@ -524,7 +495,22 @@ BEGIN
             v_audiences := messages._shared_audiences(left_topics);
             v_audience := NULL;
         END IF;
-        v_events := v_events + messages._send_left_events(v_ident, left_topics -> v_ident, v_audiences);
+        FOR v_left IN
+            SELECT e.value ->> 0 AS kind, e.value ->> 1 AS topic, (e.value ->> 2)::boolean AS is_last
+            FROM jsonb_array_elements(left_topics -> v_ident) AS e
+        LOOP
+            v_topic_audience := coalesce(
+                (v_audiences ->> v_left.topic)::bigint[], messages._topic_audience(v_left.topic)
+            );
+            v_events := v_events + messages._send_event(
+                v_topic_audience, 'topic_un' || v_left.kind, v_ident, v_left.topic, v_ident
+            );
+            IF v_left.is_last THEN
+                v_events := v_events + messages._send_event(
+                    v_topic_audience, 'topic_none_' || v_left.kind, NULL, v_left.topic, v_ident
+                );
+            END IF;
+        END LOOP;
         SELECT h.* INTO v_key FROM messages._event_audience_key(v_ident, '{}') AS h;
         IF v_audience IS NULL OR v_key IS DISTINCT FROM v_last_key THEN
             v_audience := messages._audience_of_key(v_key.topics, v_key.nodes, v_key.rules);

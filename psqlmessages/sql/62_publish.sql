@@ -97,7 +97,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._on_topics_truncated IS
-    'After TRUNCATE of topics, for instance by flush: delete rows by topic id, because new topics may get the same ids.';
+    'After TRUNCATE of topics, for instance by flush: forget the last removed messages, because new topics may get the same ids.';
 
 CREATE OR REPLACE TRIGGER topics_truncated
 AFTER TRUNCATE ON psqlmessages_topic
@@ -148,7 +148,8 @@ RETURNS boolean
 LANGUAGE plpgsql STRICT
 AS $$
 DECLARE
-    -- The id that this transaction has locked before: locking it again needs no entry in the lock table.
+    -- The id that this transaction has locked before, from a list of ,<topic>=<id>, in a setting. Locking the same id
+    -- again needs no entry in the lock table.
     v_first text := split_part(split_part(current_setting('messages.publishing', true), ',' || topic_id || '=', 2), ',', 1);
     v_last bigint := last_id;
     v_step float8 := 2;
