@@ -72,7 +72,7 @@ mutation: .venv/test  ## take security checks out of the SQL, one at a time, and
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: reliability
-reliability: .venv/test  ## make every fault happen in full size and count, half an hour: docs/reliability.md
+reliability: .venv/test  ## make every fault happen in full size and count, half an hour: docs/explanation/reliability.md
 	@$(BIN)/python -m tests.reliability $(ARGS)
 
 .PHONY: soak

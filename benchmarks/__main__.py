@@ -1,7 +1,7 @@
 """All benchmarks, each in a process of its own: `make bench`, `make bench-quick`.
 
 python -m benchmarks [NAME ...] [--rounds 5]: measure, and write results.json, results.md, the table
-of docs/performance.md and the charts. A program's findings take the place of its earlier ones.
+of docs/explanation/performance.md and the charts. New findings of a program replace earlier ones.
 python -m benchmarks --quick [--keep]: a few rows in under two minutes, against expected.json; what
 fell is measured up to twice more, and the rounds of all runs count. --keep: expect from now on what
 is measured.

@@ -30,7 +30,7 @@ AsyncAsk = Callable[[str], Awaitable[object]]
 
 
 def answer_by_node(dsn: str, tell: Tell) -> None:
-    """Handle calls as docs/client.md shows."""
+    """Handle calls as docs/reference/client.md shows."""
     with Node(ANSWERER, dsn) as node:
         node.on_rpc(_body)
         tell()

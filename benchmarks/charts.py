@@ -1,4 +1,4 @@
-"""The charts of docs/performance.md: ratios side by side, and the curves."""
+"""The charts of docs/explanation/performance.md: ratios side by side, and the curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results as Markdown: benchmarks/results.md, and the table in docs/performance.md."""
+"""The results as Markdown: benchmarks/results.md, and docs/explanation/performance.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.kept import Kept
 from benchmarks.results import Curve, Row
 
 RESULTS = Path(__file__).with_name("results.md")
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs/explanation/performance.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEAD = (
     "| what | against | ours | theirs | ratio | rounds | to reach |\n"
@@ -21,8 +21,8 @@ def write(machine: str, versions: dict[str, str], kept: list[Kept]) -> None:
     """Write both."""
     text = measured(machine, versions, kept)
     RESULTS.write_text(
-        "# Results\n\nWritten by `make bench`; what it means: [docs/performance.md]"
-        "(../docs/performance.md).\n\n" + text + "\n" + curves(kept),
+        "# Results\n\nWritten by `make bench`; what it means: [docs/explanation/performance.md]"
+        "(../docs/explanation/performance.md).\n\n" + text + "\n" + curves(kept),
         "utf-8",
     )
     page = PAGE.read_text("utf-8")

@@ -97,7 +97,7 @@ def read_by_node(dsn: str, tell: Tell) -> None:
 
 
 def read_by_sql(dsn: str, tell: Tell) -> None:
-    """Do by psycopg what docs/queues.md tells: take; nothing? listen, take, wait."""
+    """Do by psycopg what docs/reference/queues.md tells: take; nothing? listen, take, wait."""
     take = "SELECT id FROM messages.pop('READER', 'idle')"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT messages.queue_listen('READER', 'idle')")

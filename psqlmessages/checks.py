@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.conf import find_errors
+from psqlmessages.exceptions import DOCS_URL
 from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.schema import has_unapplied_migrations, installed_digest
 from psqlmessages.sql import MIN_VERSION, digest
@@ -46,8 +47,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
     return [
         checks.Error(
             problem.text,
-            hint="Code that reads this setting would fail. Correct it; docs/settings.md lists the"
-            " allowed values.",
+            hint="Code that reads this setting would fail. Correct it; the allowed values are on"
+            f" {DOCS_URL}reference/settings/",
             id=f"psqlmessages.{problem.check}",
         )
         for problem in find_errors(getattr(settings, "PSQLMESSAGES", {}))

@@ -25,7 +25,7 @@ def _setting(check: str, default: Any, *bounds: int) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of psqlmessages; for their meaning see docs/settings.md."""
+    """The settings of psqlmessages; for their meaning see docs/reference/settings.md."""
 
     NODE: str = _setting("E002", "")
     DATABASE: str = _setting("E019", DEFAULT_DB_ALIAS)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+DOCS_URL = "https://psqlmessages.readthedocs.io/en/stable/"
+
 registry: dict[int, type[MessagesError]] = {}
 
 
@@ -25,6 +27,14 @@ class MessagesError(Exception):
         self.text = text
         if number is not None:
             self.number = number
+        # Shown below the error in a traceback, and not a part of its text.
+        self.add_note(f"See {self.url}")
+
+    @property
+    def url(self) -> str:
+        """The address of the documentation of this error."""
+        anchor = f"#error-{self.number}" if self.number is not None else ""
+        return f"{DOCS_URL}reference/errors/{anchor}"
 
     def __init_subclass__(cls, *, number: int | None = None) -> None:
         super().__init_subclass__()

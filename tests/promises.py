@@ -58,7 +58,9 @@ def faults() -> list[str]:
     listed = promises()
     known = {
         int(n)
-        for n in re.findall(r"^\| (\d+) \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
+        for n in re.findall(
+            r"^\| (\d+) \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE
+        )
     }
     guarded = {int(m[1]) for each in listed if (m := ERROR.fullmatch(each.where))}
     missing = [f"error {number}: no test guards it" for number in sorted(known - guarded)]

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md print what the page says."""
+"""The examples of docs/reference/client.md print what the page says."""
 
 import re
 import signal
@@ -14,7 +14,7 @@ from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "client.md").read_text()
+PAGE = (ROOT / "docs/reference/client.md").read_text()
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 EXAMPLES = ("asking", "asking_async", "reading", "booking", "packing")

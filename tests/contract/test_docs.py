@@ -17,7 +17,7 @@ from tests.sql.conftest import Program, World
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-SQL = (DOCS / "sql.md").read_text()
+SQL = (DOCS / "reference/sql.md").read_text()
 NULL = re.compile(r"NULL::[a-z ]+(\[\])?")
 FUNCTIONS = r"""
     SELECT p.proname, pg_get_function_arguments(p.oid), p.prorettype::regtype::text,
@@ -29,7 +29,7 @@ BLOCK = re.compile(r"```sql\n(.*?)```", re.DOTALL)
 
 
 def documented_functions() -> dict[str, tuple[set[str], str]]:
-    """Signatures and errors of each `### function` of docs/sql.md."""
+    """Signatures and errors of each `### function` of docs/reference/sql.md."""
     found = {}
     for section in SQL.split("\n### ")[1:]:
         name = section.splitlines()[0]
@@ -109,7 +109,7 @@ def as_psql_prints(value: object) -> str:
 
 def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World) -> None:
     table = re.findall(
-        r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "errors.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "reference/errors.md").read_text(), re.MULTILINE
     )
     live = world.execute("SELECT number, errstr FROM messages.errors").fetchall()
     assert [(int(number), text) for number, text, _ in table] == live

@@ -86,7 +86,7 @@ def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings)
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
     documented = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", page, re.MULTILINE))
     for field in fields(Settings):
         assert str(field.default) in documented[field.name].replace("empty", ""), field.name

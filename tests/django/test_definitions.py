@@ -217,7 +217,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object,
 
 
 def test_the_example_of_the_page_is_a_document() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "admin.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/admin.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     assert len(document.read(example).as_json()) == 3
     # Its types and modes are those of the model.

@@ -1,4 +1,4 @@
-"""docs/django.md, followed word for word on the wheel; docs/commands.md, against the parser."""
+"""The tutorial and the Django pages, followed word for word on the wheel; the page of commands."""
 
 import argparse
 import os
@@ -26,8 +26,9 @@ from tests.conftest import TestedServer
 from tests.django.processes import environment, run_python
 
 ROOT = Path(__file__).parents[2]
-DJANGO_MD = (ROOT / "docs" / "django.md").read_text()
-COMMANDS_MD = (ROOT / "docs" / "commands.md").read_text()
+PAGES = ("tutorial", "how-to/test-handlers", "reference/django")
+DJANGO_MD = "".join((ROOT / f"docs/{page}.md").read_text() for page in PAGES)
+COMMANDS_MD = (ROOT / "docs/reference/commands.md").read_text()
 BLOCK = re.compile(r"^```(console|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INSTALL = 'pip install psqlmessages "psycopg[binary]"'
 

@@ -1,4 +1,4 @@
-"""docs/exchanges.md, followed top to bottom: its files, its commands, its SQL, its function."""
+"""docs/reference/exchanges.md, followed top to bottom: its files, commands, SQL and function."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ from tests.django.waiting import wait_until
 from tests.exchanges.conftest import TypeIn
 from tests.sql.conftest import World
 
-PAGE = (Path(__file__).parents[2] / "docs" / "exchanges.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/exchanges.md").read_text()
 BLOCK = re.compile(r"^```(yaml|console|sql|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = "python manage.py psqlmessages exchange "
 

@@ -1,4 +1,4 @@
-"""docs/selectors.md says what is: its tables are asked, its programs run, its bounds compared."""
+"""docs/reference/selectors.md: its tables are asked, its programs run, its bounds compared."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from psqlmessages.exchanges.expression import FIELDS
 from tests.exchanges.asking import routed
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "selectors.md").read_text()
+PAGE = (ROOT / "docs/reference/selectors.md").read_text()
 ROW = re.compile(r"^\| `(?P<selector>.*)` \| (?P<taken>yes|no) \| (?P<says>.*) \|$", re.MULTILINE)
 PROGRAMS = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 (MESSAGE,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)

@@ -1,6 +1,7 @@
 """Spark is killed, PostgreSQL restarts, the disk is full: each row is there once.
 
-For the figures of docs/reliability.md: make reliability ARGS="tests/pipeline/test_faults.py".
+For the figures of docs/explanation/reliability.md:
+    make reliability ARGS="tests/pipeline/test_faults.py"
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The examples on the first screen of docs/pipeline.md run, and do what they say."""
+"""The examples on the first screen of docs/reference/pipeline.md run, and do what they say."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from psqlmessages.pipeline import sink
 from psqlmessages.pipeline.source_options import SOURCE_OPTIONS
 from tests.sql.conftest import World
 
-PAGE = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/pipeline.md").read_text()
 
 
 def first(language: str) -> str:
@@ -32,7 +32,7 @@ def test_the_first_example_runs_and_prints_what_its_comment_says(
     for ident, body in (("SHOP", "a"), ("SHOP", "order 2"), ("OTHER", "b"), ("SHOP", "order 3")):
         shop.ok("publish", ident, "ORDERS", body)
     code = first("python").replace('"checkpoints/', f'"{tmp_path}/')
-    exec(compile(code, "docs/pipeline.md", "exec"), {})  # noqa: S102 - our own page
+    exec(compile(code, "docs/reference/pipeline.md", "exec"), {})  # noqa: S102 - our own page
     printed = re.findall(r"^print.*# (.*)$", code, re.MULTILINE)
     assert capsys.readouterr().out.split("\n")[:-1] == printed
     large = world.execute("SELECT body FROM messages.stored WHERE topic = 'LARGE' ORDER BY body")

@@ -1,4 +1,4 @@
-"""The examples of docs/pubsub.md, run as programs, print what the page says."""
+"""The examples of docs/reference/pubsub.md, run as programs, print what the page says."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from tests.conftest import TestedServer
 from tests.pubsub.conftest import Connect, Ear, NewBus
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "pubsub.md").read_text()
+PAGE = (ROOT / "docs/reference/pubsub.md").read_text()
 PROGRAMS = re.findall(r"```python\n# \w+\.py\n(.*?)```", PAGE, re.DOTALL)
 PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 (STATEMENT,) = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)

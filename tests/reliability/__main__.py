@@ -1,4 +1,4 @@
-"""Make all faults happen in their full sizes, and write what was counted into docs/reliability.md.
+"""Make all faults happen in full size, and write the counts to docs/explanation/reliability.md.
 
 python -m tests.reliability [arguments of pytest]   `-k disk` leaves the other lines as they were
 """
@@ -23,7 +23,7 @@ TESTS = (
     "tests/pipeline/test_session.py", "tests/pipeline/test_faults.py",
 )  # fmt: skip
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs/explanation/reliability.md"
 KEPT = Path(__file__).with_name("counts.json")
 BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 

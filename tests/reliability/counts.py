@@ -1,4 +1,4 @@
-"""What the tests of faults counted: printed, and kept for docs/reliability.md."""
+"""What the tests of faults counted: printed, and kept for docs/explanation/reliability.md."""
 
 import json
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 # The file that each test adds a line to; unset in an ordinary run of the tests.
 VARIABLE = "RELIABILITY_COUNTS"
-# With it, the sizes that docs/reliability.md tells; without, those for every day.
+# With it, the sizes that docs/explanation/reliability.md tells; without, those for every day.
 FULL = "RELIABILITY_FULL"
 
 

@@ -188,7 +188,7 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
         taken: list[int] = []
         ident = f"W{number}"
         with closing(psycopg.connect(by_transaction, autocommit=True)) as connection:
-            # As docs/operations.md tells: statements prepared on one connection are not on others.
+            # docs/how-to/pgbouncer.md: statements prepared on one connection are not on others.
             connection.prepare_threshold = None
             for body in range(number * share, (number + 1) * share):
                 connection.execute("SELECT messages.publish(%s, 'NEWS', %s::text)", (ident, body))

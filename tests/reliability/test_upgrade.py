@@ -203,7 +203,7 @@ def locked(cursor: Any, modes: list[str]) -> set[int]:
     return {oid for (oid,) in cursor.fetchall()}
 
 
-# What docs/operations.md says that is removed by going back to a state.
+# What docs/how-to/upgrade.md says that is removed by going back to a state.
 REMOVED = {
     "0005_exchanges": {"psqlmessages_traffic", "psqlmessages_pipelinejob"},
     "0004_web": {

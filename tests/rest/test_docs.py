@@ -1,4 +1,4 @@
-"""The pages: docs/rest.md, whose examples run with curl in their order, and /api/docs."""
+"""The pages: docs/reference/rest.md, whose examples run with curl in their order, and /api/docs."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.web.site import ROOT, Site
 # Fixtures are found here by their names.
 __all__ = ["browser", "visitors"]
 
-PAGE = (ROOT / "docs" / "rest.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/rest.md").read_text(encoding="utf-8")
 ELLIPSIS = "…"
 PROGRAM = """
 import sys

@@ -17,7 +17,7 @@ from tests.sql.conftest import Program, World
 
 pytestmark = pytest.mark.versions
 # The table of the documentation.
-DOCS = Path(__file__).parents[2] / "docs" / "errors.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/errors.md"
 ROW = re.compile(r"^\| (\d+) \| (.*?) \|", re.MULTILINE)
 TEXTS = {int(number): text for number, text in ROW.findall(DOCS.read_text())}
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sql.conftest import Program, World, parse
 
-OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+SECURE = Path(__file__).parents[2] / "docs/how-to/secure.md"
 NEW_SECRET = re.compile(r"## A new secret.*?-- as owner\n(.*?)```", re.DOTALL)
 LONG = "x" * 20_000
 TOKEN = "TOKEN"
@@ -300,7 +300,7 @@ def test_a_secret_is_256_random_bits(world: World) -> None:
 
 def test_a_new_secret_as_documented_refuses_what_was_on_the_way(cast: Cast) -> None:
     former = cast.question()
-    found = NEW_SECRET.search(OPERATIONS.read_text())
+    found = NEW_SECRET.search(SECURE.read_text())
     assert found is not None
     for statement in found[1].splitlines():
         cast.world.execute(statement)

@@ -265,7 +265,7 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
     ended.result()
 
 
-# The nightly one opens so many as docs/reliability.md says: each compiles all functions first.
+# The nightly one opens the number of docs/explanation/reliability.md: each compiles all functions.
 @pytest.mark.parametrize("connections", [5, pytest.param(CONNECTIONS, marks=pytest.mark.nightly)])
 def test_many_connections_at_the_same_time_delay_no_call_of_another(
     world: World, calls: Calls, background: Threads, connections: int

@@ -21,7 +21,7 @@ from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
 DOCS = Path(__file__).parents[2] / "docs"
-RELAY = (DOCS / "relay.md").read_text()
+RELAY = (DOCS / "reference/relay.md").read_text()
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 /**
- * Node: a node of psqlmessages in a browser, over the WebSocket /ws/node/. See docs/relay.md.
+ * Node: a node of psqlmessages in a browser, over the WebSocket /ws/node/. See docs/reference/relay.md.
  *
  * @typedef {"connecting" | "open" | "closed" | "denied"} State
  * @typedef {object} Message
@@ -29,7 +29,7 @@ const DENIED_ERRORS = [4, 5, 7, 54];
 // Milliseconds.
 const [MIN_DELAY, MAX_DELAY, TIMEOUT] = [250, 10_000, 5000];
 
-/** An error returned by PostgreSQL or the relay; docs/errors.md lists the numbers. */
+/** An error returned by PostgreSQL or the relay; docs/reference/errors.md lists the numbers. */
 export class MessagesError extends Error {
   name = "MessagesError";
 

@@ -116,7 +116,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   function closeText(code, reason) {
     if (reason) return `The server closed the connection: ${reason}. The page reconnects automatically.`;
     if (code !== ABNORMAL_CLOSURE || hasReceived) return TEXTS.lost;
-    return `There is no WebSocket at ${path}, or the server is down: see docs/monitor.md. The page retries automatically.`;
+    return `There is no WebSocket at ${path}, or the server is down: see https://psqlmessages.readthedocs.io/en/stable/reference/monitor/. The page retries automatically.`;
   }
 
   function onVisible() {
