@@ -79,7 +79,7 @@ def test_the_examples_of_the_page_run_top_to_bottom(world: World, page: str) -> 
     programs = {role: world.program(role) for role in ("user1", "user2", "user3")}
     programs["owner"] = world.owner
     try:
-        for role, statement, expected in examples((DOCS / page).read_text()):
+        for role, statement, expected in examples((DOCS / "reference" / page).read_text()):
             rows = answers(programs[role], statement)
             pattern = re.escape("\n".join(expected)).replace("…", '[^"]*')
             assert re.fullmatch(pattern, "\n".join(rows)), f"{statement}\n{rows}\n{expected}"
