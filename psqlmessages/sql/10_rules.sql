@@ -218,10 +218,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._patterns IS
-    'The names and patterns that match a name in a rule: the name itself, and each of its prefixes with *. For a pattern: the patterns that include it.';
+    'The values in rules that match a name: the name itself, *, and each prefix of the name followed by *. For a pattern: the patterns that include it.';
 
 
-CREATE OR REPLACE FUNCTION messages._last_name(
+CREATE OR REPLACE FUNCTION messages._prefix_upper_bound(
     prefix text
 )
 RETURNS text
@@ -229,7 +229,7 @@ LANGUAGE plpgsql
 STABLE STRICT
 AS $$
 BEGIN
-    -- Names have at most 100 characters, and in UTF-8 no name with this prefix sorts after this one.
+    -- Names have at most 100 characters, so in UTF-8 no name with this prefix sorts after this value.
     IF getdatabaseencoding() = 'UTF8' THEN
         RETURN prefix || repeat(chr(1114111), 100);
     END IF;
@@ -242,8 +242,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._last_name IS
-    'The upper end of an index range with all names of this prefix. In encodings other than UTF-8 the range also has other names.';
+COMMENT ON FUNCTION messages._prefix_upper_bound IS
+    'An upper bound of the names that begin with this prefix, for an index range. In encodings other than UTF-8 the range may also include other names.';
 
 
 CREATE OR REPLACE FUNCTION messages._name_range(
@@ -254,7 +254,7 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT CASE WHEN right(pattern, 1) = '*' THEN left(pattern, -1) ELSE pattern END,
-           CASE WHEN right(pattern, 1) = '*' THEN messages._last_name(left(pattern, -1)) ELSE pattern END
+           CASE WHEN right(pattern, 1) = '*' THEN messages._prefix_upper_bound(left(pattern, -1)) ELSE pattern END
     OFFSET 0
 $$;
 
@@ -444,6 +444,51 @@ $$;
 
 COMMENT ON FUNCTION messages._topic_error IS
     'The error that forbids a node to use a topic (54, 1, 9, 2, 3 in this order), or null. mode: W, R, O, or empty if any rule suffices. makes_topic: whether the call creates a missing topic.';
+
+
+CREATE OR REPLACE FUNCTION messages._ident_and_dest_error(
+    ident text,
+    dest text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF length(ident) > 100 OR length(dest) > 100 THEN
+        RETURN messages._error(54);
+    ELSIF coalesce(dest, '') = '' THEN
+        RETURN messages._error(1);
+    ELSIF coalesce(ident, '') = '' THEN
+        RETURN messages._error(15);
+    ELSIF right(ident, 1) = '*' OR NOT messages._is_known_node(ident) THEN
+        RETURN messages._error(16, ident);
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+COMMENT ON FUNCTION messages._ident_and_dest_error IS
+    'The error of the names in a call that needs no session (54, 1, 15, 16), or null. dest: a topic or queue.';
+
+
+CREATE OR REPLACE FUNCTION messages._topic_error_as(
+    ident text,
+    topic text,
+    mode text
+)
+RETURNS json
+LANGUAGE plpgsql
+AS $$
+BEGIN
+    RETURN coalesce(
+        messages._ident_and_dest_error(ident, topic),
+        messages._topic_error(session_user, ident, topic, mode, false)
+    );
+END
+$$;
+
+COMMENT ON FUNCTION messages._topic_error_as IS
+    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
 
 -- Audiences: the connected nodes that receive an event.
 

@@ -107,7 +107,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._find_session IS
-    'The session of this connection, or null.';
+    'The session of this connection, or null. Restores the setting messages.channel if the caller has reset it.';
 
 
 CREATE OR REPLACE FUNCTION messages._open_session()
@@ -116,8 +116,8 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_id int;
-    v_tail text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
-    v_head text := session_user;
+    v_suffix text := '_' || pg_backend_pid() || replace(gen_random_uuid()::text, '-', '');
+    v_role text := session_user;
 BEGIN
     IF current_setting('messages.channel', true) IS NOT NULL THEN
         -- Reuse the lock of an earlier session of this connection.
@@ -139,12 +139,12 @@ BEGIN
         END IF;
     END LOOP;
     -- The channel has at most 63 bytes: LISTEN silently cuts longer names, and pg_notify raises an error.
-    WHILE octet_length(v_head || v_tail) > 63 LOOP
-        v_head := left(v_head, -1);
+    WHILE octet_length(v_role || v_suffix) > 63 LOOP
+        v_role := left(v_role, -1);
     END LOOP;
     INSERT INTO psqlmessages_session (id, pid, role, channel)
-    VALUES (v_id, pg_backend_pid(), session_user, v_head || v_tail);
-    PERFORM set_config('messages.channel', v_head || v_tail, false);
+    VALUES (v_id, pg_backend_pid(), session_user, v_role || v_suffix);
+    PERFORM set_config('messages.channel', v_role || v_suffix, false);
     RETURN v_id;
 END
 $$;
@@ -184,7 +184,7 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_session int := messages._find_session();
-    v_other record;
+    v_registered record;
 BEGIN
     IF v_session IS NOT NULL THEN
         IF v_session NOT IN (SELECT messages._live_sessions()) THEN
@@ -201,7 +201,7 @@ BEGIN
     END IF;
     LOOP
         SELECT c.id, c.session_id, s.role, s.pid
-        INTO v_other
+        INTO v_registered
         FROM psqlmessages_client AS c
         JOIN psqlmessages_session AS s ON s.id = c.session_id
         WHERE c.ident = _register.ident;
@@ -214,18 +214,18 @@ BEGIN
             is_new := true;
             -- If the row was not inserted, another session has just registered the name: try again.
             EXIT WHEN node_id IS NOT NULL;
-        ELSIF v_other.session_id = v_session THEN
-            node_id := v_other.id;
+        ELSIF v_registered.session_id = v_session THEN
+            node_id := v_registered.id;
             is_new := false;
             EXIT;
-        ELSIF v_other.session_id NOT IN (SELECT messages._live_sessions()) THEN
+        ELSIF v_registered.session_id NOT IN (SELECT messages._live_sessions()) THEN
             -- End only this node, because another transaction may have locked topics of the session's other nodes.
             -- Housekeeping ends those.
-            PERFORM messages._end_node(v_other.id, 'crash', false);
+            PERFORM messages._end_node(v_registered.id, 'crash', false);
         ELSE
-            error := CASE v_other.role
-                WHEN session_user THEN messages._error(8, ident, v_other.pid::text)
-                ELSE messages._error(7, ident, v_other.pid::text, v_other.role)
+            error := CASE v_registered.role
+                WHEN session_user THEN messages._error(8, ident, v_registered.pid::text)
+                ELSE messages._error(7, ident, v_registered.pid::text, v_registered.role)
             END;
             EXIT;
         END IF;
@@ -249,7 +249,7 @@ SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
-    v_allowed boolean;
+    v_is_allowed boolean;
     v_node record;
     v_channel text;
     v_topics bigint[];
@@ -261,12 +261,12 @@ BEGIN
         RETURN messages._error(4);
     END IF;
     PERFORM messages._schedule_housekeeping();
-    v_allowed := right(ident, 1) <> '*' AND messages._has_rule(session_user, ident);
-    IF v_allowed THEN
+    v_is_allowed := right(ident, 1) <> '*' AND messages._has_rule(session_user, ident);
+    IF v_is_allowed THEN
         PERFORM messages._begin_state_change();
-        v_allowed := messages._has_rule(session_user, ident);
+        v_is_allowed := messages._has_rule(session_user, ident);
     END IF;
-    IF NOT v_allowed THEN
+    IF NOT v_is_allowed THEN
         RETURN messages._error(5, ident);
     END IF;
     SELECT * INTO v_node FROM messages._register(ident);

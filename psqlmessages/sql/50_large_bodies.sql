@@ -118,7 +118,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._truncate_expired_bodies IS
-    'Truncate the spare tables, and return how many were not empty. Never waits. The cost does not depend on the number of bodies.';
+    'Truncate the spare tables, except empty and locked ones, and return how many it truncated. Never waits. The cost does not depend on the number of bodies.';
 
 
 CREATE OR REPLACE FUNCTION messages._is_listener(

@@ -270,7 +270,7 @@ BEGIN
         DELETE FROM messages._clock_gap AS g WHERE g.began_at >= v_now;
         UPDATE messages._clock_gap AS g SET ended_at = v_now WHERE g.ended_at > v_now;
     ELSIF v_last BETWEEN v_now - interval '1 year' AND v_now - interval '10 seconds' THEN
-        -- A longer gap is not recorded, because no earlier time was stored.
+        -- Not after more than a year: then no earlier time was stored.
         INSERT INTO messages._clock_gap (began_at, ended_at) VALUES (v_last, v_now);
         DELETE FROM messages._clock_gap AS g
         WHERE g.ended_at < (SELECT min(l.ended_at) FROM (
@@ -405,31 +405,6 @@ $$;
 
 COMMENT ON FUNCTION messages._store_if_needed IS
     'Store messages of topic_send, and wake the subscribers, if a living subscription or a retention time needs the messages. Returns whether it did.';
-
-
-CREATE OR REPLACE FUNCTION messages._ident_and_dest_error(
-    ident text,
-    dest text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    IF length(ident) > 100 OR length(dest) > 100 THEN
-        RETURN messages._error(54);
-    ELSIF coalesce(dest, '') = '' THEN
-        RETURN messages._error(1);
-    ELSIF coalesce(ident, '') = '' THEN
-        RETURN messages._error(15);
-    ELSIF right(ident, 1) = '*' OR NOT messages._is_known_node(ident) THEN
-        RETURN messages._error(16, ident);
-    END IF;
-    RETURN NULL;
-END
-$$;
-
-COMMENT ON FUNCTION messages._ident_and_dest_error IS
-    'The error of the names in a call that needs no session (54, 1, 15, 16), or null. dest: a topic or queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._publish_error(

@@ -10,7 +10,7 @@ AS $$
 DECLARE
     v_expires_at timestamp with time zone := subscription.pinged_at + make_interval(secs => subscription.timeout);
 BEGIN
-    -- A subscription without is_alive has expired, even if the clock is set back afterwards.
+    -- is_alive is false after housekeeping has found the subscription expired, even if the clock is set back later.
     IF subscription.is_alive IS NOT TRUE OR v_expires_at > clock_timestamp() THEN
         RETURN subscription.is_alive;
     END IF;
@@ -52,26 +52,6 @@ $$;
 
 COMMENT ON FUNCTION messages._has_read_all IS
     'Whether the position of an expired subscription is past the last message of its topic, stored or removed.';
-
-
-CREATE OR REPLACE FUNCTION messages._topic_error_as(
-    ident text,
-    topic text,
-    mode text
-)
-RETURNS json
-LANGUAGE plpgsql
-AS $$
-BEGIN
-    RETURN coalesce(
-        messages._ident_and_dest_error(ident, topic),
-        messages._topic_error(session_user, ident, topic, mode, false)
-    );
-END
-$$;
-
-COMMENT ON FUNCTION messages._topic_error_as IS
-    'The error that forbids this role to use a topic as a node without a session (54, 1, 15, 16, 9, 2, 3), or null. mode: as in _topic_error.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_subscription(
@@ -245,8 +225,8 @@ BEGIN
     SELECT t.id, t.wakes INTO v_topic FROM psqlmessages_topic AS t WHERE t.name = topic;
     IF FOUND AND messages._is_alive(v_subscription) THEN
         v_watermark := messages._watermark(v_topic.id);
-        -- The position moves past the messages returned; after the last one, to the watermark. Values are in
-        -- subqueries, so that a change of them does not lead to a new plan.
+        -- The position moves to the last message returned, or to the watermark if no further messages are there.
+        -- Values are in subqueries, so that PostgreSQL does not plan again when they change.
         RETURN QUERY
         WITH found AS MATERIALIZED (
             SELECT m.id, v_subscription.topic::text, m.sender, m.payload, m.published_at, m.enc
@@ -267,8 +247,7 @@ BEGIN
             WHERE s.id = v_subscription.id
         )
         SELECT * FROM found AS f ORDER BY f.id;
-        -- If another transaction registered the node while this one subscribed, neither saw the other: add the channel
-        -- now.
+        -- If the node registered and subscribed at the same time, neither transaction saw the other: add its channel.
         IF EXISTS (
             SELECT FROM psqlmessages_client AS c
             JOIN psqlmessages_session AS s ON s.id = c.session_id
