@@ -258,8 +258,8 @@ def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World) -
     for _ in range(EVALUATIONS):
         sender.ok("evaluate")
     assert bad.error("init", "BAD")[0] == 5
-    idents = world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client")
-    assert idents == ["SENDER", "HELPER"]
+    idents = world.owner.query("SELECT array_agg(ident ORDER BY ident) FROM psqlmessages_client")
+    assert idents == ["HELPER", "SENDER"]
 
 
 def refused(program: Program, call: tuple[Any, ...]) -> str | None:
