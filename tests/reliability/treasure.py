@@ -172,7 +172,8 @@ class Treasure:
             " UNION ALL SELECT channel FROM psqlmessages_queue WHERE name NOT LIKE 'H%'"
             " UNION ALL SELECT encode(pad, 'hex') FROM messages._secret,"
             " LATERAL (VALUES (inner_pad), (outer_pad)) AS v (pad)"
-            " UNION ALL SELECT lease::text FROM psqlmessages_element"
+            " UNION ALL SELECT e.lease::text FROM psqlmessages_element AS e"
+            " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name NOT LIKE 'H%'"
         ).fetchall()
         known = " ".join(self.stolen)
         return {self.mark, *(text for (text,) in found if text and text not in known)}
