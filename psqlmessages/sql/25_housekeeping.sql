@@ -138,7 +138,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._request_housekeeping IS
-    'Make this transaction run housekeeping at its commit, but not above READ COMMITTED, where housekeeping would not see recent commits of others.';
+    'Make this transaction run housekeeping at its commit. Does nothing above READ COMMITTED, because housekeeping would not see recent commits of others.';
 
 
 CREATE OR REPLACE FUNCTION messages._schedule_housekeeping()

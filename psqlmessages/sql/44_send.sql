@@ -232,7 +232,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._topic_send IS
-    'Send any number of bodies of any size to a topic, with or without a token, and return the answer or the error.';
+    'Body of topic_send and topic_send_many: send any number of bodies of any size, with or without a token, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages._notify_all(

@@ -72,7 +72,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._reply_token_mac IS
-    'The MAC that begins a reply token. It covers the registration of the asking node, who may answer, timeout and token. answerer: node <name as JSON> or topic <id>.';
+    'The MAC that begins a reply token. It covers the registration of the asking node, the answerer, timeout and token. answerer: who may answer, as node <name in JSON> or topic <id>.';
 
 
 CREATE OR REPLACE FUNCTION messages._rpc_route(
@@ -214,7 +214,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rpc IS
-    'Send a request of any size to a node, and return the answer or the error.';
+    'Body of rpc for requests of any size: send the request, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.rpc(
@@ -293,12 +293,12 @@ BEGIN
     END IF;
     -- One statement sends the common case of all requests, and calls _rpc for the other cases, in the order of
     -- requests.
-    WITH e AS MATERIALIZED (
+    WITH requests AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.place
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
-    ), n AS MATERIALIZED (
+    ), targets AS MATERIALIZED (
         SELECT d.node, p.*, r.timeout
-        FROM (SELECT DISTINCT e.node FROM e) AS d
+        FROM (SELECT DISTINCT e.node FROM requests AS e) AS d
         CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
         CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', d.node) AS r
         WHERE r.can_write AND messages._rules_are_applied()
@@ -313,6 +313,7 @@ BEGIN
         END, ','
     )
     INTO v_answers
+    -- OFFSET 0 makes PostgreSQL compute each header and each payload once.
     FROM (
         SELECT h.*, CASE WHEN octet_length(h.param) + octet_length(h.header) <= 7996
                          THEN '{' || h.header || E'}\n' || h.param END AS payload
@@ -329,7 +330,7 @@ BEGIN
                            || ',"From":' || to_json(n.own_ident) || coalesce(',"Enc":"' || e.enc || '"', '')
                            || ',"Id":' || nextval('messages._message_id')
                    END AS header
-            FROM e LEFT JOIN n ON n.node = e.node
+            FROM requests AS e LEFT JOIN targets AS n ON n.node = e.node
             ORDER BY e.place OFFSET 0
         ) AS h
         OFFSET 0
@@ -527,12 +528,12 @@ BEGIN
     END IF;
     -- One statement sends the common case of all answers, and calls _return for the other cases, in the order of
     -- answers.
-    WITH e AS MATERIALIZED (
+    WITH answers AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.place
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
-    ), n AS MATERIALIZED (
+    ), targets AS MATERIALIZED (
         SELECT d.node, p.*
-        FROM (SELECT DISTINCT e.node FROM e) AS d
+        FROM (SELECT DISTINCT e.node FROM answers AS e) AS d
         CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
         WHERE messages._rules_are_applied()
           AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
@@ -546,6 +547,7 @@ BEGIN
         END, ','
     )
     INTO v_answers
+    -- OFFSET 0 makes PostgreSQL compute each header and each payload once.
     FROM (
         SELECT h.*, CASE WHEN octet_length(h.param) + octet_length(h.header) <= 7996
                          THEN '{' || h.header || E'}\n' || h.param END AS payload
@@ -562,7 +564,7 @@ BEGIN
                            || ',"From":' || to_json(n.own_ident) || coalesce(',"Enc":"' || e.enc || '"', '')
                            || ',"Id":' || nextval('messages._message_id')
                    END AS header
-            FROM e LEFT JOIN n ON n.node = e.node
+            FROM answers AS e LEFT JOIN targets AS n ON n.node = e.node
             ORDER BY e.place OFFSET 0
         ) AS h
         OFFSET 0

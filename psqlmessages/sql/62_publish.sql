@@ -520,7 +520,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._publish IS
-    'Body of publish and publish_many: store and send any number of payloads, and return the answer or the error. Id: of the last payload; Ids, only for publish_many: of all.';
+    'Body of publish and publish_many: store and send any number of payloads, or return the error. Id: of the last payload; Ids, only for publish_many: of all.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish(
