@@ -148,7 +148,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
         if any(form.errors for form in self.forms):
             return
         destinations = tuple(form.definition for form in remaining)
-        exchange = DefinedExchange("x", _ANY_DESTINATION.place, destinations)
+        exchange = DefinedExchange("x", _ANY_DESTINATION.queue, destinations)
         for error in exchange.errors():
             if error.path == ("dst",):
                 raise ValidationError(error.sentence)
@@ -206,7 +206,7 @@ class DryRunForm(forms.Form):
             cleaned["body"],
             cleaned["headers"],
             tries=cleaned["tries"],
-            queue=source.queue,
+            queue=source.name,
             ns=source.namespace,
         )
 

@@ -105,11 +105,11 @@ def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
     sentence = _OUTCOME_SENTENCES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(dry_run.fallback.place) if dry_run.fallback else "",
+        "sentence": sentence.format(dry_run.fallback.queue) if dry_run.fallback else "",
         "fallback": dry_run.fallback and _format_copy(dry_run.fallback),
         "rows": [
             {
-                "destination": str(result.place),
+                "destination": str(result.queue),
                 "is_taken": result.verdict.is_taken,
                 "reason": result.verdict.error or result.verdict.why,
                 "duration": _format_duration(result.verdict.seconds),
@@ -156,7 +156,7 @@ class ExchangeAdmin(BaseAdmin):
     form = ExchangeForm
     inlines = (DestinationInline,)
     list_display = (
-        *("name", "source", "targets", "state", "processes"),
+        *("name", "source", "destination_queues", "state", "processes"),
         *("routed", "no_route", "too_many_hops", "failed"),
     )
     list_filter = ("is_running",)
@@ -170,7 +170,9 @@ class ExchangeAdmin(BaseAdmin):
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column("from", lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE)
-    targets = column("to", lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-")
+    destination_queues = column(
+        "to", lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-"
+    )
     state = column(
         "state",
         lambda found: format_state(is_running=found.is_running, is_blocked=found.blocked > 0),

@@ -34,9 +34,10 @@ T = TypeVar("T")
 
 
 class DecisionCache(Generic[T]):
-    """Caches results by the values of the headers that determine them.
+    """Caches results that depend only on the values of these headers.
 
-    Messages are cached only if these values are texts: 1, 1.0 and true are the same dictionary key.
+    The result of a message is cached only if all these values are texts: as dictionary keys, 1, 1.0
+    and True would be equal.
     """
 
     def __init__(self, headers: tuple[str, ...]) -> None:
@@ -45,18 +46,21 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, tree: Mapping[str, FieldTree]) -> DecisionCache[T] | None:
-        """Return a cache for these fields; None unless they are just a few whole headers."""
+        """Return a cache for an expression that reads these fields.
+
+        Return None if it reads other fields than headers, too many headers, or parts of headers.
+        """
         msg = tree.get("msg")
         if tree.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None
         headers = msg["headers"]
         if not headers or len(headers) > MAX_CACHED_HEADERS:
             return None
-        is_whole = all(below is None for below in headers.values())
-        return cls(tuple(headers)) if is_whole else None
+        reads_whole_headers = all(below is None for below in headers.values())
+        return cls(tuple(headers)) if reads_whole_headers else None
 
     def key_of(self, headers: Mapping[str, Any]) -> Key | None:
-        """Return the cache key of a message; None if it cannot be cached."""
+        """Return the cache key of a message; None if its result cannot be cached."""
         values = []
         for name in self.headers:
             value = headers.get(name)
@@ -84,7 +88,7 @@ _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 @dataclass(frozen=True, eq=False)
 class VisibleFields:
-    """The fields that expressions read, and the units that they may have."""
+    """The fields that expressions read, and how many units they may contain (see cost.py)."""
 
     tree: Mapping[str, FieldTree]
     max_units: int
@@ -96,8 +100,8 @@ class VisibleFields:
 
 
 @dataclass(frozen=True, eq=False)
-class CompiledSelector:
-    """A compiled expression; with a cache if it returns a bool and reads only a few headers."""
+class CompiledExpression:
+    """A compiled expression. It has a cache if it returns a bool and reads only a few headers."""
 
     expression: Expression
     fields: VisibleFields
@@ -119,7 +123,7 @@ def get_environment() -> CelEnv:
 
 
 @lru_cache(maxsize=1024)
-def compile_expression(text: str) -> CompiledSelector:
+def compile_expression(text: str) -> CompiledExpression:
     """Compile an expression; raise SelectorError if it is invalid or may exceed its bounds."""
     if len(text) > MAX_CHARACTERS:
         raise SelectorError(
@@ -132,10 +136,8 @@ def compile_expression(text: str) -> CompiledSelector:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
     is_bool = expression.return_type().name() == "BOOL"
-    results: DecisionCache[SelectorResult] | None = None
-    if is_bool:
-        results = DecisionCache.of(fields.tree)
-    return CompiledSelector(expression, fields, is_bool, results)
+    results = DecisionCache[SelectorResult].of(fields.tree) if is_bool else None
+    return CompiledExpression(expression, fields, is_bool, results)
 
 
 def _compile(text: str) -> Expression:
@@ -149,7 +151,7 @@ def _compile(text: str) -> Expression:
 
 
 def _check_pattern(pattern: str) -> None:
-    """Reject a pattern that RE2 rejects: otherwise every evaluation would fail."""
+    """Raise SelectorError if RE2 rejects a pattern: otherwise every evaluation would fail."""
     activation = get_environment().Activation({"state": {"pattern": pattern}})
     value = _compile(_PATTERN_PROBE).eval(activation)
     if value.type().name() == "ERROR":
@@ -157,7 +159,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _locate_error(text: str) -> str:
-    """Return the first error of the package's list, with its position in the expression."""
+    """Return the first error in a text of the CEL package, with its position."""
     match = _LOCATION.search(text)
     if match is None:
         return shorten_error(text)

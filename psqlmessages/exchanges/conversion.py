@@ -27,18 +27,18 @@ _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
 class CelEncoder:
-    """Converts the fields that an expression reads; SelectorFailed if they exceed a limit."""
+    """Converts the fields that an expression reads, up to a number of units (see cost.py)."""
 
     def __init__(self, max_units: int) -> None:
         self._max_units = max_units
         self._units = 0
 
     def convert_fields(self, value: Any, tree: Mapping[str, FieldTree]) -> Any:
-        """Copy only the fields in ``tree``."""
+        """Convert the fields in ``tree``; raise SelectorFailed above the limit."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
-            # The expression can see only its type.
-            empty = (kind() for kind in _ENCODERS if isinstance(value, kind))
+            # Reading a field of such a value fails, so only the type of the value matters.
+            empty = (base() for base in _ENCODERS if isinstance(value, base))
             return self.convert(next(empty, value))
         fields = {}
         for key, below in tree.items():
@@ -51,13 +51,13 @@ class CelEncoder:
         return fields
 
     def convert(self, value: Any, level: int = 0) -> Any:
-        """Copy a value; raise SelectorFailed if CEL cannot represent it."""
+        """Convert a value; raise SelectorFailed above the limit, or if CEL cannot represent it."""
         encode = _ENCODERS.get(type(value))
         if encode is not None:
             return encode(self, value, level)
-        for kind, encode in _ENCODERS.items():
-            if isinstance(value, kind):
-                return encode(self, kind(value), level)
+        for base, encode in _ENCODERS.items():  # the value may be of a subclass
+            if isinstance(value, base):
+                return encode(self, base(value), level)
         raise SelectorFailed(f"a value of type {type(value).__name__} is not JSON")
 
     def _charge(self, units: int) -> None:
@@ -134,7 +134,7 @@ def to_python(value: CelValue) -> Any:
     """Convert the result of an expression to Python; raise SelectorFailed for a CEL error."""
     kind, _, _ = value.type().name().partition("<")
     if kind == "NULL":
-        return None  # value() would release None once too often
+        return None  # value() would release None once too often, see above
     if kind == "ERROR":
         raise SelectorFailed(shorten_error(value.value()))
     if kind not in _DECODERS:

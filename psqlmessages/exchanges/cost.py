@@ -15,16 +15,17 @@ from typing import Final
 from psqlmessages.exchanges.expression import NAMES, ExpressionTree
 from psqlmessages.exchanges.model import SelectorError
 
-# Patterns: an upper bound for the size of RE2's program for a regular expression.
+# Patterns. RE2 compiles a regular expression to a program. Its size, the number of instructions,
+# determines how long matching takes.
 
 MAX_PROGRAM: Final = 10_000
 
-# RE2 instructions, measured: \pL takes 1,200, a non-ASCII range up to 9 in each direction.
+# Instructions, rounded up. Measured: \pL takes 1,200, a range outside ASCII up to 9.
 _ANY: Final = 12
 _CLASS: Final = 15
 _CLASS_ITEM: Final = 12
 _UNICODE_PROPERTY: Final = 1300
-_FOLDED: Final = 8  # factor of a pattern that ignores case
+_FOLD_FACTOR: Final = 8  # for a pattern that ignores case
 
 _TOKEN: Final = re.compile(
     r"""(?P<property>\\[pP](?:\{[^}]*\}|.))
@@ -47,8 +48,9 @@ def program_size(pattern: str) -> int:
 
     The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM.
     """
-    is_folded = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
-    # Per open group: the size of its last atom, which may still be repeated, and of those before.
+    ignores_case = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
+    # For each open group: the size of its last atom, which may still be repeated, and the size of
+    # the atoms before it.
     last_sizes, sizes = [0], [8]
     for token in _TOKEN.finditer(pattern):
         match token.lastgroup:
@@ -70,41 +72,44 @@ def program_size(pattern: str) -> int:
                 last_sizes[-1] = (last_sizes[-1] + 2) * times
             case _:
                 sizes[-1] += last_sizes[-1]
-                last_sizes[-1] = _atom_size(token, is_folded=is_folded)
+                last_sizes[-1] = _atom_size(token, ignores_case=ignores_case)
         if sum(sizes) + sum(last_sizes) > MAX_PROGRAM:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(sizes) + sum(last_sizes)
 
 
-def _atom_size(token: re.Match[str], *, is_folded: bool) -> int:
+def _atom_size(token: re.Match[str], *, ignores_case: bool) -> int:
     text = token[0]
-    folded = _FOLDED if is_folded else 1
+    fold_factor = _FOLD_FACTOR if ignores_case else 1
     if token.lastgroup == "property":
         return _UNICODE_PROPERTY
     if token.lastgroup == "any":
         return _ANY
     if token.lastgroup == "class":
-        return _class_size(text, folded)
+        return _class_size(text, fold_factor)
     if token.lastgroup == "escape":
-        return _CLASS * folded
-    return len(text.encode()) * folded
+        return _CLASS * fold_factor
+    return len(text.encode()) * fold_factor
 
 
-def _class_size(text: str, folded: int) -> int:
+def _class_size(text: str, fold_factor: int) -> int:
     inner = text[1:-1]
     if inner.isascii() and not inner.startswith("^") and not set("\\:") & set(inner):
-        return (2 + 2 * len(inner)) * folded
+        return (2 + 2 * len(inner)) * fold_factor
     properties = len(re.findall(r"\\[pP]", inner))
     characters = sum(2 if character.isascii() else _CLASS_ITEM for character in inner)
-    return _CLASS + characters * folded + _UNICODE_PROPERTY * properties
+    return _CLASS + characters * fold_factor + _UNICODE_PROPERTY * properties
 
+
+# Cost of an expression.
 
 VALUE_UNITS: Final = 128
+# Limits of the units that an expression may read. With less than the minimum it would be useless.
 MAX_UNITS: Final = 4 * 1024 * 1024
 MIN_UNITS: Final = 1024
 MAX_NANOSECONDS: Final = 50_000_000
 
-# Nanoseconds, measured on one slow core and rounded up.
+# Nanoseconds per unit (_CALL: per call), measured on one slow core and rounded up.
 _CONVERT: Final = 6.0
 _SCAN: Final = 2.0
 _READ_DURATION: Final = 12.0
@@ -139,7 +144,8 @@ class LinearBound:
         return LinearBound(self.per_unit * factor, self.fixed * factor)
 
 
-SMALL: Final = LinearBound(fixed=VALUE_UNITS)
+# The size of a value without text, for example of a number.
+VALUE_SIZE: Final = LinearBound(fixed=VALUE_UNITS)
 
 
 def find_max_units(tree: ExpressionTree) -> int:
@@ -173,7 +179,7 @@ class _CostEstimator:
             return 0
         units = remaining / self.time.per_unit
         if self.time_per_unit_squared:
-            # Half of the time each for the linear and the quadratic part: no equation to solve.
+            # Grant each part half of the time: stricter than solving the equation, but simpler.
             units = min(units / 2, (remaining / 2 / self.time_per_unit_squared) ** 0.5)
         return units
 
@@ -188,24 +194,26 @@ class _CostEstimator:
             case "name":
                 return _size_of_name(tree.value)
             case "has":
-                return SMALL
+                return VALUE_SIZE
             case "select":
                 return sizes[0]
             case "list" | "map":
-                return sum(sizes, SMALL)
+                return sum(sizes, VALUE_SIZE)
         if tree.value not in _FUNCTIONS:
             raise SelectorError(f"the function {tree.value} is not supported")
         return _FUNCTIONS[tree.value](self, tree, sizes)
 
-    # Costs of functions: each adds the time of one call, and returns the size of its result.
+    # Costs of CEL's functions: each method adds the time of one call, and returns the maximum size
+    # of the result. ``sizes`` are those of the operands.
 
     def scan(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         """Read the operands once; the result is small."""
         self.time += sum(sizes, LinearBound()) * _SCAN
-        return SMALL
+        return VALUE_SIZE
 
-    def combine(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        return SMALL
+    def calculate(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
+        """Logic and arithmetic: no time besides that of the call."""
+        return VALUE_SIZE
 
     def branch(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         return sizes[1] + sizes[2]
@@ -215,13 +223,13 @@ class _CostEstimator:
         return sizes[0]
 
     def copy(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
-        size = sum(sizes, SMALL)
+        size = sum(sizes, VALUE_SIZE)
         self.time += size * _SCAN
         return size
 
     def read_duration(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         self.time += sizes[0] * _READ_DURATION
-        return SMALL
+        return VALUE_SIZE
 
     def read_date(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         # CEL opens a file with this name, so accept only literals with the syntax of a time zone.
@@ -229,14 +237,14 @@ class _CostEstimator:
             raise SelectorError(
                 f'{tree.value} needs a literal time zone, for example "Europe/Rome" or "+02:00"'
             )
-        return SMALL
+        return VALUE_SIZE
 
     def search(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         text, part = sizes
         self.time += (text + part) * _SCAN
         self.time += text * (part.fixed * _SEARCH_PER_CHARACTER)
         self.time_per_unit_squared += text.per_unit * part.per_unit * _SEARCH_PER_CHARACTER
-        return SMALL
+        return VALUE_SIZE
 
     def match(self, tree: ExpressionTree, sizes: list[LinearBound]) -> LinearBound:
         pattern = tree.parts[1].literal
@@ -245,14 +253,14 @@ class _CostEstimator:
         size = program_size(pattern)
         self.time += sizes[0] * (size * _MATCH_PER_INSTRUCTION)
         self.time += LinearBound(fixed=size * _COMPILE_PER_INSTRUCTION)
-        return SMALL
+        return VALUE_SIZE
 
 
 def _size_of_name(name: str) -> LinearBound:
     if name in NAMES:
         return LinearBound(per_unit=1, fixed=VALUE_UNITS)
     if name in TYPES:
-        return SMALL
+        return VALUE_SIZE
     raise SelectorError(f"unknown name {name}: an expression can use msg, state and now")
 
 
@@ -260,7 +268,7 @@ _FunctionCost = Callable[[_CostEstimator, ExpressionTree, list[LinearBound]], Li
 
 _FUNCTIONS: Final[dict[str, _FunctionCost]] = {
     **dict.fromkeys(
-        ("_&&_", "_||_", "!_", "-_", "_-_", "_*_", "_/_", "_%_"), _CostEstimator.combine
+        ("_&&_", "_||_", "!_", "-_", "_-_", "_*_", "_/_", "_%_"), _CostEstimator.calculate
     ),
     **dict.fromkeys(("_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_"), _CostEstimator.scan),
     **dict.fromkeys(("@in", "_in_", "startsWith", "endsWith", "size", "type"), _CostEstimator.scan),

@@ -48,6 +48,9 @@ def parse_expression(serialized: bytes) -> ExpressionTree:
     return _expression(_last(_fields(checked_expression), 4), MAX_DEPTH)
 
 
+# The field numbers below are those of cel/expr/checked.proto and cel/expr/syntax.proto.
+
+
 def _expression(data: bytes, depth: int) -> ExpressionTree:
     if depth == 0:
         raise SelectorError(f"the expression is nested deeper than {MAX_DEPTH} levels")
@@ -70,13 +73,14 @@ def _name(data: bytes, _: int) -> ExpressionTree:
 
 def _select(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
-    is_test = any(number == 3 and value for number, value in fields)
-    operand = _expression(_last(fields, 1), depth)
-    return ExpressionTree("has" if is_test else "select", _last(fields, 2).decode(), (operand,))
+    is_presence_test = any(number == 3 and value for number, value in fields)
+    kind: Kind = "has" if is_presence_test else "select"
+    return ExpressionTree(kind, _last(fields, 2).decode(), (_expression(_last(fields, 1), depth),))
 
 
 def _call(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
+    # For a method call, field 1 is the object.
     operands = [value for number, value in fields if number == 1]
     operands += [value for number, value in fields if number == 3]
     parts = tuple(_expression(operand, depth) for operand in operands)
@@ -124,7 +128,7 @@ _PARSERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _m
 
 
 def _last(fields: list[tuple[int, Any]], field: int) -> Any:
-    """Return the last value of a field; empty if the field is missing."""
+    """Return the value of a field, the last one if it is repeated; empty if it is missing."""
     return next((value for number, value in reversed(fields) if number == field), b"")
 
 
@@ -170,23 +174,24 @@ FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
 
 # For each key, the keys read below it. None: the whole value; {}: only whether the key exists.
 FieldTree: TypeAlias = "dict[str, FieldTree] | None"
+# A name (msg, state or now), and the keys that lead from it to a value.
 _Path = tuple[str, ...]
 
 
 def find_fields(expression: ExpressionTree) -> dict[str, FieldTree]:
     """Return the fields that an expression reads; raise SelectorError if one does not exist."""
     tree: dict[str, FieldTree] = {}
-    for path, is_test in _paths(expression):
+    for path, is_presence_test in _paths(expression):
         if path[0] == "msg" and len(path) > 1 and path[1] not in FIELDS:
             raise SelectorError(f"msg has no field {path[1]}; its fields are {', '.join(FIELDS)}")
-        _add_path(tree, path, is_test=is_test)
+        _add_path(tree, path, is_presence_test=is_presence_test)
     return tree
 
 
 def merge_fields(
     tree: Mapping[str, FieldTree], other: Mapping[str, FieldTree]
 ) -> dict[str, FieldTree]:
-    """Return a tree that includes everything that either of them includes."""
+    """Return the union of two trees."""
     merged = dict(tree)
     for key, below in other.items():
         known = merged.get(key, {})
@@ -200,20 +205,20 @@ def includes_body(tree: Mapping[str, FieldTree]) -> bool:
     return msg is None or "body" in msg
 
 
-def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_test: bool) -> None:
+def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_presence_test: bool) -> None:
     for key in path[:-1]:
         below = tree.setdefault(key, {})
         if below is None:
             return
         tree = below
-    if is_test:
+    if is_presence_test:
         tree.setdefault(path[-1], {})
     else:
         tree[path[-1]] = None
 
 
 def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
-    """Yield the paths that an expression reads, and whether it only tests if they exist."""
+    """Yield each path that an expression reads, and whether it is only a presence test."""
     path = _path(expression)
     if path is not None:
         yield path, expression.kind == "has"
@@ -223,7 +228,7 @@ def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 
 
 def _path(expression: ExpressionTree) -> _Path | None:
-    """Return the keys that lead from msg, state or now to a part; None if it is computed."""
+    """Return the path of an expression such as ``msg.headers["a"]``; None for other kinds."""
     if expression.kind == "name":
         return (expression.value,) if expression.value in NAMES else None
     is_index = expression.kind == "call" and expression.value == "_[_]"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 HOP_HEADER: Final = "x-hop-count"
-# By outcome: the queue, in the database of the source, for elements that no destination gets.
+# For each outcome without a copy, the queue that gets the element, in the source's database.
 FALLBACK_QUEUES: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
 Outcome = Literal["ok", "no_route", "too_many_hops"]
@@ -36,27 +36,32 @@ class QueueRef:
     """A queue: its namespace (an alias of Django's DATABASES) and its name."""
 
     namespace: str
-    queue: str
+    name: str
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.queue}"
+        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True)
-class RouteTarget:
+class CompiledDestination:
     """A destination queue and its selector; None: the queue gets a copy of every message."""
 
-    place: QueueRef
+    queue: QueueRef
     selector: Selector | None = None
 
 
 @dataclass(frozen=True)
 class CompiledExchange:
-    """An exchange whose selectors are compiled."""
+    """An exchange whose selectors are compiled.
+
+    Each process runs ``parallel`` consumers, which together take at most ``wsize`` elements at a
+    time. ``reserve``: an element stays in its source until other databases have their copies.
+    A message that has passed ``max_hops`` exchanges goes to the queue ``__too_many_hops__``.
+    """
 
     name: str
     source: QueueRef
-    targets: tuple[RouteTarget, ...]
+    destinations: tuple[CompiledDestination, ...]
     parallel: int = 1
     wsize: int = 100
     reserve: bool = True
@@ -64,13 +69,13 @@ class CompiledExchange:
 
     @cached_property
     def selectors(self) -> tuple[Selector, ...]:
-        """The different selectors of the targets, in order."""
-        selectors = dict.fromkeys(target.selector for target in self.targets)
+        """The selectors of the destinations, in order and without duplicates."""
+        selectors = dict.fromkeys(destination.selector for destination in self.destinations)
         return tuple(selector for selector in selectors if selector is not None)
 
     @cached_property
     def shared_fields(self) -> VisibleFields | None:
-        """The fields that any of the expressions reads; None for fewer than two expressions."""
+        """All fields that the expressions read; None if there are fewer than two expressions."""
         fields = [selector.fields for selector in self.selectors if selector.fields is not None]
         return reduce(or_, fields) if len(fields) > 1 else None
 
@@ -79,8 +84,7 @@ class CompiledExchange:
 class SelectorInput:
     """Input of selectors: one element. ``ns`` is the namespace of ``queue``.
 
-    ``body`` is str, bytes or a JSON value. Selectors in code change ``headers`` and ``body`` in
-    place.
+    ``body`` is str, bytes or a JSON value.
     """
 
     body: Any = None
@@ -93,15 +97,15 @@ class SelectorInput:
 
 
 @dataclass(frozen=True)
-class CopyToPush:
-    """A copy to push, as differences from the element. ``target`` is an index.
+class Delivery:
+    """A copy of an element for the destination with this index. Only changed values are set.
 
     ``headers`` holds all headers if a selector changed any. If it is None, the copy has the headers
-    of the element, with the hop count incremented. ``delay`` is in seconds. ``mature`` is in
-    seconds since 1970 and overrides ``delay``.
+    of the element, with the hop count incremented. The copy becomes available after ``delay``
+    seconds, or at ``mature``, in seconds since 1970, which overrides ``delay``.
     """
 
-    target: int
+    destination: int
     headers: dict[str, Any] | None = None
     body: Any = UNCHANGED
     delay: float | None = None
@@ -122,12 +126,12 @@ class CopyToPush:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision for one target: the selector's answer, or its ``error``, and its running time.
+    """Decision for the destination with this index: whether it gets a copy, and why.
 
-    ``is_taken``: the target gets a copy.
+    ``error`` is set if the selector failed. ``seconds`` is the time that the selector took.
     """
 
-    target: int
+    destination: int
     is_taken: bool
     why: str
     seconds: float = field(default=0.0, compare=False)
@@ -136,10 +140,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RoutingResult:
-    """Result of routing: the copies in the order of their targets, and a verdict per target."""
+    """Result of routing: the copies to push, and a verdict for each destination, in order."""
 
     outcome: Outcome
-    deliveries: tuple[CopyToPush, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -154,4 +158,4 @@ class SelectorsUnavailable(MessagesError):
 
 
 class SelectorFailed(MessagesError):
-    """The evaluation of a selector failed: the destination gets no copy, others still may."""
+    """The evaluation of a selector failed: its destination gets no copy, others are evaluated."""

@@ -21,10 +21,10 @@ _MAX_DESCRIPTION: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class SelectorResult:
-    """Result of one selector: whether the target gets a copy, and changes to the message.
+    """Result of one selector: whether the destination gets a copy, and changes to the message.
 
-    ``headers`` and ``state`` are merged into the existing ones, or replace them if
-    ``is_replacement``. ``body`` replaces the body.
+    ``headers`` and ``state`` are merged into those of the message. If ``is_replacement``, they
+    replace them. ``body`` replaces the body.
     """
 
     is_taken: bool
@@ -43,7 +43,7 @@ NO: Final = SelectorResult(is_taken=False, why="false")
 
 
 def to_result(value: Any) -> SelectorResult:
-    """Convert the value of a selector; raise SelectorFailed if a map has an invalid value."""
+    """Convert the value that a selector returned; raise SelectorFailed for an invalid map."""
     if value is True:
         return YES
     if value is False:
@@ -87,7 +87,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def copy_json(value: Any, field: str, level: int = 0) -> Any:
-    """Copy a value as plain JSON types; raise SelectorFailed if it is not JSON."""
+    """Copy a value as plain JSON types; raise SelectorFailed, with ``field``, if it is not JSON."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

@@ -11,9 +11,9 @@ from psqlmessages.exchanges.compiler import MAX_CACHED_HEADERS, DecisionCache
 from psqlmessages.exchanges.model import (
     HOP_HEADER,
     UNCHANGED,
+    CompiledDestination,
     CompiledExchange,
-    CopyToPush,
-    RouteTarget,
+    Delivery,
     RoutingResult,
     SelectorFailed,
     SelectorInput,
@@ -29,7 +29,7 @@ _DIGITS: Final = frozenset("0123456789")
 def route(
     exchange: CompiledExchange, message: SelectorInput, *, now: datetime | None = None
 ) -> RoutingResult:
-    """Route a message: decide which targets get a copy, and the content of each copy.
+    """Route a message: decide which destinations get a copy, and the content of each copy.
 
     This changes ``message``: it increments the hop count, and selectors may replace the headers and
     the body. To preserve the message, pass a shallow copy. ``now`` needs a time zone. Without
@@ -37,15 +37,15 @@ def route(
     """
     if now is not None and now.tzinfo is None:
         raise ValueError("now needs a time zone")
-    message.hops = hop_count(message.headers)
+    message.hops = read_hop_count(message.headers)
     if message.hops >= exchange.max_hops:
         return RoutingResult("too_many_hops")
     message.hops += 1
     message.headers = {**message.headers, HOP_HEADER: message.hops}
     activations = ActivationCache(SelectorContext(message, {}, now), exchange.shared_fields)
     traversal = _Traversal(message, activations)
-    targets = enumerate(exchange.targets)
-    verdicts = tuple(traversal.visit(index, target) for index, target in targets)
+    destinations = enumerate(exchange.destinations)
+    verdicts = tuple(traversal.visit(index, destination) for index, destination in destinations)
     deliveries = tuple(traversal.deliveries)
     return RoutingResult("ok" if deliveries else "no_route", deliveries, verdicts)
 
@@ -55,7 +55,7 @@ def needs_body(exchange: CompiledExchange) -> bool:
     return any(selector.needs_body for selector in exchange.selectors)
 
 
-def hop_count(headers: Mapping[str, Any]) -> int:
+def read_hop_count(headers: Mapping[str, Any]) -> int:
     """Read the header x-hop-count, an integer or digits such as "3"; anything else counts as 0."""
     value = headers.get(HOP_HEADER)
     if type(value) is str and value and _DIGITS.issuperset(value):
@@ -66,30 +66,30 @@ def hop_count(headers: Mapping[str, Any]) -> int:
 
 
 class _Traversal:
-    """Collects the copies of one message while it visits the targets in order."""
+    """Visits the destinations of one message in order, and collects the copies to push."""
 
     def __init__(self, message: SelectorInput, activations: ActivationCache) -> None:
-        self.deliveries: list[CopyToPush] = []
+        self.deliveries: list[Delivery] = []
         self._message = message
         self._activations = activations
         self._headers: dict[str, Any] | None = None
         self._body: Any = UNCHANGED
 
-    def visit(self, index: int, target: RouteTarget) -> Verdict:
-        """Evaluate the selector of a target, and add a copy if it matches."""
-        if target.selector is None:
-            self.deliveries.append(CopyToPush(index, self._headers, self._body))
+    def visit(self, index: int, destination: CompiledDestination) -> Verdict:
+        """Evaluate the selector of a destination, and add a copy if it matches."""
+        if destination.selector is None:
+            self.deliveries.append(Delivery(index, self._headers, self._body))
             return Verdict(index, is_taken=True, why="always")
         started = perf_counter()
         try:
-            result = target.selector.evaluate(self._activations)
+            result = destination.selector.evaluate(self._activations)
         except SelectorFailed as error:
             seconds = perf_counter() - started
             return Verdict(index, False, why=error.text, seconds=seconds, error=error.text)
         self._apply_changes(result)
         if result.is_taken:
             options = (result.delay, result.mature, result.tries)
-            self.deliveries.append(CopyToPush(index, self._headers, self._body, *options))
+            self.deliveries.append(Delivery(index, self._headers, self._body, *options))
         return Verdict(index, result.is_taken, result.why, perf_counter() - started)
 
     def _apply_changes(self, result: SelectorResult) -> None:
@@ -109,13 +109,13 @@ class _Traversal:
             self._activations.clear()
 
 
-Deliveries = tuple[CopyToPush, ...]
+Deliveries = tuple[Delivery, ...]
 
 
 class RouteCache:
     """Caches the deliveries of an exchange by the few headers that its selectors read.
 
-    Evaluating the selectors takes as long as everything else that Python does for a message.
+    Without it, half of Python's time for a message would be spent on evaluating selectors.
     """
 
     def __init__(self, headers: tuple[str, ...], max_hops: int) -> None:
@@ -136,14 +136,14 @@ class RouteCache:
         return cls(tuple(names), exchange.max_hops)
 
     def get(self, headers: Mapping[str, Any]) -> Deliveries | None:
-        """Return the cached deliveries; None if there are none, or if there are too many hops."""
+        """Return the cached deliveries; None if none are cached, or if there are too many hops."""
         key = self._cache.key_of(headers)
-        if key is None or hop_count(headers) >= self._max_hops:
+        if key is None or read_hop_count(headers) >= self._max_hops:
             return None
         return self._cache.get(key)
 
     def put(self, headers: Mapping[str, Any], routed: RoutingResult) -> None:
-        """Store the deliveries, unless a selector failed: every failure must be reported."""
+        """Cache the deliveries, unless a selector failed: every failure must be logged."""
         key = self._cache.key_of(headers)
         if key is None or routed.outcome == "too_many_hops":
             return

@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 # Registry of selectors in code: functions by name.
 
-Function = Callable[["SelectorContext"], bool | Mapping[str, Any] | None]
+SelectorFunction = Callable[["SelectorContext"], bool | Mapping[str, Any] | None]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
-_functions: Final[dict[str, Function]] = {}
+_functions: Final[dict[str, SelectorFunction]] = {}
 
 
-def selector(name: str) -> Callable[[Function], Function]:
+def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
     """Register a function as a selector, which definitions reference as ``@name``.
 
     The function takes a SelectorContext and returns true, false or a map, as an expression does. It
     may change ``msg`` and ``state`` of the context in place. An exception counts as false. Raise
-    ValueError if the name is malformed or taken.
+    ValueError if the name is malformed, or if another function has it.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r:.120} is not a valid selector name: use letters, digits, _ . -")
 
-    def register(function: Function) -> Function:
+    def register(function: SelectorFunction) -> SelectorFunction:
         known = _functions.get(name)
         if known is not None and not _is_same_function(known, function):
             raise ValueError(f"a selector named {name} is registered already: {known!r}")
@@ -57,7 +57,7 @@ def selector(name: str) -> Callable[[Function], Function]:
     return register
 
 
-def find_function(name: str) -> Function:
+def find_function(name: str) -> SelectorFunction:
     """Return the function with a name; raise SelectorError if none is registered."""
     try:
         return _functions[name]
@@ -67,20 +67,20 @@ def find_function(name: str) -> Function:
         ) from None
 
 
-def _is_same_function(known: Function, function: Function) -> bool:
+def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
     """Return whether a reloaded module registers the same function again."""
     keys = ("__module__", "__qualname__")
     return all(getattr(known, key, None) == getattr(function, key, "") for key in keys)
 
 
-# Evaluation context of one message: its fields are converted again only after a change.
+# Evaluation of the selectors of an exchange for one message.
 
 
 @dataclass
 class SelectorContext:
-    """Input of a selector. ``state`` is a map that the selectors of an exchange share per message.
+    """Input of a selector: the message, a map that the selectors of an exchange share, the time.
 
-    A selector in code gets copies. Its changes to them take effect when it returns.
+    A function gets copies of ``msg`` and ``state``. Its changes to them apply when it returns.
     """
 
     msg: SelectorInput
@@ -89,11 +89,11 @@ class SelectorContext:
 
 
 class ActivationCache:
-    """Caches the converted message for the expressions of an exchange.
+    """Caches activations, which hold the message as CEL values, for the expressions of an exchange.
 
-    The expressions share one conversion of the fields ``shared``. If the message is too large for
-    it, or contains a value that CEL cannot represent, each expression gets its own conversion. Then
-    only the expressions that read this value fail.
+    The expressions share one activation with the fields ``shared``. If this conversion fails,
+    because the message is too large or contains a value that CEL cannot represent, each expression
+    gets an activation with its own fields. Then only the expressions that read the value fail.
     """
 
     def __init__(self, context: SelectorContext, shared: VisibleFields | None = None) -> None:
@@ -102,11 +102,11 @@ class ActivationCache:
         self._activations: dict[VisibleFields, Activation | SelectorFailed] = {}
 
     def clear(self) -> None:
-        """Drop the conversions, because the message or the state has changed."""
+        """Remove all activations, because the message or the state has changed."""
         self._activations.clear()
 
     def get(self, fields: VisibleFields) -> Activation:
-        """Return the fields as CEL values; raise SelectorFailed if CEL cannot represent them."""
+        """Return an activation with at least these fields; raise SelectorFailed if impossible."""
         activation = self._convert_once(self._shared or fields)
         if isinstance(activation, SelectorFailed):
             activation = self._convert_once(fields)
@@ -128,7 +128,7 @@ class ActivationCache:
             return error
         if "now" in fields.tree:
             if context.now is None:
-                return SelectorFailed("now is not given")
+                return SelectorFailed("now is missing: pass it to route")
             values["now"] = context.now
         return get_environment().Activation(values)
 
@@ -145,7 +145,7 @@ class Selector:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._function: Function | None = None
+        self._function: SelectorFunction | None = None
         if text.startswith(_FUNCTION_PREFIX):
             self._function = find_function(text.removeprefix(_FUNCTION_PREFIX))
             self.fields: VisibleFields | None = None
@@ -160,12 +160,12 @@ class Selector:
 
     @property
     def needs_body(self) -> bool:
-        """Whether it reads the body. For a function in code this is unknown, so True."""
+        """Whether it may read the body. This is true for every function in code."""
         return self.fields is None or includes_body(self.fields.tree)
 
     @property
     def cacheable_headers(self) -> tuple[str, ...] | None:
-        """The headers that alone determine its yes or no; None if other fields matter."""
+        """The headers that alone determine the result; None if it may depend on other fields."""
         cache = self._compiled.cache if self._function is None else None
         return None if cache is None else cache.headers
 
@@ -184,18 +184,18 @@ class Selector:
     def evaluate(self, activations: ActivationCache) -> SelectorResult:
         """Evaluate the selector; raise SelectorFailed if it fails or returns an invalid value."""
         if self._function is not None:
-            return _call(self._function, activations.context)
+            return _call_function(self._function, activations.context)
         cache = self._compiled.cache
         key = None if cache is None else cache.key_of(activations.context.msg.headers)
         if cache is None or key is None:
-            return self._evaluate(activations)
+            return self._run(activations)
         result = cache.get(key)
         if result is None:
-            result = self._evaluate(activations)
+            result = self._run(activations)
             cache.put(key, result)
         return result
 
-    def _evaluate(self, activations: ActivationCache) -> SelectorResult:
+    def _run(self, activations: ActivationCache) -> SelectorResult:
         activation = activations.get(self._compiled.fields)
         try:
             value = self._compiled.expression.eval(activation)
@@ -208,8 +208,8 @@ class Selector:
         return to_result(to_python(value))
 
 
-def _call(function: Function, context: SelectorContext) -> SelectorResult:
-    """Call a function with copies; the result includes the changes that it made to them."""
+def _call_function(function: SelectorFunction, context: SelectorContext) -> SelectorResult:
+    """Call a function with copies of the message and the state; return its result and changes."""
     msg = context.msg
     try:
         copy = replace(msg, body=deepcopy(msg.body), headers=deepcopy(msg.headers))

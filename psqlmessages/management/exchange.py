@@ -172,18 +172,18 @@ def _test(arguments: Namespace) -> int:
             body,
             arguments.headers,
             tries=arguments.tries,
-            queue=source.queue,
+            queue=source.name,
             ns=source.namespace,
         ),
     )
     for destination in result.destinations:
         verdict = destination.verdict
         answer = "yes" if verdict.is_taken else "no"
-        print(one_line(f"{destination.place}: {answer}, {verdict.error or verdict.why}"))
+        print(one_line(f"{destination.queue}: {answer}, {verdict.error or verdict.why}"))
         if destination.copy is not None:
             _print_copy(destination.copy)
     if result.fallback is not None:
-        print(one_line(f"{result.outcome}: to {result.fallback.place}"))
+        print(one_line(f"{result.outcome}: to {result.fallback.queue}"))
         _print_copy(result.fallback)
     return 0
 

@@ -102,7 +102,7 @@ class SparkExchangeState:
         return found
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
-        queues = sorted(definition.places, key=str)
+        queues = sorted(definition.queues, key=str)
         errors = [error for queue in queues if (error := namespace_error(queue.namespace))]
         try:
             if not errors:
@@ -121,7 +121,7 @@ class SparkExchangeState:
         if self._compiled is None:
             return None
         source = self._compiled.source
-        elements = Element.objects.using(source.namespace).filter(queue__name=source.queue)
+        elements = Element.objects.using(source.namespace).filter(queue__name=source.name)
         waiting = elements.filter(available_at__lte=Now()).order_by("available_at")
         try:
             found = waiting.values_list("available_at", Now()).first()

@@ -74,7 +74,7 @@ async def read_graph() -> str | None:
     exchanges = [_describe_exchange(row) for row in rows[:MAX_EXCHANGES]]
     names: dict[str, set[str]] = defaultdict(set)
     for ref in _queue_refs(exchanges):
-        names[ref.namespace].add(ref.queue)
+        names[ref.namespace].add(ref.name)
     queues = await asyncio.gather(*(_read_queues(*each) for each in names.items()))
     _mark_cycles(exchanges)
     return to_json(

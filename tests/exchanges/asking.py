@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from psqlmessages.exchanges import (
+    CompiledDestination,
     CompiledExchange,
     QueueRef,
-    RouteTarget,
     RoutingResult,
     Selector,
     SelectorInput,
@@ -19,12 +19,12 @@ NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
 
 def exchange(*selectors: str, max_hops: int = 17) -> CompiledExchange:
-    """An exchange with a target for each selector; empty text: always."""
-    targets = tuple(
-        RouteTarget(QueueRef("default", f"q{number}"), Selector.of(text))
+    """An exchange with a destination for each selector; empty text: always."""
+    destinations = tuple(
+        CompiledDestination(QueueRef("default", f"q{number}"), Selector.of(text))
         for number, text in enumerate(selectors)
     )
-    return CompiledExchange("x1", QueueRef("default", "source"), targets, max_hops=max_hops)
+    return CompiledExchange("x1", QueueRef("default", "source"), destinations, max_hops=max_hops)
 
 
 def routed(*selectors: str, body: Any = None, **headers: Any) -> RoutingResult:
@@ -45,13 +45,13 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
     return verdict.is_taken
 
 
-def place(name: str) -> QueueRef:
+def queue(name: str) -> QueueRef:
     """A queue, by its name alone or as "namespace/name"."""
-    namespace, _, queue = name.rpartition("/")
-    return QueueRef(namespace or "default", queue)
+    namespace, _, name = name.rpartition("/")
+    return QueueRef(namespace or "default", name)
 
 
-def defined(source: str, *targets: str, name: str = "x", **fields: Any) -> DefinedExchange:
+def defined(source: str, *destinations: str, name: str = "x", **fields: Any) -> DefinedExchange:
     """A definition without selectors."""
-    destinations = tuple(DefinedDestination(place(target)) for target in targets)
-    return DefinedExchange(name, place(source), destinations, **fields)
+    destinations = tuple(DefinedDestination(queue(destination)) for destination in destinations)
+    return DefinedExchange(name, queue(source), destinations, **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -105,10 +106,9 @@ class Field:
 
     def until_idle(self, seconds: float = 90) -> None:
         """Wait until no source has anything that can be taken or is in hand."""
-        places = [exchange.source for exchange in repository.read_all()]
-        sources = {at.namespace: [] for at in places}
-        for at in places:
-            sources[at.namespace].append(at.queue)
+        sources: dict[str, list[str]] = defaultdict(list)
+        for exchange in repository.read_all():
+            sources[exchange.source.namespace].append(exchange.source.name)
         wait_until(
             lambda: all(self.beds[ns].query(IDLE, each) for ns, each in sources.items()), seconds
         )
@@ -130,12 +130,12 @@ def flow(source: str, *destinations: str | tuple[str, str], **consumer: Any) -> 
 def _written(exchange: dict[str, Any]) -> dict[str, Any]:
     return {
         **exchange,
-        "src": _place(exchange["src"]),
-        "dst": [_place(destination) for destination in exchange["dst"]],
+        "src": _queue_document(exchange["src"]),
+        "dst": [_queue_document(destination) for destination in exchange["dst"]],
     }
 
 
-def _place(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
+def _queue_document(given: str | tuple[str, str] | dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, dict):
         pair = (given,) if isinstance(given, str) else given
         given = dict(zip(("queue", "selector"), pair, strict=False))

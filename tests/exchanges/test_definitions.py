@@ -46,7 +46,7 @@ def told_of(**changes: Any) -> list[str]:
     return told({"exchanges": {"x1": {**X1, **changes}}})
 
 
-def told_of_target(**changes: Any) -> list[str]:
+def told_of_destination(**changes: Any) -> list[str]:
     """What is wrong with x1 whose one destination is this."""
     return told_of(dst=[{"queue": "eu", **changes}])
 
@@ -55,9 +55,9 @@ def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
     a, audit, b = (QueueRef("default", name) for name in ("a", "audit", "b"))
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
     read = definitions.parse_document({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
-    places = (QueueRef("default", "eu"), COUNTRY), (audit,), (b,)
-    targets = tuple(DefinedDestination(*each) for each in places)
-    assert read == (DefinedExchange("x", a, targets, parallel=1, wsize=100, reserve=True),)
+    queues = (QueueRef("default", "eu"), COUNTRY), (audit,), (b,)
+    destinations = tuple(DefinedDestination(*each) for each in queues)
+    assert read == (DefinedExchange("x", a, destinations, parallel=1, wsize=100, reserve=True),)
     written = {"exchanges": {"x1": {**X1, "dst": [EU, {"ns": "default", "queue": "audit"}]}}}
     assert definitions.to_document(definitions.parse_document({"exchanges": {"x1": X1}})) == written
     assert definitions.parse_text("exchanges: {}") == ()
@@ -149,10 +149,10 @@ def test_an_exchange_that_cannot_be_is_refused() -> None:
 
 
 def test_a_selector_that_does_not_compile_is_told_with_its_place() -> None:
-    (fault,) = told_of_target(selector='msg.headers["a"] ==\n  == 1')
+    (fault,) = told_of_destination(selector='msg.headers["a"] ==\n  == 1')
     assert "line 2, character 3" in fault
     for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
-        (fault,) = told_of_target(selector=selector)
+        (fault,) = told_of_destination(selector=selector)
         assert fault.startswith("exchanges.x1.dst[0].selector: ")
 
 
@@ -175,11 +175,11 @@ characters = st.characters(codec="utf-8", exclude_characters="\0")
 names = st.sampled_from(["no", "true", "12", "~", "1e3", "<<", "- a", "a: b"]) | st.text(
     characters, min_size=1, max_size=90
 ).filter(lambda name: not name.endswith("*") and name != "__too_many_hops__")
-places = st.builds(QueueRef, st.just("default"), names)
+queues = st.builds(QueueRef, st.just("default"), names)
 selectors = st.sampled_from(["", "true", 'msg.body == "ü\\n"'])
-destinations = st.lists(st.builds(DefinedDestination, places, selectors), min_size=1, max_size=3)
+destinations = st.lists(st.builds(DefinedDestination, queues, selectors), min_size=1, max_size=3)
 bounded = st.integers(1, MAX_PARALLEL), st.integers(1, MAX_WSIZE), st.booleans()
-exchanges = st.builds(DefinedExchange, names, places, destinations.map(tuple), *bounded)
+exchanges = st.builds(DefinedExchange, names, queues, destinations.map(tuple), *bounded)
 
 
 @given(st.lists(exchanges, max_size=3, unique_by=lambda exchange: exchange.name))
@@ -200,7 +200,7 @@ class NoMessages:
 def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) -> None:
     """Whether its server answers or not."""
     with namespace("lite", ENGINE="django.db.backends.sqlite3"):
-        assert told_of_target(ns="lite") == [
+        assert told_of_destination(ns="lite") == [
             "exchanges.x1.dst[0].ns: Database 'lite' is SQLite, but queues need PostgreSQL."
         ]
         assert namespaces() == ["default", "away"]
@@ -208,7 +208,7 @@ def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) 
         {"exchanges": {"x": {**X1, "src": {"ns": "away", "queue": "a"}}}}
     )
     settings.DATABASE_ROUTERS = ["tests.exchanges.test_definitions.NoMessages"]
-    assert told_of_target(ns="away") == [
+    assert told_of_destination(ns="away") == [
         "exchanges.x1.dst[0].ns: A database router excludes psqlmessages from database 'away'."
     ]
 

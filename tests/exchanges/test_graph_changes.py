@@ -28,8 +28,8 @@ COUNT = """
 WAITING = "SELECT count(*) = %s FROM pg_locks WHERE NOT granted"
 
 
-def exchange(name: str = "x", *targets: str, **fields: Any) -> DefinedExchange:
-    return defined("a", *targets or ("b",), name=name, **fields)
+def exchange(name: str = "x", *destinations: str, **fields: Any) -> DefinedExchange:
+    return defined("a", *destinations or ("b",), name=name, **fields)
 
 
 def load(*wanted: DefinedExchange, **options: Any) -> repository.ExchangeDifference:
@@ -64,8 +64,8 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
     assert (after["other"].pk, after["other"].is_running) == (before["other"].pk, False)
     assert after["other"].changed_at > before["other"].changed_at
     assert after["same"].changed_at == before["same"].changed_at
-    places = Destination.objects.filter(exchange__name="new").values_list("position", "queue")
-    assert list(places) == [(0, "b"), (1, "c"), (2, "b")]
+    rows = Destination.objects.filter(exchange__name="new").values_list("position", "queue")
+    assert list(rows) == [(0, "b"), (1, "c"), (2, "b")]
     assert load(*wanted, replace_all=True).describe() == []
 
 

@@ -8,13 +8,13 @@ from tests.exchanges.asking import defined
 
 
 def drawn(*arrows: str) -> RouteGraph:
-    """The graph of exchanges written as "source > target target"."""
+    """The graph of exchanges written as "source > destination destination"."""
     pairs = (arrow.split(" > ") for arrow in arrows)
-    return build_graph(defined(source, *targets.split()) for source, targets in pairs)
+    return build_graph(defined(source, *destinations.split()) for source, destinations in pairs)
 
 
 def cycles(*arrows: str) -> list[str]:
-    return [" ".join(each.queue for each in cycle) for cycle in drawn(*arrows).cycles]
+    return [" ".join(each.name for each in cycle) for cycle in drawn(*arrows).cycles]
 
 
 def test_cycles_are_found() -> None:
@@ -33,12 +33,12 @@ names = st.sampled_from("abcdef")
 
 @given(st.lists(st.tuples(names, names), max_size=12))
 def test_a_queue_is_in_a_cycle_if_it_leads_back_to_itself(arrows: list[tuple[str, str]]) -> None:
-    found = drawn(*(f"{source} > {target}" for source, target in arrows))
-    reached = {(source, target) for source, target in arrows}
+    found = drawn(*(f"{source} > {destination}" for source, destination in arrows))
+    reached = {(source, destination) for source, destination in arrows}
     for middle in "abcdef":
         ends = [end for start, end in reached if start == middle]
         reached |= {(start, end) for start, at in reached if at == middle for end in ends}
-    in_cycle = {each.queue for cycle in found.cycles for each in cycle}
+    in_cycle = {each.name for cycle in found.cycles for each in cycle}
     assert in_cycle == {name for name in "abcdef" if (name, name) in reached}
     for edge in found.edges:
-        assert edge.is_in_cycle == ((edge.target.queue, edge.source.queue) in reached)
+        assert edge.is_in_cycle == ((edge.destination.name, edge.source.name) in reached)

@@ -1,17 +1,15 @@
 """Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
 
-from psqlmessages.exchanges import CompiledExchange, QueueRef, RouteTarget, Selector
+from psqlmessages.exchanges import CompiledDestination, CompiledExchange, QueueRef, Selector
 from psqlmessages.exchanges.engine.batch import DeliveryMode, ExchangePlan
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
 from tests.client.nodes import in_a_loop
 from tests.conftest import TestedServer
 
 
-def plan(*targets: str, **options: object) -> ExchangePlan:
-    places = (QueueRef(*target.split("/")) for target in targets)
-    return ExchangePlan.of(
-        CompiledExchange("x1", QueueRef("here", "a"), tuple(map(RouteTarget, places)), **options)
-    )
+def plan(*destinations: str, **options: object) -> ExchangePlan:
+    compiled = tuple(CompiledDestination(QueueRef(*each.split("/"))) for each in destinations)
+    return ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), compiled, **options))
 
 
 def test_within_one_database_nothing_is_reserved() -> None:
@@ -21,22 +19,22 @@ def test_within_one_database_nothing_is_reserved() -> None:
 
 
 def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
-    """Loops and batch by parallel, wsize and number of targets."""
+    """Loops and batch by parallel, wsize and number of destinations."""
     expected = {
         (4, 100, 1): (4, 25), (16, 3, 1): (3, 1), (16, 10, 1): (10, 1), (1, 100, 0): (1, 100),
         (1, 4096, 16): (1, 4096), (1, 4096, 20): (1, 3276), (1, 4096, 1000): (1, 65),
         (4, 100, 1000): (4, 25),
     }  # fmt: skip
-    for (parallel, wsize, targets), loops_and_batch in expected.items():
-        queues = [f"here/b{number}" for number in range(targets)]
+    for (parallel, wsize, destinations), loops_and_batch in expected.items():
+        queues = [f"here/b{number}" for number in range(destinations)]
         found = plan(*queues, parallel=parallel, wsize=wsize)
         assert (found.consumers, found.batch_size) == loops_and_batch
 
 
 def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_database() -> None:
     for selector, fetches in (('msg.headers.n == "1"', False), ('msg.body == "1"', True)):
-        target = RouteTarget(QueueRef("here", "b"), Selector(selector))
-        found = ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), (target,)))
+        destination = CompiledDestination(QueueRef("here", "b"), Selector(selector))
+        found = ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), (destination,)))
         assert found.fetches_body == fetches
     assert plan("there/b").fetches_body
     assert not plan("there/b").needs_body

@@ -20,7 +20,7 @@ from psqlmessages.exchanges import (
     compiler,
     route,
 )
-from psqlmessages.exchanges.routing import hop_count
+from psqlmessages.exchanges.routing import read_hop_count
 from tests.exchanges.asking import NOW, exchange, routed
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ quiet = settings(deadline=None, max_examples=150)
 
 @quiet
 @given(exchanges, bodies, headers)
-def test_what_goes_in_stays_each_target_has_a_verdict_and_who_agreed_a_copy_in_order(
+def test_what_goes_in_stays_each_destination_has_a_verdict_and_who_agreed_a_copy_in_order(
     graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]
 ) -> None:
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
@@ -62,9 +62,10 @@ def test_what_goes_in_stays_each_target_has_a_verdict_and_who_agreed_a_copy_in_o
     if result.outcome == "too_many_hops":
         assert result == RoutingResult("too_many_hops")
         return
-    assert [verdict.target for verdict in result.verdicts] == list(range(len(graphed.targets)))
-    taken = [verdict.target for verdict in result.verdicts if verdict.is_taken]
-    assert [delivery.target for delivery in result.deliveries] == taken
+    indexes = list(range(len(graphed.destinations)))
+    assert [verdict.destination for verdict in result.verdicts] == indexes
+    taken = [verdict.destination for verdict in result.verdicts if verdict.is_taken]
+    assert [delivery.destination for delivery in result.deliveries] == taken
     assert result.outcome == ("ok" if taken else "no_route")
     assert not any(verdict.is_taken for verdict in result.verdicts if verdict.error)
 
@@ -78,7 +79,7 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
     assert (first.headers, first.body) == (None, UNCHANGED)
     assert type(second.body) is type(body)
     assert second.body == body
-    hops = {"x-hop-count": hop_count(given_headers) + 1}
+    hops = {"x-hop-count": read_hop_count(given_headers) + 1}
     assert second.headers == {**given_headers, **hops}
 
 
@@ -89,7 +90,7 @@ def test_headers_are_merged_from_left_to_right(
 ) -> None:
     graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
     result = route(graphed, SelectorInput(headers=given_headers))
-    expected = {**given_headers, "x-hop-count": hop_count(given_headers) + 1}
+    expected = {**given_headers, "x-hop-count": read_hop_count(given_headers) + 1}
     for merge, delivery in zip(merges, result.deliveries, strict=True):
         expected = {**expected, **merge}
         assert delivery.headers == expected
@@ -103,9 +104,9 @@ def test_what_is_no_integer_counts_as_no_hop() -> None:
         *((value, 0) for value in (None, -1, "-1", "+1", " 3", "3\n", "", "1_0", "٣", "²", "0x3")),
         *((value, 0) for value in (3.0, "3.0", True, [3], {})),
     ]  # fmt: skip
-    wrong = [value for value, hops in cases if hop_count({"x-hop-count": value}) != hops]
+    wrong = [value for value, hops in cases if read_hop_count({"x-hop-count": value}) != hops]
     assert wrong == []
-    assert hop_count({"X-Hop-Count": 3}) == 0
+    assert read_hop_count({"X-Hop-Count": 3}) == 0
 
 
 def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once() -> None:
@@ -116,7 +117,7 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
     message = SelectorInput(headers={"x-hop-count": "16"})
     seen = "msg.hops == 17 && msg.headers['x-hop-count'] == 17"
     result = route(exchange(seen, "{'headers': {'x-hop-count': 0}}", seen), message)
-    assert [copy.target for copy in result.deliveries] == [0, 1, 2]
+    assert [copy.destination for copy in result.deliveries] == [0, 1, 2]
     assert (message.hops, message.headers) == (17, {"x-hop-count": 17})
     for most, outcome in ((3, "too_many_hops"), (4, "ok")):
         message = SelectorInput(headers={"x-hop-count": 3})
@@ -138,7 +139,7 @@ def test_how_one_copy_is_pushed_is_not_for_the_next() -> None:
 def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
     assert (
         route(exchange("now > timestamp(0)"), SelectorInput()).verdicts[0].error
-        == "now is not given"
+        == "now is missing: pass it to route"
     )
     with pytest.raises(ValueError, match="time zone"):
         route(exchange(""), SelectorInput(), now=datetime(2026, 1, 1))  # noqa: DTZ001

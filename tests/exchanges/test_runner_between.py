@@ -48,9 +48,9 @@ def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, rese
     field, eu = wide_field, wide_field.beds["eu"]
     late = ("eu/late", '{"delay": 1000}')
     changed = ("eu/b", '{"headers": {"lane": 2}, "body": msg.body}')
-    targets = ("b", "eu/b", late, changed, ("c", "msg.headers.lane == 2"))
+    destinations = ("b", "eu/b", late, changed, ("c", "msg.headers.lane == 2"))
     field.define(
-        x1=flow("a", *targets, reserve=reserve, parallel=2),
+        x1=flow("a", *destinations, reserve=reserve, parallel=2),
         x2=flow("strays", ("eu/b", "false"), reserve=reserve),
     )
     bodies = ["text", "", {"a": [1, 2.5, None]}, 0, None, b"\x00"]

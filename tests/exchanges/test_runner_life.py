@@ -186,7 +186,7 @@ def test_what_was_done_is_counted(field: Field) -> None:
     field.default.push("a", "it", x_hop_count=17)
     field.run_until_idle()
     rows = {(row.outcome, row.destination): row for row in ExchangeCount.objects.all()}
-    assert {place: row.count for place, row in rows.items()} == {
+    assert {name: row.count for name, row in rows.items()} == {
         ("ok", -1): 3, ("no_route", -1): 1, ("too_many_hops", -1): 1, ("to", 0): 2, ("to", 1): 3,
     }  # fmt: skip
     ok = rows["ok", -1]

@@ -166,7 +166,7 @@ def test_the_limit_is_that_of_the_parts_looked_at() -> None:
         assert asked("has(msg.body.a)", body).error == "Applying SELECT to non-message type"
 
 
-def test_state_cannot_grow_from_target_to_target() -> None:
+def test_state_cannot_grow_from_destination_to_destination() -> None:
     double = "{'state': {'s': has(state.s) ? state.s + state.s : 'x'}}"
     error = routed(*[double] * 40).verdicts[-1].error
     assert (error or "").startswith("limit: the expression may read")

@@ -58,7 +58,8 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
         changed = {"take": is_taken, "lane": "slow", "x-hop-count": 1}
         expected = [(0, None, UNCHANGED), (1, changed, {"lines": [1, 2]})]
         expected = [*expected[: 1 + is_taken], (2, changed, {"lines": [1, 2]})]
-        assert [(copy.target, copy.headers, copy.body) for copy in result.deliveries] == expected
+        copies = [(copy.destination, copy.headers, copy.body) for copy in result.deliveries]
+        assert copies == expected
 
 
 def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Code) -> None:
@@ -86,7 +87,7 @@ def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> N
 
     result = routed(code(fail), "", "size(state) == 0", body={})
     assert result.verdicts[0].error == "LookupError: no such price"
-    copies = [(copy.target, copy.headers, copy.body) for copy in result.deliveries]
+    copies = [(copy.destination, copy.headers, copy.body) for copy in result.deliveries]
     assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)]
 
 
@@ -118,7 +119,7 @@ def test_what_cannot_be_pushed_fails(code: Code) -> None:
     for number, (*_, error) in enumerate(cases):
         result = routed(changing, "", body=number)
         assert result.verdicts[0].error == error
-        assert [copy.target for copy in result.deliveries] == [1]
+        assert [copy.destination for copy in result.deliveries] == [1]
     result = routed(code(circle), code(descend), "")
     assert [verdict.error is None for verdict in result.verdicts] == [False, False, True]
 

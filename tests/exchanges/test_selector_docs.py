@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from psqlmessages.exchanges import UNCHANGED, CopyToPush, Selector, SelectorError, selectors
+from psqlmessages.exchanges import UNCHANGED, Delivery, Selector, SelectorError, selectors
 from psqlmessages.exchanges import result as result_module
 from psqlmessages.exchanges.compiler import MAX_CHARACTERS
 from psqlmessages.exchanges.conversion import MAX_NESTING
@@ -29,7 +29,7 @@ ROWS = [
 ]
 
 
-def changes(delivery: CopyToPush, headers: dict[str, Any]) -> dict[str, Any]:
+def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
     """What a delivery has that is not as in the message, the hop aside."""
     fields = ("delay", "mature", "tries")
     changed = {key: value for key in fields if (value := getattr(delivery, key))}

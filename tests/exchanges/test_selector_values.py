@@ -99,7 +99,7 @@ def test_what_cel_cannot_hold_fails_only_selectors_that_look_there() -> None:
     for body, error in cases:
         result = routed(*selectors, body={"odd": [body], "even": 1})
         assert [verdict.error for verdict in result.verdicts] == [error, None]
-        assert [delivery.target for delivery in result.deliveries] == [1]
+        assert [delivery.destination for delivery in result.deliveries] == [1]
 
 
 def test_null_costs_no_reference() -> None:
@@ -132,7 +132,7 @@ def test_a_map_says_how_the_copy_is_pushed() -> None:
     plain = {"headers": None, "body": UNCHANGED, "delay": None, "mature": None, "tries": 0}
     for answer, pushed in cases.items():
         (delivery,) = routed(answer).deliveries
-        assert vars(delivery) == {"target": 0} | plain | pushed, answer
+        assert vars(delivery) == {"destination": 0} | plain | pushed, answer
 
 
 WRONG_TYPES = [
@@ -162,7 +162,7 @@ def test_a_wrong_type_in_a_key_that_counts_fails_and_changes_nothing() -> None:
     for answer, error in WRONG_TYPES:
         result = routed(answer, "", "size(state) == 0")
         assert (result.verdicts[0].error or "").startswith(error), answer
-        copies = [(copy.target, copy.headers, copy.body) for copy in result.deliveries]
+        copies = [(copy.destination, copy.headers, copy.body) for copy in result.deliveries]
         assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)], answer
 
 

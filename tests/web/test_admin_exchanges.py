@@ -15,11 +15,11 @@ HOSTILE = "<script>alert(1)</script>"
 Outcome = ExchangeCount.Outcome
 
 
-def new(name: str, source: str, *targets: str, **fields: Any) -> Exchange:
-    """An exchange; each target is a queue, and behind a blank its selector."""
+def new(name: str, source: str, *destinations: str, **fields: Any) -> Exchange:
+    """An exchange; each destination is a queue, and behind a blank its selector."""
     exchange = Exchange.objects.create(name=name, source_queue=source, **fields)
-    for position, target in enumerate(targets):
-        queue, _, selector = target.partition(" ")
+    for position, destination in enumerate(destinations):
+        queue, _, selector = destination.partition(" ")
         Destination.objects.create(
             exchange=exchange, position=position, queue=queue, selector=selector
         )

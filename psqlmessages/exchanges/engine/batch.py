@@ -15,7 +15,7 @@ from psqlmessages.exchanges.model import (
     HOP_HEADER,
     UNCHANGED,
     CompiledExchange,
-    CopyToPush,
+    Delivery,
     QueueRef,
     RoutingResult,
     SelectorInput,
@@ -44,9 +44,9 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    A mark identifies a target by its queue and, if the queue occurs several times, by a number: it
-    stays the same when targets are added, removed or reordered. It is stored in an element when the
-    copy for this target has been made, so that a retry does not make it again.
+    A mark identifies a destination by its queue and, if the queue occurs several times, by a
+    number. So it stays the same when destinations are added, removed or reordered. An element
+    stores the marks of the copies already made, so that a retry does not make them again.
     """
 
     exchange: CompiledExchange
@@ -60,7 +60,7 @@ class ExchangePlan:
     @classmethod
     def of(cls, exchange: CompiledExchange) -> ExchangePlan:
         """Plan the consumers of an exchange."""
-        queues = [target.place for target in exchange.targets]
+        queues = [destination.queue for destination in exchange.destinations]
         if all(queue.namespace == exchange.source.namespace for queue in queues):
             mode = DeliveryMode.WITHIN
         else:
@@ -94,16 +94,16 @@ class ExchangePlan:
 
     @property
     def namespaces(self) -> set[str]:
-        """The namespaces of the source and of all targets."""
-        queues = (self.exchange.source, *(target.place for target in self.exchange.targets))
+        """The namespaces of the source and of all destinations."""
+        queues = (self.exchange.source, *(each.queue for each in self.exchange.destinations))
         return {queue.namespace for queue in queues}
 
-    def push_key(self, target: int, element: int, pushed_at: int) -> str:
+    def push_key(self, destination: int, element: int, pushed_at: int) -> str:
         """Return the key of a copy in another database: a second push with this key adds nothing.
 
         ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
-        number = self.marks[target].rpartition("/")[2]
+        number = self.marks[destination].rpartition("/")[2]
         return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
 
 
@@ -130,7 +130,7 @@ class LocalCopy(NamedTuple):
     """A copy in the source's database. Values that equal those of the element are None."""
 
     ref: str
-    target: int
+    destination: int
     mark: str
     queue: str | None
     headers: str | None = None
@@ -144,7 +144,7 @@ class RemoteCopy(NamedTuple):
     """A complete copy for another database."""
 
     ref: str
-    target: int
+    destination: int
     mark: str
     queue: str
     headers: str
@@ -165,10 +165,10 @@ class RoutingOutcome:
 
 
 class CopyError(NamedTuple):
-    """A copy that was not made: its element, its target and the reason."""
+    """A copy that was not made: its element, its destination and the reason."""
 
     ref: str
-    target: int
+    destination: int
     reason: str
 
 
@@ -200,7 +200,7 @@ class RoutedBatch:
             deliveries, outcome = routed.deliveries, routed.outcome
             selector_seconds = sum(verdict.seconds for verdict in routed.verdicts)
             self.selector_errors += [
-                (verdict.target, verdict.error)
+                (verdict.destination, verdict.error)
                 for verdict in routed.verdicts
                 if verdict.error is not None
             ]
@@ -228,7 +228,7 @@ class RoutedBatch:
             id=element.id,
             tries=element.tries,
             hops=element.hops,
-            queue=self.plan.exchange.source.queue,
+            queue=self.plan.exchange.source.name,
             ns=self.plan.exchange.source.namespace,
         )
         return route(self.plan.exchange, message, now=element.now)
@@ -238,22 +238,22 @@ class RoutedBatch:
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 
-    def _add_copy(self, element: TakenElement, delivery: CopyToPush) -> None:
-        mark = self.plan.marks[delivery.target]
+    def _add_copy(self, element: TakenElement, delivery: Delivery) -> None:
+        mark = self.plan.marks[delivery.destination]
         if element.delivered and mark in element.delivered:
             return
-        place = self.plan.exchange.targets[delivery.target].place
+        queue = self.plan.exchange.destinations[delivery.destination].queue
         try:
-            if place.namespace == self.plan.exchange.source.namespace:
-                self.copies.append(_local_copy(element, delivery, mark, place.queue))
+            if queue.namespace == self.plan.exchange.source.namespace:
+                self.copies.append(_local_copy(element, delivery, mark, queue.name))
             else:
-                copy = self._remote_copy(element, delivery, mark, place.queue)
-                self.remote.setdefault(place.namespace, []).append(copy)
+                copy = self._remote_copy(element, delivery, mark, queue.name)
+                self.remote.setdefault(queue.namespace, []).append(copy)
         except (TypeError, ValueError, OverflowError) as error:
-            self._fail(element.ref, delivery.target, str(error))
+            self._fail(element.ref, delivery.destination, str(error))
 
     def _remote_copy(
-        self, element: TakenElement, delivery: CopyToPush, mark: str, queue: str
+        self, element: TakenElement, delivery: Delivery, mark: str, queue: str
     ) -> RemoteCopy:
         if delivery.body is UNCHANGED:
             body = EncodedBody(element.body or "", element.enc)
@@ -265,7 +265,7 @@ class RoutedBatch:
         pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
         return RemoteCopy(
             ref=element.ref,
-            target=delivery.target,
+            destination=delivery.destination,
             mark=mark,
             queue=queue,
             headers=_json(headers),
@@ -274,13 +274,13 @@ class RoutedBatch:
             delay=delivery.delay if delivery.mature is None else None,
             mature=_mature(delivery, element.now) if delivery.mature is not None else None,
             tries=delivery.tries,
-            key=self.plan.push_key(delivery.target, element.id, pushed_at),
+            key=self.plan.push_key(delivery.destination, element.id, pushed_at),
         )
 
     # Results
 
-    def _fail(self, ref: str, target: int, reason: str) -> None:
-        self.copy_errors.append(CopyError(ref, target, reason))
+    def _fail(self, ref: str, destination: int, reason: str) -> None:
+        self.copy_errors.append(CopyError(ref, destination, reason))
         self.failed.add(ref)
 
     def add_pushed(self, copies: Iterable[RemoteCopy], errors: Sequence[str | None]) -> None:
@@ -288,16 +288,18 @@ class RoutedBatch:
         for copy, error in zip(copies, errors, strict=True):
             if error is None:
                 # If the element fails because of another copy, its mark prevents a second push.
-                self.copies.append(LocalCopy(copy.ref, copy.target, copy.mark, None))
+                self.copies.append(LocalCopy(copy.ref, copy.destination, copy.mark, None))
             else:
-                self._fail(copy.ref, copy.target, error)
+                self._fail(copy.ref, copy.destination, error)
 
     def add_delivered(self, lost: Iterable[str], refused: Iterable[Sequence[Any]]) -> None:
         """Record the answer of `deliver`: elements that were lost, and copies that were refused."""
         self.lost.update(lost)
-        targets = {(copy.mark, copy.ref): copy.target for copy in self.copies} if refused else {}
+        if not refused:
+            return
+        destinations = {(copy.mark, copy.ref): copy.destination for copy in self.copies}
         for mark, ref, reason, *_ in refused:
-            self._fail(ref, targets[mark, ref], reason)
+            self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:
         """Return the number of elements and the time of their selectors, by outcome."""
@@ -310,23 +312,23 @@ class RoutedBatch:
         return counts
 
     def count_copies(self) -> Counter[int]:
-        """Return how many copies each target received."""
-        refused = {(error.ref, error.target) for error in self.copy_errors}
+        """Return how many copies each destination received."""
+        refused = {(error.ref, error.destination) for error in self.copy_errors}
         return Counter(
-            copy.target
+            copy.destination
             for copy in self.copies
-            if copy.target >= 0 and copy.ref not in self.lost
-            and (copy.ref, copy.target) not in refused
+            if copy.destination >= 0 and copy.ref not in self.lost
+            and (copy.ref, copy.destination) not in refused
         )  # fmt: skip
 
 
-def _local_copy(element: TakenElement, delivery: CopyToPush, mark: str, queue: str) -> LocalCopy:
+def _local_copy(element: TakenElement, delivery: Delivery, mark: str, queue: str) -> LocalCopy:
     if delivery.is_plain:
-        return LocalCopy(element.ref, delivery.target, mark, queue)
+        return LocalCopy(element.ref, delivery.destination, mark, queue)
     body = None if delivery.body is UNCHANGED else EncodedBody.of(delivery.body)
     return LocalCopy(
         ref=element.ref,
-        target=delivery.target,
+        destination=delivery.destination,
         mark=mark,
         queue=queue,
         headers=None if delivery.headers is None else _json(delivery.headers),
@@ -344,7 +346,7 @@ def _json(headers: dict[str, Any]) -> str:
     return text
 
 
-def _mature(delivery: CopyToPush, now: datetime) -> datetime | None:
+def _mature(delivery: Delivery, now: datetime) -> datetime | None:
     if delivery.mature is not None:
         return _EPOCH + timedelta(seconds=delivery.mature)
     return None if delivery.delay is None else now + timedelta(seconds=delivery.delay)

@@ -16,7 +16,7 @@ from psqlmessages.exchanges.model import (
     SelectorInput,
     Verdict,
 )
-from psqlmessages.exchanges.routing import hop_count, route
+from psqlmessages.exchanges.routing import read_hop_count, route
 
 NAME_HEADER: Final = "x-exchange-name"
 
@@ -28,7 +28,7 @@ class DryRunCopy:
     It becomes available after ``delay`` seconds, or at ``mature``, in seconds since 1970.
     """
 
-    place: QueueRef
+    queue: QueueRef
     headers: dict[str, Any]
     body: Any
     delay: float | None = None
@@ -40,7 +40,7 @@ class DryRunCopy:
 class DryRunDestination:
     """A destination: the verdict of its selector, and the copy that it would get."""
 
-    place: QueueRef
+    queue: QueueRef
     verdict: Verdict
     copy: DryRunCopy | None
 
@@ -62,10 +62,10 @@ def dry_run_exchange(
 ) -> DryRun:
     """Route a message without changing it. Selectors in code run with all their side effects."""
     routed = route(exchange, replace(message), now=now or datetime.now(UTC))
-    headers = {**message.headers, HOP_HEADER: hop_count(message.headers) + 1}
+    headers = {**message.headers, HOP_HEADER: read_hop_count(message.headers) + 1}
     copies = {
-        delivery.target: DryRunCopy(
-            exchange.targets[delivery.target].place,
+        delivery.destination: DryRunCopy(
+            exchange.destinations[delivery.destination].queue,
             headers if delivery.headers is None else delivery.headers,
             message.body if delivery.body is UNCHANGED else delivery.body,
             delivery.delay,
@@ -75,16 +75,14 @@ def dry_run_exchange(
         for delivery in routed.deliveries
     }
     destinations = tuple(
-        DryRunDestination(
-            exchange.targets[verdict.target].place, verdict, copies.get(verdict.target)
-        )
-        for verdict in routed.verdicts
+        DryRunDestination(exchange.destinations[index].queue, verdict, copies.get(index))
+        for index, verdict in enumerate(routed.verdicts)
     )
     fallback = None
     if routed.outcome in FALLBACK_QUEUES:
         if routed.outcome == "too_many_hops":
             # Such a message is not routed, so its hop count stays.
             headers = message.headers
-        place = QueueRef(exchange.source.namespace, FALLBACK_QUEUES[routed.outcome])
-        fallback = DryRunCopy(place, {**headers, NAME_HEADER: exchange.name}, message.body)
+        queue = QueueRef(exchange.source.namespace, FALLBACK_QUEUES[routed.outcome])
+        fallback = DryRunCopy(queue, {**headers, NAME_HEADER: exchange.name}, message.body)
     return DryRun(routed.outcome, destinations, fallback)

@@ -45,33 +45,33 @@ class ExchangeLog:
         self._log = RateLimitedLogger(logger)
         self.may_lack_rules = True
 
-    def _destination(self, target: int) -> str:
-        if target < 0:
+    def _queue_name(self, destination: int) -> str:
+        if destination < 0:
             return "__no_route__ or __too_many_hops__"
-        return str(self._plan.exchange.targets[target].place)
+        return str(self._plan.exchange.destinations[destination].queue)
 
     def on_batch_finished(self, batch: RoutedBatch, seconds: float) -> None:
         """Count the outcomes of a batch, and log its errors."""
         for outcome, (number, selector_seconds) in batch.count_outcomes().items():
             self._counters.add_elements(outcome, number, seconds, selector_seconds)
-        for target, number in batch.count_copies().items():
-            self._counters.add_copies(target, number)
+        for destination, number in batch.count_copies().items():
+            self._counters.add_copies(destination, number)
         if batch.lost:
             self._log.warning(
                 "exchange %s lost %d elements to another consumer: their leases had expired",
                 self._name, len(batch.lost),
             )  # fmt: skip
-        for target, reason in batch.selector_errors:
-            self._counters.add_selector_failure(target)
+        for destination, reason in batch.selector_errors:
+            self._counters.add_selector_failure(destination)
             self._log.warning(
                 "exchange %s: the selector of %s failed (counts as no): %s",
-                self._name, self._destination(target), reason, key=target,
+                self._name, self._queue_name(destination), reason, key=destination,
             )  # fmt: skip
         for error in batch.copy_errors:
             self.may_lack_rules = True
             self._log.warning(
                 "exchange %s could not copy to %s: %s",
-                self._name, self._destination(error.target), error.reason,
+                self._name, self._queue_name(error.destination), error.reason,
             )  # fmt: skip
 
     def on_error(self, error: Exception) -> None:
@@ -127,7 +127,7 @@ class ExchangeRunner:
     async def run(self) -> None:
         """Run the consumers until stopped."""
         consumers = [ExchangeConsumer(self) for _ in range(self.plan.consumers)]
-        queue, listener = self.plan.exchange.source.queue, self.source.listener
+        queue, listener = self.plan.exchange.source.name, self.source.listener
         listener.add(queue, self.wake)
         try:
             await asyncio.gather(*(consumer.run() for consumer in consumers))
@@ -194,7 +194,7 @@ class ExchangeRunner:
         """Wait for a notification, or until it is time to poll."""
         queue_state = self._queue_state
         if queue_state is None or queue_state.is_stale(monotonic()):
-            source = self.plan.exchange.source.queue
+            source = self.plan.exchange.source.name
             queue_state = await self.source.listener.listen(self.plan.ident, source)
             if queue_state.is_new or self.wakeups != wakeups:
                 return
@@ -331,7 +331,7 @@ class ExchangeConsumer:
 
     def _take_queries(self, size: int) -> list[Query]:
         self._requested = size
-        queue = self._plan.exchange.source.queue
+        queue = self._plan.exchange.source.name
         return sql.take(self._plan.ident, queue, size, with_body=self._plan.fetches_body)
 
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
@@ -355,7 +355,7 @@ class ExchangeConsumer:
     async def _reserve(self, size: int) -> RoutedBatch | None:
         plan = self._plan
         deadline = monotonic() + sql.LEASE_SECONDS / 2
-        query = sql.reserve(plan.ident, plan.exchange.source.queue, size)
+        query = sql.reserve(plan.ident, plan.exchange.source.name, size)
         (rows,) = await self._connection.execute(query)
         elements = [TakenElement._make(row) for row in rows]
         if not elements:

@@ -208,7 +208,7 @@ def deliver(batch: RoutedBatch, failed: Sequence[str]) -> Query:
         _DELIVER,
         (
             batch.plan.ident,
-            batch.plan.exchange.source.queue,
+            batch.plan.exchange.source.name,
             # Ids and leases need no quotes.
             _array_literal(batch.outcome_of),
             _array_literal(failed) if failed else None,

@@ -76,15 +76,15 @@ class MalformedExchanges(ValueError):
 class DefinedDestination:
     """A destination queue, and the text of its selector; "" selects every message."""
 
-    place: QueueRef
+    queue: QueueRef
     selector: str = ""
 
     def __str__(self) -> str:
-        return str(self.place)
+        return str(self.queue)
 
     def errors(self) -> Iterator[ExchangeError]:
         """Yield the errors of this destination."""
-        yield from _queue_errors(self.place)
+        yield from _queue_errors(self.queue)
         try:
             Selector.of(self.selector)
         except SelectorError as error:
@@ -92,7 +92,7 @@ class DefinedDestination:
 
     def to_document(self) -> dict[str, Any]:
         """Return the document for files and REST."""
-        document = _queue_document(self.place)
+        document = _queue_document(self.queue)
         return {**document, "selector": self.selector} if self.selector else document
 
 
@@ -113,13 +113,13 @@ class DefinedExchange:
     starts_running: bool = dataclasses.field(default=True, compare=False)
 
     def __str__(self) -> str:
-        targets = ", ".join(map(str, self.destinations))
-        return f"{self.name}: {self.source} -> {targets}"
+        destinations = ", ".join(map(str, self.destinations))
+        return f"{self.name}: {self.source} -> {destinations}"
 
     @property
-    def places(self) -> set[QueueRef]:
+    def queues(self) -> set[QueueRef]:
         """All queues that it takes from or pushes to."""
-        return {self.source, *(destination.place for destination in self.destinations)}
+        return {self.source, *(destination.queue for destination in self.destinations)}
 
     def errors(self) -> Iterator[ExchangeError]:
         """Yield the errors of this definition, with paths in its document."""
@@ -128,7 +128,7 @@ class DefinedExchange:
         yield from _range_errors("parallel", self.parallel, MAX_PARALLEL)
         yield from _range_errors("wsize", self.wsize, MAX_WSIZE)
         yield from (error.under("src") for error in _queue_errors(self.source))
-        if self.source.queue == FALLBACK_QUEUES["too_many_hops"]:
+        if self.source.name == FALLBACK_QUEUES["too_many_hops"]:
             sentence = "All its elements have too many hops: an exchange cannot move them."
             yield ExchangeError(("src", "queue"), sentence)
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
@@ -176,13 +176,13 @@ def format_path(path: Path) -> str:
 
 
 def _queue_document(queue: QueueRef) -> dict[str, Any]:
-    return {"ns": queue.namespace, "queue": queue.queue}
+    return {"ns": queue.namespace, "queue": queue.name}
 
 
 def _queue_errors(queue: QueueRef) -> Iterator[ExchangeError]:
     if sentence := namespace_error(queue.namespace):
         yield ExchangeError(("ns",), sentence)
-    if sentence := name_error(queue.queue):
+    if sentence := name_error(queue.name):
         yield ExchangeError(("queue",), sentence)
 
 
@@ -266,13 +266,13 @@ class _DocumentReader:
         # A missing source is one error; do not add that its queue is missing too.
         required = ("queue",) if "src" in fields else ()
         source = self.fields(fields.get("src", {}), (*path, "src"), SOURCE_FIELDS, required)
-        targets = self.value(fields, "dst", path, [])[: MAX_DESTINATIONS + 1]
+        documents = self.value(fields, "dst", path, [])[: MAX_DESTINATIONS + 1]
         exchange = DefinedExchange(
             name,
             self._queue(source, (*path, "src")),
             tuple(
-                self._destination(target, (*path, "dst", position))
-                for position, target in enumerate(targets)
+                self._destination(destination, (*path, "dst", position))
+                for position, destination in enumerate(documents)
             ),
             self.value(consumer, "parallel", consumer_path, 1),
             self.value(consumer, "wsize", consumer_path, 100),

@@ -132,7 +132,7 @@ def find_missing_rules(
     """
     exchanges = list(exchanges)
     missing = MissingRules([], {})
-    for namespace in sorted({place.namespace for each in exchanges for place in each.places}):
+    for namespace in sorted({queue.namespace for each in exchanges for queue in each.queues}):
         try:
             permissions = _find_missing_permissions(exchanges, namespace, using)
         except (DatabaseError, psycopg.Error) as error:
@@ -192,10 +192,10 @@ def _needed_modes(
     needed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for exchange in exchanges:
         ident = ident_of(exchange.name)
-        targets = [(destination.place, "W") for destination in exchange.destinations]
-        for place, mode in ((exchange.source, "R"), *targets):
-            if place.namespace == namespace:
-                needed[ident, place.queue].add(mode)
+        destinations = [(destination.queue, "W") for destination in exchange.destinations]
+        for queue, mode in ((exchange.source, "R"), *destinations):
+            if queue.namespace == namespace:
+                needed[ident, queue.name].add(mode)
     return needed
 
 

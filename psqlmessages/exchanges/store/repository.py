@@ -13,7 +13,12 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.models import QuerySet
 
 from psqlmessages.conf import get_settings
-from psqlmessages.exchanges.model import CompiledExchange, QueueRef, RouteTarget, SelectorError
+from psqlmessages.exchanges.model import (
+    CompiledDestination,
+    CompiledExchange,
+    QueueRef,
+    SelectorError,
+)
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store.definitions import (
     DefinedDestination,
@@ -48,8 +53,8 @@ def to_definition(row: Exchange) -> DefinedExchange:
         row.name,
         QueueRef(row.source_namespace, row.source_queue),
         tuple(
-            DefinedDestination(QueueRef(target.namespace, target.queue), target.selector)
-            for target in row.destinations.all()
+            DefinedDestination(QueueRef(each.namespace, each.queue), each.selector)
+            for each in row.destinations.all()
         ),
         row.parallel,
         row.wsize,
@@ -61,7 +66,7 @@ def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
     """Compile an exchange for `route`; raise MalformedExchanges if a selector is not valid."""
     if isinstance(exchange, Exchange):
         exchange = to_definition(exchange)
-    errors, targets = [], []
+    errors, destinations = [], []
     for position, destination in enumerate(exchange.destinations):
         try:
             selector = Selector.of(destination.selector)
@@ -69,13 +74,13 @@ def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
             path = ("exchanges", exchange.name, "dst", position, "selector")
             errors.append(ExchangeError(path, error.text))
         else:
-            targets.append(RouteTarget(destination.place, selector))
+            destinations.append(CompiledDestination(destination.queue, selector))
     if errors:
         raise MalformedExchanges(errors)
     return CompiledExchange(
         name=exchange.name,
         source=exchange.source,
-        targets=tuple(targets),
+        destinations=tuple(destinations),
         parallel=exchange.parallel,
         wsize=exchange.wsize,
         reserve=exchange.reserve,
@@ -101,7 +106,7 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
     """Write a definition to its rows; the transaction must hold the lock."""
     values = {
         "source_namespace": exchange.source.namespace,
-        "source_queue": exchange.source.queue,
+        "source_queue": exchange.source.name,
         "parallel": exchange.parallel,
         "wsize": exchange.wsize,
         "reserve": exchange.reserve,
@@ -117,11 +122,11 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
         Destination(
             exchange=row,
             position=position,
-            namespace=target.place.namespace,
-            queue=target.place.queue,
-            selector=target.selector,
+            namespace=destination.queue.namespace,
+            queue=destination.queue.name,
+            selector=destination.selector,
         )
-        for position, target in enumerate(exchange.destinations)
+        for position, destination in enumerate(exchange.destinations)
     )
     return row
 

@@ -19,7 +19,7 @@ class RouteEdge:
     exchange: str
     position: int
     source: QueueRef
-    target: QueueRef
+    destination: QueueRef
     selector: str
     is_in_cycle: bool
 
@@ -41,25 +41,25 @@ def build_graph(exchanges: Iterable[DefinedExchange]) -> RouteGraph:
     exchanges = list(exchanges)
     successors: dict[QueueRef, list[QueueRef]] = {}
     for exchange in exchanges:
-        targets = [destination.place for destination in exchange.destinations]
-        successors.setdefault(exchange.source, []).extend(targets)
-        for target in targets:
-            successors.setdefault(target, [])
+        queues = [destination.queue for destination in exchange.destinations]
+        successors.setdefault(exchange.source, []).extend(queues)
+        for queue in queues:
+            successors.setdefault(queue, [])
     cycles = [
         cycle
         for cycle in _strongly_connected(successors)
         if len(cycle) > 1 or cycle[0] in successors[cycle[0]]
     ]
-    cycle_of = {place: number for number, cycle in enumerate(cycles) for place in cycle}
+    cycle_of = {queue: number for number, cycle in enumerate(cycles) for queue in cycle}
     edges = tuple(
         RouteEdge(
             exchange.name,
             position,
             exchange.source,
-            destination.place,
+            destination.queue,
             destination.selector,
             exchange.source in cycle_of
-            and cycle_of[exchange.source] == cycle_of.get(destination.place),
+            and cycle_of[exchange.source] == cycle_of.get(destination.queue),
         )
         for exchange in exchanges
         for position, destination in enumerate(exchange.destinations)
@@ -82,28 +82,28 @@ def _strongly_connected(successors: dict[QueueRef, list[QueueRef]]) -> Iterator[
     # Visited, but not in a component yet: a stack with a fast test of membership.
     pending: dict[QueueRef, None] = {}
 
-    def enter(place: QueueRef) -> None:
-        index[place] = low_link[place] = len(index)
-        pending[place] = None
-        path.append((place, iter(successors[place])))
+    def enter(queue: QueueRef) -> None:
+        index[queue] = low_link[queue] = len(index)
+        pending[queue] = None
+        path.append((queue, iter(successors[queue])))
 
     for start in successors:
         if start not in index:
             enter(start)
         while path:
-            place, unvisited = path[-1]
+            queue, unvisited = path[-1]
             successor = next(unvisited, None)
             if successor is None:
                 path.pop()
                 if path:
                     predecessor = path[-1][0]
-                    low_link[predecessor] = min(low_link[predecessor], low_link[place])
-                if low_link[place] == index[place]:
-                    yield _pop_component(pending, place)
+                    low_link[predecessor] = min(low_link[predecessor], low_link[queue])
+                if low_link[queue] == index[queue]:
+                    yield _pop_component(pending, queue)
             elif successor not in index:
                 enter(successor)
             elif successor in pending:
-                low_link[place] = min(low_link[place], index[successor])
+                low_link[queue] = min(low_link[queue], index[successor])
 
 
 def _pop_component(pending: dict[QueueRef, None], root: QueueRef) -> list[QueueRef]:

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.exchanges.model import CompiledExchange, QueueRef, RouteTarget, SelectorError
+from psqlmessages.exchanges.model import (
+    CompiledDestination,
+    CompiledExchange,
+    QueueRef,
+    SelectorError,
+)
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.pipeline.private_folder import replace_file
 
@@ -26,7 +31,7 @@ class ExchangeInput(NamedTuple):
     """The source queue of an exchange, and the node that reads it."""
 
     ident: str
-    place: QueueRef
+    queue: QueueRef
 
 
 def dump_exchanges(exchanges: Iterable[CompiledExchange]) -> str:
@@ -35,9 +40,9 @@ def dump_exchanges(exchanges: Iterable[CompiledExchange]) -> str:
         {
             "name": exchange.name,
             "source": astuple(exchange.source),
-            "targets": [
-                [*astuple(target.place), target.selector.text if target.selector else ""]
-                for target in exchange.targets
+            "destinations": [
+                [*astuple(each.queue), each.selector.text if each.selector else ""]
+                for each in exchange.destinations
             ],
             **{name: getattr(exchange, name) for name in _NUMBER_FIELDS},
         }
@@ -68,18 +73,18 @@ def compile_exchanges(text: str, modules: tuple[str, ...]) -> tuple[CompiledExch
 
 
 def _compile_exchange(document: dict[str, Any]) -> CompiledExchange:
-    targets = []
-    for namespace, queue, text in document["targets"]:
-        place = QueueRef(namespace, queue)
+    destinations = []
+    for namespace, name, text in document["destinations"]:
+        queue = QueueRef(namespace, name)
         try:
-            targets.append(RouteTarget(place, Selector.of(text)))
+            destinations.append(CompiledDestination(queue, Selector.of(text)))
         except SelectorError as error:
             raise UnsuitableExchange(
-                f"exchange {document['name']} cannot run on an executor: the selector of {place}:"
+                f"exchange {document['name']} cannot run on an executor: the selector of {queue}:"
                 f" {error.text}"
             ) from error
-    places = {"source": QueueRef(*document["source"]), "targets": tuple(targets)}
-    return CompiledExchange(**(document | places))
+    queues = {"source": QueueRef(*document["source"]), "destinations": tuple(destinations)}
+    return CompiledExchange(**(document | queues))
 
 
 class DefinitionFolder:

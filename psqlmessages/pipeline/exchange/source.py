@@ -194,7 +194,7 @@ class WatchedSource:
         """Return whether the queue has available elements; schedule the next query."""
         wakeups = self.wakeups
         try:
-            state = await self.listener.listen(self.source.ident, self.source.place.queue)
+            state = await self.listener.listen(self.source.ident, self.source.queue.name)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
             self.next_at = now + self.backoff.failed(now)
@@ -258,16 +258,16 @@ class SourceWatcher:
     def _watch_only(self, sources: Collection[ExchangeInput]) -> None:
         for source in self._watched.keys() - set(sources):
             watched = self._watched.pop(source)
-            watched.listener.remove(source.place.queue, watched.wake)
+            watched.listener.remove(source.queue.name, watched.wake)
         for source in sources:
-            namespace = source.place.namespace
+            namespace = source.queue.namespace
             if namespace not in self._listeners:
                 address = self._address(namespace)
                 self._listeners[namespace] = QueueListener(address, "exchange listens")
             if source not in self._watched:
                 listener = self._listeners[namespace]
                 watched = WatchedSource(source, listener, self._log, self._wake_event)
-                listener.add(source.place.queue, watched.wake)
+                listener.add(source.queue.name, watched.wake)
                 self._watched[source] = watched
 
 

@@ -131,15 +131,15 @@ def _render_copies(flows: Iterable[ExchangeFlow], home: str) -> str:
     rows = []
     for flow in flows:
         for each in flow.destinations:
-            source, target = _format_place(flow.source, home), _format_place(each["to"], home)
-            texts = (flow.name, source, target, each["selector"] or "always")
+            queues = [_format_queue(queue, home) for queue in (flow.source, each["to"])]
+            texts = (flow.name, *queues, each["selector"] or "always")
             rows.append([*map(escape, texts), f"{each['copies']:,}"])
     return _render_table(["Exchange", "From", "To", "When", "Copies"], rows, texts=4)
 
 
-def _format_place(place: tuple[str, str], home: str) -> str:
-    namespace, queue = place
-    return queue if namespace == home else f"{namespace}/{queue}"
+def _format_queue(queue: tuple[str, str], home: str) -> str:
+    namespace, name = queue
+    return name if namespace == home else f"{namespace}/{name}"
 
 
 def _render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
