@@ -234,7 +234,7 @@ def _describe_topics(dsn: str) -> str:
     try:
         with connect_as(dsn, "status") as connection:
             topics = status.read_topics(connection)
-            usage = status.queue_usage(connection)
+            usage = status.read_queue_usage(connection)
     except (MessagesError, psycopg.Error) as error:
         return one_line(f"no status: {error}")
-    return status.describe([row for row in topics if row.topic.startswith("DEMO.")], usage)
+    return status.format_status([row for row in topics if row.topic.startswith("DEMO.")], usage)

@@ -18,7 +18,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @contextmanager
 def connect_as(dsn: str, name: str) -> Iterator[Connection]:
-    """Connect with autocommit; errors of PostgreSQL are raised as those of messages."""
+    """Connect with autocommit and ``name`` in application_name; raise errors as MessagesError."""
     with psycopg.connect(conninfo(dsn, name), autocommit=True) as connection:
         try:
             yield connection
@@ -27,6 +27,6 @@ def connect_as(dsn: str, name: str) -> Iterator[Connection]:
 
 
 def run_call(connection: Connection, call: Call[T]) -> T:
-    """Run a call and return its answer; raise the error in the answer."""
+    """Run a call and return its result; raise the error if its answer is one."""
     row = connection.execute(call.sql, call.params).fetchone()
     return call.read(row[0] if row else None)

@@ -35,7 +35,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace, *further_checks: Check) -> int:
-    """Run the checks and print the findings; fail if one is wrong, but not if one is unknown."""
+    """Run the checks and print the findings; fail if one of them is a problem."""
     findings = []
     for finding in run_checks(arguments.dsn, *further_checks):
         findings.append(finding)
@@ -50,7 +50,7 @@ def run(arguments: Namespace, *further_checks: Check) -> int:
 
 
 def run_checks(dsn: str, *further_checks: Check) -> Iterator[Finding]:
-    """Run the checks of a database; raise if the server cannot be reached."""
+    """Run the checks of a database; raise psycopg.Error if the server is unreachable."""
     with connect(dsn) as connection:
         for check in (*CHECKS, *further_checks):
             yield from run_check(check, CheckContext(dsn, connection))

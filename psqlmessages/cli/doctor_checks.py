@@ -22,7 +22,7 @@ INSTALL = "python manage.py psqlmessages install"
 
 
 class FindingState(StrEnum):
-    """Result of a check."""
+    """State of a finding. UNKNOWN: the check could not run."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -31,7 +31,7 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check: the state and, unless it is OK, why it matters and how to fix it."""
+    """Result of a check: what it found and, unless this is OK, why it matters and how to fix it."""
 
     state: FindingState
     found: str
@@ -41,7 +41,7 @@ class Finding:
 
 
 def ok(found: str) -> Finding:
-    """Return the finding of a check that found no problem."""
+    """Return a finding without a problem."""
     return Finding(FindingState.OK, found)
 
 
@@ -74,11 +74,12 @@ _NOT_INSTALLED = (
     psycopg.errors.UndefinedColumn,
 )
 
+# The name of the function is the name of the check.
 Check = Callable[[CheckContext], Iterator[Finding]]
 
 
 def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
-    """Run a check; the finding is unknown if privileges or installed objects are missing."""
+    """Run a check; yield an unknown finding if it lacks privileges, functions or tables."""
     name = check.__name__.replace("_", " ")
     try:
         for finding in check(context):
@@ -89,24 +90,24 @@ def run_check(check: Check, context: CheckContext) -> Iterator[Finding]:
         fix = "run doctor as the owner of the tables"
         yield Finding(FindingState.UNKNOWN, found, why, fix, name)
     except _NOT_INSTALLED:
-        why = "the check needs the functions and tables"
+        why = "the check needs the functions and tables of psqlmessages"
         yield Finding(FindingState.UNKNOWN, "not installed", why, MIGRATE, name)
 
 
 # Checks of the notification queue: its usage, the backends that hold it back, waiting commits
 
-QUEUE_LIMIT = 0.1
+MAX_QUEUE_USAGE = 0.1
 MIN_OPEN_SECONDS = 10.0
 MIN_LOCK_SECONDS = 1.0
 MAX_HOLDERS = 5
 
 # The monitor runs these queries too.
-USAGE = "SELECT pg_notification_queue_usage()"
+QUEUE_USAGE_QUERY = "SELECT pg_notification_queue_usage()"
 
-# A backend reads its notifications between transactions, after its client has read the last ones.
-# Backends with a node hold an advisory lock of class 1886612839. Whether other backends listen
-# cannot be seen.
-HOLDERS = """
+# Backends that hold the queue back. A backend reads notifications only between transactions, and
+# only after its client has read the previous ones. Backends with a node have an advisory lock of
+# class 1886612839. PostgreSQL does not show which other backends listen.
+HOLDERS_QUERY = """
     SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
         extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
     FROM pg_stat_activity AS a
@@ -124,7 +125,8 @@ HOLDERS = """
     ORDER BY n.has_node DESC, a.xact_start NULLS LAST
     LIMIT %s
 """
-COMMIT_LOCK = """
+# The lock that a transaction with notifications takes for its commit.
+COMMIT_LOCK_QUERY = """
     SELECT count(*) FILTER (WHERE NOT l.granted),
         coalesce(max(extract(epoch FROM clock_timestamp() - l.waitstart)), 0)::float8,
         min(l.pid) FILTER (WHERE l.granted)
@@ -133,8 +135,8 @@ COMMIT_LOCK = """
       AND l.mode = 'AccessExclusiveLock'
 """
 
-# Transactions without a visible age are listed only if others wait for them.
-OPEN_TRANSACTIONS = """
+# Old transactions, and those of an unknown age for which other sessions wait.
+OPEN_TRANSACTIONS_QUERY = """
     SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
         extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
     FROM messages._open_transactions() AS o
@@ -145,9 +147,9 @@ OPEN_TRANSACTIONS = """
 
 def queue(context: CheckContext) -> Iterator[Finding]:
     """Check how full the notification queue is, and which backends hold it back."""
-    usage = float(context.value(USAGE))
-    is_full = usage >= QUEUE_LIMIT
-    holders = context.rows(HOLDERS, MIN_OPEN_SECONDS, is_full, MAX_HOLDERS)
+    usage = float(context.value(QUEUE_USAGE_QUERY))
+    is_full = usage >= MAX_QUEUE_USAGE
+    holders = context.rows(HOLDERS_QUERY, MIN_OPEN_SECONDS, is_full, MAX_HOLDERS)
     found = f"{usage:.4%} full"
     if not is_full and not holders:
         yield ok(found)
@@ -165,7 +167,7 @@ def queue(context: CheckContext) -> Iterator[Finding]:
         yield wrong(
             f"{found}; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
             f" which {problem} for {seconds:.0f} s",
-            "it receives nothing, and the server stores all notifications until it does;"
+            "it receives nothing, and the server stores all notifications until it reads them;"
             " once the queue is full, every NOTIFY and every send fails",
             f"SELECT pg_terminate_backend({pid}); to prevent it:"
             f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
@@ -174,7 +176,7 @@ def queue(context: CheckContext) -> Iterator[Finding]:
 
 def commit_lock(context: CheckContext) -> Iterator[Finding]:
     """Check whether commits with notifications wait for a commit that hangs."""
-    waiting, seconds, holder = context.rows(COMMIT_LOCK)[0]
+    waiting, seconds, holder = context.rows(COMMIT_LOCK_QUERY)[0]
     if not waiting or seconds < MIN_LOCK_SECONDS:
         yield ok(f"{waiting} waiting")
         return
@@ -189,12 +191,12 @@ def commit_lock(context: CheckContext) -> Iterator[Finding]:
 
 
 def open_transactions(context: CheckContext) -> Iterator[Finding]:
-    """Report transactions that have held our locks for long, or that others wait for."""
-    is_found = False
+    """Check for transactions that have had locks of the message system for long."""
+    has_findings = False
     for pid, transaction, prepared, role, program, seconds, waiting in context.rows(
-        OPEN_TRANSACTIONS, MIN_OPEN_SECONDS
+        OPEN_TRANSACTIONS_QUERY, MIN_OPEN_SECONDS
     ):
-        is_found = True
+        has_findings = True
         duration = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
         holder = f"pid {pid} ({role}, {program or 'no name'})"
         fix = f"SELECT messages._terminate({pid}, '{transaction}')"
@@ -207,7 +209,7 @@ def open_transactions(context: CheckContext) -> Iterator[Finding]:
             " receive the event late, although their permissions have ended",
             fix,
         )
-    if not is_found:
+    if not has_findings:
         yield ok(f"none longer than {MIN_OPEN_SECONDS:.0f} s, none that others wait for")
 
 
@@ -232,7 +234,7 @@ def server(context: CheckContext) -> Iterator[Finding]:
 
 
 def installed(context: CheckContext) -> Iterator[Finding]:
-    """Compare the digest of the installed functions with this package's."""
+    """Compare the digest of the installed functions with that of this package."""
     comment = context.value("SELECT obj_description(to_regnamespace('messages'), 'pg_namespace')")
     found = str(comment or "").removeprefix("psqlmessages ")
     if found == digest():
@@ -272,13 +274,14 @@ def clock(context: CheckContext) -> Iterator[Finding]:
     )
     # The server most likely read its clock halfway between the query and the answer.
     local_time = sent_at + (datetime.now(UTC) - sent_at) / 2
-    ahead = (server_time - local_time).total_seconds()
-    if abs(ahead) < MAX_CLOCK_DIFFERENCE_SECONDS:
-        yield ok(f"the server's clock differs by {ahead:+.3f} s")
+    seconds = (server_time - local_time).total_seconds()
+    if abs(seconds) < MAX_CLOCK_DIFFERENCE_SECONDS:
+        yield ok(f"the server's clock differs by {seconds:+.3f} s")
         return
+    word = "ahead of" if seconds > 0 else "behind"
     yield wrong(
-        f"the server's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} ours",
-        "bodies expire by the server's clock, and times in the logs of both cannot be compared",
+        f"the server's clock is {abs(seconds):.0f} s {word} that of this machine",
+        "bodies expire by the server's clock, and times in the two logs cannot be compared",
         "timedatectl set-ntp true (on the machine whose clock is wrong)",
     )
 

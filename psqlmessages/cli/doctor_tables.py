@@ -29,7 +29,7 @@ _OWNER = """
     FROM pg_namespace AS n JOIN pg_roles AS r ON r.oid = n.nspowner
     WHERE n.nspname = 'messages'
 """
-_OTHERS_OBJECTS = """
+_OBJECTS_OF_OTHERS = """
     SELECT o.kind || ' ' || o.name, o.owner::regrole::text
     FROM (
         SELECT CASE p.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END,
@@ -46,7 +46,7 @@ _OTHERS_OBJECTS = """
     WHERE pg_get_userbyid(o.owner) <> %s
     ORDER BY 1
 """
-_ROLES_OF_RULES = """
+_ROLES_THAT_MAY_ACT_AS_OWNER = """
     SELECT DISTINCT quote_ident(r.rolname), r.rolsuper
     FROM psqlmessages_auth AS a JOIN pg_roles AS r ON r.rolname = a.role
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
@@ -54,7 +54,7 @@ _ROLES_OF_RULES = """
 """
 # Restoring a dump elsewhere changes the oids of roles: until a rule is saved again, its role cannot
 # be checked.
-_RULES_OF_OTHERS = """
+_RULES_WITHOUT_THEIR_ROLE = """
     SELECT a.role, r.oid IS NOT NULL, count(*),
         format('DELETE FROM messages.auth WHERE role = %L', a.role),
         format('UPDATE messages.auth SET role = role WHERE role = %L', a.role)
@@ -76,7 +76,7 @@ _ROLES_WITH_CREATE = """
 
 
 def expired_bodies(context: CheckContext) -> Iterator[Finding]:
-    """Check for tables in which all bodies have expired: a working system empties them."""
+    """Check for tables in which all bodies have expired: housekeeping should have emptied them."""
     tables, size = context.rows(_EXPIRED_TABLES)[0]
     why = "they use disk space: no node runs housekeeping, or an open transaction reads them"
     found = f"{size:,} bytes in {tables} tables"
@@ -84,7 +84,7 @@ def expired_bodies(context: CheckContext) -> Iterator[Finding]:
 
 
 def stream_tables(context: CheckContext) -> Iterator[Finding]:
-    """Check for tables of stream messages that nothing needs: a working system empties them."""
+    """Check for tables of stream messages that nothing needs: housekeeping should empty them."""
     tables, size = context.rows(_UNNEEDED_TABLES)[0]
     why = "they use disk space: no node publishes, reads or runs housekeeping"
     found = f"{size:,} bytes in {tables} tables that no subscription and no retention needs"
@@ -92,7 +92,7 @@ def stream_tables(context: CheckContext) -> Iterator[Finding]:
 
 
 def owners(context: CheckContext) -> Iterator[Finding]:
-    """Check that one ordinary role owns everything, and that no role of a rule may act as it."""
+    """Check that one ordinary role owns everything, and that no rule is for a member of it."""
     rows = context.rows(_OWNER)
     if not rows:
         yield Finding(FindingState.UNKNOWN, "the schema messages does not exist")
@@ -107,7 +107,7 @@ def owners(context: CheckContext) -> Iterator[Finding]:
 
 
 def rules(context: CheckContext) -> Iterator[Finding]:
-    """Check that the role of each rule exists, and is the one for which it was saved."""
+    """Check that the role of each rule exists, and has not been created again since the rule."""
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
         yield wrong(
             "there are no rules",
@@ -116,7 +116,7 @@ def rules(context: CheckContext) -> Iterator[Finding]:
             " VALUES ('ROLE', 'NODE', 'Topic', 'TOPIC', 'RW', 60)",
         )
         return
-    rows = context.rows(_RULES_OF_OTHERS)
+    rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)
     if not rows:
         yield ok("the role of each rule exists")
     for role, exists, count, delete, confirm in rows:
@@ -133,7 +133,7 @@ def rules(context: CheckContext) -> Iterator[Finding]:
 
 
 def create_rights(context: CheckContext) -> Iterator[Finding]:
-    """Check which roles may create functions that could run in place of PostgreSQL's own."""
+    """Check which roles may create functions that could be called instead of PostgreSQL's own."""
     owner = context.value(_OWNER)
     roles = context.rows(_ROLES_WITH_CREATE, owner)
     if not roles:
@@ -141,8 +141,8 @@ def create_rights(context: CheckContext) -> Iterator[Finding]:
     for schema, role in roles:
         yield wrong(
             f"{role} may create objects in the schema {schema}",
-            "a function that matches a call better than PostgreSQL's own would run with the"
-            " privileges of the owner",
+            "the functions of psqlmessages could call such a function instead of PostgreSQL's own;"
+            " it would run with the privileges of the owner",
             f"REVOKE CREATE ON SCHEMA {schema} FROM {role}",
         )
 
@@ -156,7 +156,7 @@ def _superuser_finding(owner: str) -> Finding:
 
 
 def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
-    rows = context.rows(_OTHERS_OBJECTS, owner)
+    rows = context.rows(_OBJECTS_OF_OTHERS, owner)
     if not rows:
         return
     roles = ", ".join(sorted({role for _, role in rows}))
@@ -170,7 +170,7 @@ def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> 
 
 
 def _check_roles_of_rules(context: CheckContext, owner: str, quoted: str) -> Iterator[Finding]:
-    for role, is_superuser in context.rows(_ROLES_OF_RULES, owner, owner):
+    for role, is_superuser in context.rows(_ROLES_THAT_MAY_ACT_AS_OWNER, owner, owner):
         yield wrong(
             f"{role}, which rules name, may act as {owner}, the owner",
             "it can change the rules that restrict it",

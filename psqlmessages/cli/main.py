@@ -36,23 +36,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def add_commands(parser: argparse.ArgumentParser, commands: Iterable[CliCommand]) -> None:
-    """Add each command with its own arguments; ``run`` is the function of the chosen one."""
+    """Add a subparser for each command. Parsing sets ``run`` to the function of the chosen one."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in commands:
-        own = subparsers.add_parser(command.name, help=command.help, description=command.help)
-        command.configure(own)
-        own.set_defaults(run=command.run)
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        command.configure(subparser)
+        subparser.set_defaults(run=command.run)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Run the chosen command; print an error in one line, and nothing after an interrupt."""
+    """Run the chosen command; print an error in one line, and nothing after Ctrl-C."""
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The program that read the output has ended (| head), so it cannot be informed.
+        # The program that read the output has ended (| head). Avoid a second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (MessagesError, psycopg.Error, OSError, ValueError) as error:

@@ -79,7 +79,7 @@ def _send(arguments: Namespace) -> int:
 
 
 def _wait(node: Node, interval: timedelta) -> None:
-    """Wait, and receive meanwhile, so that the node notices crashes of others."""
+    """Wait and receive, because a node that receives also notices crashes of others."""
     deadline = monotonic() + interval.total_seconds()
     while (left := deadline - monotonic()) > 0:
         next(node.messages(timeout=timedelta(seconds=left)), None)
@@ -119,6 +119,7 @@ def _receive(arguments: Namespace) -> int:
 
 
 def _print_messages(node: Node, arguments: Namespace, progress: Progress) -> None:
+    """Print messages until --count or --timeout; refresh the rate every second."""
     interval = _REFRESH_INTERVAL
     if arguments.timeout is not None:
         interval = min(interval, arguments.timeout)
@@ -140,23 +141,23 @@ def _print_message(message: Message, arguments: Namespace, progress: Progress) -
         progress.add()
     elif not arguments.events:
         return
-    text = json.dumps(_as_json(message)) if arguments.json else as_text(message)
+    text = json.dumps(_message_fields(message)) if arguments.json else format_message(message)
     progress.say(text, sys.stdout)
 
 
-def _as_json(message: Message) -> dict[str, Any]:
+def _message_fields(message: Message) -> dict[str, Any]:
     fields: dict[str, Any] = {
         name: value
         for name in ("type", "sender", "to", "topic", "event", "ident", "token", "id", "size")
         if (value := getattr(message, name)) not in ("", None)
     }
-    return fields | ({} if message.type == SYS else body_as_json(message))
+    return fields | ({} if message.type == SYS else body_fields(message))
 
 
-def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
-    """Return the body of a message for programs, or the error that prevents reading it.
+def body_fields(message: Message | StreamMessage | Element) -> dict[str, Any]:
+    """Return the JSON field ``body``, or ``error`` if the body cannot be read.
 
-    A body of bytes is base64, and ``enc`` is then b64.
+    A body of bytes becomes base64, with the field ``enc``: "b64".
     """
     try:
         body = message.body
@@ -167,8 +168,8 @@ def body_as_json(message: Message | StreamMessage | Element) -> dict[str, Any]:
     return {"body": body}
 
 
-def as_text(message: Message | StreamMessage) -> str:
-    """Return a message for people, in one line."""
+def format_message(message: Message | StreamMessage) -> str:
+    """Format a message for people, in one line."""
     if isinstance(message, Message) and message.type == SYS:
         return one_line(f"* {message.event} {message.ident} {message.topic}".rstrip())
     try:

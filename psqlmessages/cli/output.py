@@ -80,7 +80,7 @@ AddCommand = Callable[[str, Callable[[Namespace], int], str], ArgumentParser]
 
 
 def subcommands(parser: ArgumentParser, *, is_required: bool = True) -> AddCommand:
-    """Return a function that adds a subcommand, from its name, function and help."""
+    """Return a function that adds one subcommand: its name, function and help text."""
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=is_required)
 
     def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
@@ -92,13 +92,13 @@ def subcommands(parser: ArgumentParser, *, is_required: bool = True) -> AddComma
 
 
 def run_subcommand(arguments: Namespace) -> int:
-    """Run the chosen one of the commands that `subcommands` added."""
+    """Run the chosen subcommand."""
     code: int = arguments.subcommand(arguments)
     return code
 
 
 def add_bodies(parser: ArgumentParser, verb: str) -> None:
-    """Add the arguments that `read_bodies` needs, and --batch; ``verb`` is for the help."""
+    """Add BODY and --json, which `read_bodies` reads, and --batch. The help contains ``verb``."""
     parser.add_argument(
         "body",
         metavar="BODY",
@@ -111,7 +111,7 @@ def add_bodies(parser: ArgumentParser, verb: str) -> None:
 
 
 def add_json(parser: ArgumentParser, *, per_line: bool = False) -> None:
-    """Add --json for the output."""
+    """Add --json, which selects JSON as the format of the output."""
     what = "one JSON object per line" if per_line else "one JSON object"
     parser.add_argument("--json", action="store_true", help=f"print {what}, for programs")
 
@@ -124,7 +124,7 @@ def add_batch(parser: ArgumentParser) -> None:
 
 
 def read_bodies(arguments: Namespace) -> Iterator[Any]:
-    """Yield BODY, or the lines of standard input."""
+    """Yield BODY, or the lines of standard input; with --json, parse them."""
     texts = read_lines() if arguments.body == "-" else iter([arguments.body])
     return map(json.loads, texts) if arguments.json else texts
 
@@ -139,15 +139,15 @@ def read_lines() -> Iterator[str]:
     return (line.rstrip("\r\n") for line in sys.stdin)
 
 
-# Output: tables, and rates as one refreshed line on a terminal or as separate lines.
+# Output: tables and rates. A terminal shows the rate as one refreshed line, a file as many lines.
 
-_REFRESH_SECONDS = 0.2
-_LINE_SECONDS = 10.0
+_TERMINAL_INTERVAL_SECONDS = 0.2
+_FILE_INTERVAL_SECONDS = 10.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Counts and shows the rate, and the remaining time if the total is known.
+    """Counts messages; shows their rate, and the remaining time if the total is known.
 
     Writes to standard error, so that standard output contains only results.
     """
@@ -157,7 +157,7 @@ class Progress:
         self._total = total
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._interval = _REFRESH_SECONDS if self._is_terminal else _LINE_SECONDS
+        self._interval = _TERMINAL_INTERVAL_SECONDS if self._is_terminal else _FILE_INTERVAL_SECONDS
         self._started_at = self._shown_at = monotonic()
         self._is_line_open = False
         self.count = 0
@@ -170,7 +170,7 @@ class Progress:
         self._write(self._summary(), is_last=True)
 
     def add(self, count: int = 1) -> None:
-        """Count, and show the rate if it is due."""
+        """Add to the count, and show the rate if it is due."""
         self.count += count
         self.show()
 
@@ -213,7 +213,7 @@ class Progress:
 def format_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
 ) -> str:
-    """Format a table; ``right`` lists the columns to align right."""
+    """Format a table; ``right`` has the indexes of the columns to align right."""
     lines = [list(head), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
@@ -234,7 +234,7 @@ def one_line(text: str) -> str:
 
 
 def fail(text: str) -> int:
-    """Print an error in one line; return the exit code for it."""
+    """Print an error in one line; return exit code 1."""
     print(one_line(f"psqlmessages: {text}"), file=sys.stderr)
     return 1
 

@@ -17,16 +17,16 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Empty tables in which everything has expired, and print their number."""
+    """Empty the tables in which everything has expired; print how many."""
     number = empty_expired_tables(arguments.dsn)
-    print(json.dumps({"emptied_tables": number}) if arguments.json else describe(number))
+    print(json.dumps({"emptied_tables": number}) if arguments.json else format_result(number))
     return 0
 
 
 def empty_expired_tables(dsn: str) -> int:
-    """Empty tables in which everything has expired; return their number."""
+    """Empty the tables in which everything has expired; return how many."""
     with connect_as(dsn, "prune") as connection:
-        # The role's default may be a stricter level: its older snapshot would prevent pruning.
+        # The role may default to a stricter level, whose older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             with connection.transaction():
@@ -40,8 +40,8 @@ def empty_expired_tables(dsn: str) -> int:
     return int(row[0]) if row else 0
 
 
-def describe(number: int) -> str:
-    """Return the sentence for this number of emptied tables."""
+def format_result(number: int) -> str:
+    """Format the number of emptied tables for people."""
     return f"emptied {number} table{'' if number == 1 else 's'} of expired data"
 
 

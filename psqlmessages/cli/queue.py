@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from psqlmessages.cli.direct_calls import connect_as, run_call
-from psqlmessages.cli.messaging import body_as_json
+from psqlmessages.cli.messaging import body_fields
 from psqlmessages.cli.output import (
     CliCommand,
     Progress,
@@ -38,11 +38,11 @@ from psqlmessages.exceptions import MessagesError
 
 T = TypeVar("T")
 
-_QUEUES = """
+_QUEUES_QUERY = """
     SELECT queue, paused, puts, gets, reserves, commits, rollbacks, dead_letters, removes
     FROM messages.queues ORDER BY queue
 """
-_COUNTS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes")
+_COUNTERS = ("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes")
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -50,14 +50,14 @@ def _configure(parser: ArgumentParser) -> None:
 
     def add(name: str, function: Callable[[Namespace], int], help_: str) -> ArgumentParser:
         command = add_command(name, function, help_)
-        command.add_argument("client", metavar="CLIENT", help="the node that acts")
+        command.add_argument("client", metavar="CLIENT", help="the node to act as")
         if name not in ("commit", "rollback"):
             command.add_argument("queue", metavar="QUEUE")
         return command
 
     _configure_push(add("push", _push, "add elements to a queue and print their ids"))
     _configure_take(add("pop", _pop, "take elements, remove them and print them"))
-    reserve = add("reserve", _reserve, "take elements and hide them for some time")
+    reserve = add("reserve", _reserve, "lease elements, hide them for some time and print them")
     _configure_take(reserve)
     reserve.add_argument(
         "--duration",
@@ -65,23 +65,17 @@ def _configure(parser: ArgumentParser) -> None:
         default=queue_calls.DEFAULT_DURATION,
         help="seconds until elements that are not committed are delivered again (default: 120)",
     )
-    for name, function, help_ in (
-        ("commit", _commit, "remove reserved elements for good"),
-        (
-            "rollback",
-            _rollback,
-            "make reserved elements available again, and count an attempt",
-        ),
-    ):
-        command = add(name, function, help_)
+    commit = add("commit", _commit, "remove reserved elements for good")
+    rollback_help = "make reserved elements available again, and count an attempt"
+    rollback = add("rollback", _rollback, rollback_help)
+    for command in (commit, rollback):
         command.add_argument("leases", metavar="LEASE", nargs="+", help="a lease from reserve")
-    command.add_argument(
+    rollback.add_argument(
         "--delay", type=seconds, help="seconds until the elements are available again"
     )
-    sizes = add("sizes", _sizes, "print how many elements a queue holds")
-    list_ = add_command("list", _list, "print the queues that the role may use, and their counts")
-    for command in (sizes, list_):
-        command.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_json(add("sizes", _sizes, "print how many elements a queue contains"))
+    list_help = "print the queues that the role may use, with their counters"
+    add_json(add_command("list", _list, list_help), per_line=True)
     add("pause", _pause, "stop handing out elements of a queue; pushes continue")
     add("resume", _resume, "hand out elements again")
     add("drain", _drain, "remove all available elements and print their number")
@@ -95,7 +89,7 @@ def _configure_settings(parser: ArgumentParser) -> None:
         type=natural,
         help="after this many failed attempts an element becomes a dead letter (0: no maximum)",
     )
-    parser.add_argument("--dead-letter-queue", help="where dead letters go")
+    parser.add_argument("--dead-letter-queue", help="the queue that gets the dead letters")
     parser.add_argument(
         "--key-timeout", type=positive, help="seconds during which a key can be used only once"
     )
@@ -107,9 +101,9 @@ def _configure_push(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mature",
         type=time_with_zone,
-        help="when it becomes available (ISO 8601; without a zone: local time)",
+        help="when the element becomes available (ISO 8601; without a zone: local time)",
     )
-    parser.add_argument("--delay", type=seconds, help="seconds until it becomes available")
+    parser.add_argument("--delay", type=seconds, help="seconds until the element is available")
     parser.add_argument(
         "--tries", type=natural, default=0, help="initial number of attempts (default: 0)"
     )
@@ -158,36 +152,38 @@ def _push(arguments: Namespace) -> int:
 
 
 def _pop(arguments: Namespace) -> int:
-    statement = queue_calls.pop(arguments.client, arguments.queue, arguments.count)
-    return _take(arguments, statement, Node.pop, ())
+    queue, count, timeout = arguments.queue, arguments.count, arguments.timeout
+    if not timeout:
+        return _take_now(arguments, queue_calls.pop(arguments.client, queue, count))
+    with Node(arguments.client, arguments.dsn) as node:
+        return _print_elements(arguments, node.pop(queue, count, timeout=timeout))
 
 
 def _reserve(arguments: Namespace) -> int:
-    client, queue, count = arguments.client, arguments.queue, arguments.count
-    statement = queue_calls.reserve(client, queue, count, arguments.duration)
-    return _take(arguments, statement, Node.reserve, (arguments.duration,))
+    queue, count, timeout = arguments.queue, arguments.count, arguments.timeout
+    duration = arguments.duration
+    if not timeout:
+        statement = queue_calls.reserve(arguments.client, queue, count, duration)
+        return _take_now(arguments, statement)
+    with Node(arguments.client, arguments.dsn) as node:
+        return _print_elements(arguments, node.reserve(queue, count, duration, timeout=timeout))
 
 
-def _take(
-    arguments: Namespace,
-    statement: SqlStatement,
-    method: Callable[..., list[Element]],
-    more: tuple[Any, ...],
-) -> int:
-    if arguments.timeout:
-        # Waiting needs a session; an immediate answer does not.
-        with Node(arguments.client, arguments.dsn) as node:
-            taken = method(node, arguments.queue, arguments.count, *more, timeout=arguments.timeout)
-    else:
-        with connect_as(arguments.dsn, arguments.client) as connection:
-            rows = connection.execute(statement.sql, statement.params).fetchall()
-            taken = queue_calls.elements(arguments.queue, rows)
-    for element in taken:
-        print(json.dumps(_as_json(element)) if arguments.json else _as_text(element), flush=True)
-    return 0 if taken else 1
+def _take_now(arguments: Namespace, statement: SqlStatement) -> int:
+    """Take and print elements without waiting, which needs no node."""
+    with connect_as(arguments.dsn, arguments.client) as connection:
+        rows = connection.execute(statement.sql, statement.params).fetchall()
+    return _print_elements(arguments, queue_calls.elements(arguments.queue, rows))
 
 
-def _as_json(element: Element) -> dict[str, Any]:
+def _print_elements(arguments: Namespace, elements: list[Element]) -> int:
+    for element in elements:
+        fields = _element_fields(element)
+        print(json.dumps(fields) if arguments.json else _format_element(element), flush=True)
+    return 0 if elements else 1
+
+
+def _element_fields(element: Element) -> dict[str, Any]:
     fields = {
         "id": element.id,
         "queue": element.queue,
@@ -198,10 +194,10 @@ def _as_json(element: Element) -> dict[str, Any]:
         "pushed_at": element.pushed_at.isoformat(),
     }
     lease = {"lease": element.lease} if element.lease else {}
-    return fields | lease | body_as_json(element)
+    return fields | lease | body_fields(element)
 
 
-def _as_text(element: Element) -> str:
+def _format_element(element: Element) -> str:
     try:
         body = element.body
     except MessagesError as error:
@@ -230,11 +226,11 @@ def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
         if not is_done:
             fail(f"{lease} is no longer valid")
         elif is_dead:
-            print(f"{lease}: the element is a dead letter now", file=sys.stderr)
-    return 0 if acknowledged else 1
+            print(f"{lease}: the element has become a dead letter", file=sys.stderr)
+    return 0 if all(acknowledged) else 1
 
 
-# The queue as a whole
+# Status and settings of queues
 
 
 def _sizes(arguments: Namespace) -> int:
@@ -292,21 +288,22 @@ def _remove_queue(arguments: Namespace) -> int:
 
 def _list(arguments: Namespace) -> int:
     with connect_as(arguments.dsn, "queues") as connection:
-        rows = connection.execute(_QUEUES).fetchall()
+        rows = connection.execute(_QUEUES_QUERY).fetchall()
     if arguments.json:
         for row in rows:
-            print(json.dumps(dict(zip(("queue", "is_paused", *_COUNTS), row, strict=True))))
+            print(json.dumps(dict(zip(("queue", "is_paused", *_COUNTERS), row, strict=True))))
         return 0
     lines = [
         [one_line(name), "paused" if is_paused else "", *map(str, counts)]
         for name, is_paused, *counts in rows
     ]
-    head = ["queue", "", *(name.replace("_", " ") for name in _COUNTS)]
+    head = ["queue", "", *(name.replace("_", " ") for name in _COUNTERS)]
     print(format_table(head, lines, right=range(2, len(head))) if lines else "no queues")
     return 0
 
 
 def _run(arguments: Namespace, call: Call[T]) -> T:
+    """Run one call on a connection of its own."""
     with connect_as(arguments.dsn, arguments.client) as connection:
         return run_call(connection, call)
 

@@ -24,17 +24,17 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Print the topics of the role and the queue usage; fail if the role may not use TOPIC."""
+    """Print topics and the usage of the notification queue; fail if the role may not use TOPIC."""
     with connect_as(arguments.dsn, "status") as connection:
         topics = read_topics(connection, arguments.topic)
-        usage = queue_usage(connection)
+        usage = read_queue_usage(connection)
     if arguments.topic is not None and not topics:
         return fail(f"no rule lets this role use the topic {arguments.topic}")
     if arguments.json:
         rows = [row._asdict() for row in topics]
         print(json.dumps({"topics": rows, "queue_usage": usage}, ensure_ascii=False))
     else:
-        print(describe(topics, usage))
+        print(format_status(topics, usage))
     return 0
 
 
@@ -48,20 +48,20 @@ def read_topics(connection: Connection, topic: str | None = None) -> list[TopicR
     return [TopicRow._make(row) for row in rows]
 
 
-def queue_usage(connection: Connection) -> float:
+def read_queue_usage(connection: Connection) -> float:
     """Return the used fraction of the server's notification queue, from 0 to 1."""
     row = connection.execute("SELECT pg_notification_queue_usage()").fetchone()
     return float(row[0]) if row else 0.0
 
 
-def describe(topics: list[TopicRow], usage: float) -> str:
+def format_status(topics: list[TopicRow], usage: float) -> str:
     """Format the status for people."""
-    rows = [[one_line(row.topic), _idents(row.notifiers), _idents(row.listeners)] for row in topics]
+    rows = [(one_line(row.topic), _join(row.notifiers), _join(row.listeners)) for row in topics]
     listing = format_table(["topic", "senders", "listeners"], rows) if rows else "no topics"
     return f"{listing}\n\nnotification queue: {usage:.2%} full"
 
 
-def _idents(idents: list[str]) -> str:
+def _join(idents: list[str]) -> str:
     return one_line(", ".join(idents)) or "-"
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 import psycopg
 
 from psqlmessages.cli.direct_calls import connect_as, run_call
-from psqlmessages.cli.messaging import as_text, body_as_json
+from psqlmessages.cli.messaging import body_fields, format_message
 from psqlmessages.cli.output import (
     CliCommand,
     Progress,
@@ -41,7 +41,7 @@ def _configure(parser: ArgumentParser) -> None:
     subscribe = add(
         "subscribe",
         _subscribe,
-        "print the waiting messages of a subscription, then new ones, until Ctrl-C",
+        "print the unread messages of a subscription, then new ones, until Ctrl-C",
     )
     _add_client_and_topic(subscribe, "the node that subscribes")
     subscribe.add_argument(
@@ -81,45 +81,45 @@ def _subscribe(arguments: Namespace) -> int:
         Node(arguments.client, arguments.dsn) as node,
         Progress("received", arguments.count) as progress,
     ):
-        messages = node.subscribe(arguments.topic, arguments.timeout, idle=arguments.idle)
+        subscription = node.subscribe(arguments.topic, arguments.timeout, idle=arguments.idle)
         try:
             progress.say(f"{arguments.client} reads {arguments.topic}; press Ctrl-C to stop")
-            _print_all(messages, node, arguments, progress)
+            _print_all(subscription, node, arguments, progress)
         except KeyboardInterrupt:
             return 0
     return 1 if progress.count < (arguments.count or 0) else 0
 
 
 def _print_all(
-    messages: Subscription, node: Node, arguments: Namespace, progress: Progress
+    subscription: Subscription, node: Node, arguments: Namespace, progress: Progress
 ) -> None:
+    """Print messages. Requesting one acknowledges the previous ones; then acknowledge the last."""
     last_printed: StreamMessage | None = None
     try:
-        for message in messages:
+        for message in subscription:
             progress.add()
-            progress.say(_format_message(message, arguments), sys.stdout)
+            progress.say(_format(message, arguments), sys.stdout)
             last_printed = message
             if progress.count == arguments.count:
                 return
     finally:
         if last_printed is not None and node.is_healthy:
             try:
-                messages.confirm(last_printed)
+                subscription.confirm(last_printed)
             except (MessagesError, psycopg.Error) as error:
-                again = "could not acknowledge the last messages, so they are delivered again"
-                progress.say(f"{again}: {error}")
+                progress.say(f"the last messages are delivered again, not acknowledged: {error}")
 
 
-def _format_message(message: StreamMessage, arguments: Namespace) -> str:
+def _format(message: StreamMessage, arguments: Namespace) -> str:
     if not arguments.json:
-        return as_text(message)
-    head = {
+        return format_message(message)
+    fields = {
         "id": message.id,
         "topic": message.topic,
         "sender": message.sender,
         "published_at": message.published_at.isoformat(),
     }
-    return json.dumps(head | body_as_json(message))
+    return json.dumps(fields | body_fields(message))
 
 
 COMMAND = CliCommand(

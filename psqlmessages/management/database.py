@@ -36,7 +36,7 @@ def _prune(arguments: Namespace) -> int:
         print(json.dumps({"emptied_tables": emptied_tables, "removed_windows": removed_windows}))
     else:
         windows = f"{removed_windows:,} traffic window{'' if removed_windows == 1 else 's'}"
-        print(f"{prune.describe(emptied_tables)}; removed {windows}")
+        print(f"{prune.format_result(emptied_tables)}; removed {windows}")
     return 0
 
 

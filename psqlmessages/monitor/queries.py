@@ -14,12 +14,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.connection import ConnectionDoesNotExist
 
 from psqlmessages.cli.doctor_checks import (
-    COMMIT_LOCK,
-    HOLDERS,
+    COMMIT_LOCK_QUERY,
+    HOLDERS_QUERY,
     MAX_HOLDERS,
+    MAX_QUEUE_USAGE,
     MIN_OPEN_SECONDS,
-    QUEUE_LIMIT,
-    USAGE,
+    QUEUE_USAGE_QUERY,
 )
 from psqlmessages.client.connect import limit_statements
 from psqlmessages.client.connection import AsyncConnection, is_broken
@@ -202,16 +202,16 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
     """Read all values; raise if the database does not answer at all."""
     health = Health(at)
     began = perf_counter()
-    health.usage = float((await reader.fetch(USAGE))[0][0])
+    health.usage = float((await reader.fetch(QUEUE_USAGE_QUERY))[0][0])
     health.round_trip = perf_counter() - began
     # Without permission, or after a timeout, a value stays unknown.
     unreadable = (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled)
     with suppress(*unreadable):
-        health.holders = await _read_holders(reader, is_full=health.usage >= QUEUE_LIMIT)
+        health.holders = await _read_holders(reader, is_full=health.usage >= MAX_QUEUE_USAGE)
     with suppress(*unreadable):
         health.sessions, health.nodes = (await reader.fetch(_COUNTS_QUERY))[0]
     with suppress(*unreadable):
-        row = (await reader.fetch(COMMIT_LOCK))[0]
+        row = (await reader.fetch(COMMIT_LOCK_QUERY))[0]
         health.waiting, health.waiting_seconds, health.waiting_for = row
     with suppress(*unreadable):
         health.bodies, health.bodies_size = (await reader.fetch(_BODIES_QUERY))[0]
@@ -219,7 +219,7 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
 
 
 async def _read_holders(reader: MonitorReader, *, is_full: bool) -> list[dict[str, Any]] | None:
-    rows = await reader.fetch(HOLDERS, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
+    rows = await reader.fetch(HOLDERS_QUERY, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
     if is_full and not rows:
         # Some session holds the queue, but this role cannot see it.
         return None

@@ -14,7 +14,7 @@ from psqlmessages.cli.doctor import CHECKS, run_checks
 from psqlmessages.cli.doctor_checks import Finding, FindingState
 from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
-from psqlmessages.cli.prune import describe
+from psqlmessages.cli.prune import format_result
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.management import doctor_rules
 from psqlmessages.management.doctor_rules import needed_rules
@@ -112,7 +112,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
         if (found := examined(expired_bodies)).state is FindingState.WRONG:
             break
     assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
-    assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
+    assert pruned(shop, capsys) in {format_result(number) + "\n" for number in (0, 1)}
     assert examined(expired_bodies).state is FindingState.OK
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 
@@ -134,7 +134,7 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     changed(neglected, neglected)
     found = examined(doctor_tables.stream_tables)
     assert (found.state, found.fix) == (FindingState.WRONG, "psqlmessages prune")
-    assert pruned(shop, capsys) in {describe(number) + "\n" for number in (0, 1)}
+    assert pruned(shop, capsys) in {format_result(number) + "\n" for number in (0, 1)}
     assert examined(doctor_tables.stream_tables).state is FindingState.OK
 
 

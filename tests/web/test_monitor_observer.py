@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from psqlmessages.cli.doctor_checks import QUEUE_LIMIT, USAGE
+from psqlmessages.cli.doctor_checks import MAX_QUEUE_USAGE, QUEUE_USAGE_QUERY
 from psqlmessages.monitor import history, observer, viewer
 from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.broadcast import BODY_BYTES, message_json, topic_details, topic_row
@@ -201,10 +201,10 @@ async def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(
     said, rows = [], reader.fetch
 
     async def filled(query: str, values: Any = None) -> list[Any]:
-        return said if query == USAGE else await rows(query, values)
+        return said if query == QUEUE_USAGE_QUERY else await rows(query, values)
 
     monkeypatch.setattr(reader, "fetch", filled)
-    for usage, holders in ((QUEUE_LIMIT / 2, []), (QUEUE_LIMIT, None)):
+    for usage, holders in ((MAX_QUEUE_USAGE / 2, []), (MAX_QUEUE_USAGE, None)):
         said[:] = [(usage,)]
         found = await read_health(reader, 0.0)
         assert (found.usage, found.holders) == (usage, holders)

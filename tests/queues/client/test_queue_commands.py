@@ -150,7 +150,7 @@ def test_a_queue_is_configured_and_removed(server: TestedServer, queues: World) 
     assert (refused.returncode, "66: Queue Q has elements" in refused.stderr) == (1, True)
     lease = finished(*RESERVE, dsn=dsn).stdout.split()[1].rstrip(":")
     done = finished("queue", "rollback", "READER", lease, dsn=dsn)
-    assert (done.returncode, done.stderr) == (0, f"{lease}: the element is a dead letter now\n")
+    assert (done.returncode, done.stderr) == (0, f"{lease}: the element has become a dead letter\n")
     assert finished(*remove, dsn=dsn).returncode == 0
     assert "62: Queue Q is not existent" in finished(*remove, dsn=dsn).stderr
 
