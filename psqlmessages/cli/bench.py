@@ -28,7 +28,12 @@ from psqlmessages.client.messages import TOPIC as TOPIC_TYPE
 from psqlmessages.client.node import Node
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
-# Receiver of the benchmark: a separate process with one connection for both sides.
+# Receiver of the benchmark: a separate process with one connection, for our messages and for bare
+# notifications. The kind of a round says what it receives:
+#   node     messages of the topic with their bodies, from a Node
+#   counted  notifications of the topic, without parsing
+#   bare     notifications of pg_notify
+#   stored   notifications of pg_notify with keys; each body is fetched from a table
 
 IDENT: Final = "BENCH.RECEIVER"
 TOPIC: Final = "BENCH"
@@ -39,18 +44,18 @@ _RECEIVE_TIMEOUT: Final = timedelta(seconds=20)
 
 
 def receive_rounds(pipe: Pipe, dsn: str) -> None:
-    """Receive the rounds that the pipe announces, until its other end is closed."""
+    """Receive the rounds that the pipe announces, until the sender closes the pipe."""
     try:
         with Node(IDENT, dsn) as node:
             node.topic_listen(TOPIC)
             connection_of(node).execute(f"LISTEN {CHANNEL}")
             pipe.send(("listening", monotonic()))
             while True:
-                side, messages = pipe.recv()
+                kind, messages = pipe.recv()
                 for _ in node.messages(timeout=timedelta(0)):
                     pass
                 pipe.send(("ready", monotonic()))
-                _receive(node, side, messages)
+                _receive(node, kind, messages)
                 pipe.send(("done", monotonic()))
     except (EOFError, BrokenPipeError):
         return
@@ -58,8 +63,8 @@ def receive_rounds(pipe: Pipe, dsn: str) -> None:
         pipe.send((str(error), monotonic()))
 
 
-def _receive(node: Node, side: str, messages: int) -> None:
-    if side == "node":
+def _receive(node: Node, kind: str, messages: int) -> None:
+    if kind == "node":
         received = 0
         for message in node.messages(timeout=_RECEIVE_TIMEOUT):
             received += message.type == TOPIC_TYPE and message.body is not None
@@ -67,14 +72,14 @@ def _receive(node: Node, side: str, messages: int) -> None:
                 return
         raise MessagesError(f"only {received} of {messages} messages arrived")
     fetch = f"SELECT body FROM {BODY_TABLE} WHERE id = %s"  # noqa: S608 - a constant
-    channel = node.channel if side == "counted" else CHANNEL
-    for key in islice(_notifications(node, channel), messages):
-        if side == "stored":
+    channel = node.channel if kind == "counted" else CHANNEL
+    for key in islice(_payloads(node, channel), messages):
+        if kind == "stored":
             connection_of(node).execute(fetch, (int(key),)).fetchone()
 
 
-def _notifications(node: Node, wanted: str) -> Iterator[str]:
-    """Yield the payloads of a channel, with as little overhead as psycopg allows."""
+def _payloads(node: Node, wanted: str) -> Iterator[str]:
+    """Yield the payloads of the channel ``wanted``, with as little overhead as psycopg allows."""
     buffer, descriptor = node._session.buffer, connection_of(node).fileno()
     while buffer is not None:
         yield from (payload for channel, payload in buffer.take() if channel == wanted)
@@ -85,26 +90,26 @@ def _notifications(node: Node, wanted: str) -> Iterator[str]:
 
 
 def connection_of(node: Node) -> Connection:
-    """Return the connection of a node, so that both sides are measured on the same one."""
+    """Return the connection of a node, so that bare notifications use the same one."""
     connection = node._session.connection
     if connection is None:
         raise ConnectionLost(f"node {node.ident} lost its connection: run the benchmark again")
     return connection
 
 
-# Rounds of the benchmark: one process sends, the other receives, both are timed.
+# Rounds of the benchmark: this process sends, the other receives; both are timed.
 
 _SENDER: Final = "BENCH.SENDER"
-# Fits into a notification, with or without our header.
-_SMALL: Final = 7_000
+# Bodies up to this size fit into a notification, with or without our header.
+_MAX_PAYLOAD_BYTES: Final = 7_000
 _BATCH: Final = 500
 _BATCH_BYTES: Final = 2_000_000
-_TRIAL_MESSAGES: Final = 50
-_READY_SECONDS: Final = 30.0
+_WARM_UP_MESSAGES: Final = 50
+_REPLY_TIMEOUT_SECONDS: Final = 30.0
 
 
 class Rates(NamedTuple):
-    """Messages per second that the sender has sent, and that the receiver has received."""
+    """Messages per second of the sender and of the receiver."""
 
     sent: float
     received: float
@@ -128,61 +133,62 @@ class Bench:
     def measure(
         self, size: int, batch: int, rounds: int, seconds: float, *, is_counted: bool
     ) -> list[tuple[Rates, Rates]]:
-        """Measure our functions and bare pg_notify in turns, each round for about ``seconds``.
+        """Measure our functions and bare pg_notify in turns, each for about ``seconds``.
 
-        With ``is_counted`` the receiver only counts small messages, on both sides, so that a busy
-        receiver does not take CPU time from the sender.
+        Return a pair for each round: our rates, and those of pg_notify. With ``is_counted`` the
+        receiver only counts small messages, so that it takes little CPU time from the sender.
         """
         body = base64.b64encode(os.urandom(size))[:size].decode()
         bodies = [body] * batch
-        is_one, is_small = batch == 1, size <= _SMALL
-        sides: dict[str, Send] = {
-            "counted" if is_counted and is_small else "node": self._send_by_node(is_one),
-            "bare" if is_small else "stored": self._send_by_notify(is_one, is_small),
+        is_single, is_small = batch == 1, size <= _MAX_PAYLOAD_BYTES
+        senders: dict[str, Send] = {
+            "counted" if is_counted and is_small else "node": self._send_by_node(is_single),
+            "bare" if is_small else "stored": self._send_by_notify(is_single, is_small),
         }
-        counts = {
-            side: self._choose_calls(side, send, bodies, seconds) for side, send in sides.items()
+        calls = {
+            kind: self._count_calls(kind, send, bodies, seconds) for kind, send in senders.items()
         }
         measured = [
-            [self._round(side, send, bodies, counts[side]) for side, send in sides.items()]
+            [self._run_round(kind, send, bodies, calls[kind]) for kind, send in senders.items()]
             for _ in range(rounds)
         ]
         return [(ours, bare) for ours, bare in measured]
 
-    def _choose_calls(self, side: str, send: Send, bodies: list[str], seconds: float) -> int:
-        trial = max(1, _TRIAL_MESSAGES // len(bodies))
-        self._round(side, send, bodies, trial)
-        rate = self._round(side, send, bodies, trial).received
+    def _count_calls(self, kind: str, send: Send, bodies: list[str], seconds: float) -> int:
+        """Return how many calls take about ``seconds``, measured after a warm-up."""
+        warm_up_calls = max(1, _WARM_UP_MESSAGES // len(bodies))
+        self._run_round(kind, send, bodies, warm_up_calls)
+        rate = self._run_round(kind, send, bodies, warm_up_calls).received
         return max(1, int(rate * seconds / len(bodies)))
 
-    def _round(self, side: str, send: Send, bodies: list[str], calls: int) -> Rates:
+    def _run_round(self, kind: str, send: Send, bodies: list[str], calls: int) -> Rates:
         messages = calls * len(bodies)
-        self._pipe.send((side, messages))
+        self._pipe.send((kind, messages))
         self.expect("ready")
-        started = monotonic()
+        started_at = monotonic()
         for _ in range(calls):
             send(bodies)
-        sent = monotonic() - started
+        send_seconds = monotonic() - started_at
         # Both processes read the same clock.
-        received = self.expect("done") - started
-        return Rates(messages / sent, messages / received)
+        receive_seconds = self.expect("done") - started_at
+        return Rates(messages / send_seconds, messages / receive_seconds)
 
     def expect(self, wanted: str) -> float:
-        """Wait for a message of the receiver process; return its time."""
-        if not self._pipe.poll(_READY_SECONDS):
-            raise MessagesError(f"the receiver is not {wanted}: it has died, or messages were lost")
+        """Wait until the receiver process reports ``wanted``; return the time of its report."""
+        if not self._pipe.poll(_REPLY_TIMEOUT_SECONDS):
+            raise MessagesError(f"the receiver is not {wanted}: it crashed, or messages were lost")
         text, sent_at = self._pipe.recv()
         if text != wanted:
             raise MessagesError(f"the receiver failed: {text}")
         return float(sent_at)
 
-    def _send_by_node(self, is_one: bool) -> Send:
-        if is_one:
+    def _send_by_node(self, is_single: bool) -> Send:
+        if is_single:
             return lambda bodies: self._node.topic_send(TOPIC, bodies[0])
         return lambda bodies: self._node.topic_send_many(TOPIC, bodies)
 
-    def _send_by_notify(self, is_one: bool, is_small: bool) -> Send:
-        if is_small and is_one:
+    def _send_by_notify(self, is_single: bool, is_small: bool) -> Send:
+        if is_small and is_single:
             return lambda bodies: self._run("SELECT pg_notify(%s, %s)", (CHANNEL, bodies[0]))
         if is_small:
             # PostgreSQL merges equal payloads of a transaction, so each gets a number.
@@ -193,13 +199,13 @@ class Bench:
             )
         insert = (
             f"INSERT INTO {BODY_TABLE} (body)"
-            f" {'VALUES (%s)' if is_one else 'SELECT unnest(%b::text[])'} RETURNING id"
+            f" {'VALUES (%s)' if is_single else 'SELECT unnest(%b::text[])'} RETURNING id"
         )
         statement = (
             f"WITH stored AS ({insert})"  # noqa: S608 - constants
             " SELECT count(*) FROM (SELECT pg_notify(%s, id::text) FROM stored OFFSET 0) AS n"
         )
-        return lambda bodies: self._run(statement, (bodies[0] if is_one else bodies, CHANNEL))
+        return lambda bodies: self._run(statement, (bodies[0] if is_single else bodies, CHANNEL))
 
     def _run(self, statement: str, parameters: tuple[Any, ...]) -> None:
         self._connection.execute(statement, parameters).fetchone()
@@ -254,7 +260,7 @@ def _create_objects(admin: Connection) -> None:
                 f"CREATE UNLOGGED TABLE {BODY_TABLE}"
                 " (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)"
             )
-            # Like our own bodies: compression would cost more than it saves.
+            # Without compression, like our tables of large bodies.
             admin.execute(f"ALTER TABLE {BODY_TABLE} ALTER body SET STORAGE EXTERNAL")
     except errors.InsufficientPrivilege as error:
         raise BenchRefused(
@@ -285,7 +291,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Measure and print a table; the two sides alternate, so that both see the same load."""
+    """Measure and print a table. Our rounds and those of pg_notify alternate under one load."""
     seconds = _QUICK_SECONDS if arguments.quick else _SECONDS
     results = []
     with prepare_bench(arguments.dsn) as bench:
@@ -317,7 +323,7 @@ def _summarize(name: str, pairs: list[tuple[float, float]]) -> dict[str, float]:
     return {
         name: median(ours for ours, _ in pairs),
         f"{name}_send_by_notify": median(bare for _, bare in pairs),
-        # The median of the ratios of each pair: a slow moment affects both sides of a pair.
+        # The median of the ratios, because a slow moment affects both numbers of a pair.
         f"{name}_ratio": median(ours / bare for ours, bare in pairs),
     }
 
@@ -335,7 +341,7 @@ def _report(results: list[dict[str, float]], rounds: int) -> str:
 
 ratio: compared with bare pg_notify on the same connections; over 8 KB with an INSERT
 into an unlogged table, pg_notify of its key and a SELECT. 1.00 means equal speed.
-Sends up to 8 KB: the receiver only counts the notifications, on both sides.
+Sends up to 8 KB: the receiver only counts the notifications, ours and the bare ones.
 received: from the first topic_send_many until a Node has yielded the last body;
 in plain SQL the notifications are only counted.
 Medians of {rounds} alternating rounds. Bodies in one call: {batches}."""

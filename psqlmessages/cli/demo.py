@@ -27,14 +27,14 @@ ROLE1: Final = "psqlmessages_demo1"
 ROLE2: Final = "psqlmessages_demo2"
 
 # Role, ident, type, dest, mode, timeout: the columns of messages.auth.
-Rule = tuple[str, str, str, str, str, int]
+RuleRow = tuple[str, str, str, str, str, int]
 
-CONVERSATION_RULES: Final[tuple[Rule, ...]] = (
+CONVERSATION_RULES: Final[tuple[RuleRow, ...]] = (
     (ROLE1, "DEMO1", "Topic", "DEMO.ORDERS", "W", 60),
     (ROLE2, "DEMO2", "Topic", "DEMO.ORDERS", "R", 60),
     (ROLE1, "DEMO1", "Rpc", "DEMO2", "W", 5),
 )
-TRAFFIC_RULES: Final[tuple[Rule, ...]] = (
+TRAFFIC_RULES: Final[tuple[RuleRow, ...]] = (
     (ROLE1, "DEMO.SHOP", "Topic", "DEMO.ORDERS", "W", 60),
     (ROLE1, "DEMO.SHOP", "Rpc", "DEMO.WAREHOUSE", "W", 5),
     (ROLE1, "DEMO.TICKER", "Topic", "DEMO.PRICES", "W", 60),
@@ -78,7 +78,7 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
 
 @contextmanager
 def temporary_rules(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo now, if a killed run has left any, and at the end."""
+    """Remove the rules of the demo at the end, and now, because a killed run leaves its rules."""
     _remove_rules(dsn)
     try:
         yield
@@ -86,7 +86,7 @@ def temporary_rules(dsn: str) -> Iterator[None]:
         _remove_rules(dsn)
 
 
-def insert_rules(rules: tuple[Rule, ...]) -> sql.Composed:
+def insert_rules(rules: tuple[RuleRow, ...]) -> sql.Composed:
     """Return the statement that adds rules, formatted for people."""
     rows = [sql.SQL("({})").format(sql.SQL(", ").join(map(sql.Literal, rule))) for rule in rules]
     return sql.SQL(
@@ -112,7 +112,7 @@ _MAX_LINE_CHARACTERS: Final = 240
 
 
 class AnyValue:
-    """Equals any value except None: for random values."""
+    """Equals any value except None. It is expected if the value is random."""
 
     def __eq__(self, other: object) -> bool:
         return other is not None
@@ -128,7 +128,7 @@ ANY: Final = AnyValue()
 
 
 class OnlyName:
-    """Equals a list with only this name. Patterns, from rules for all topics, are ignored."""
+    """Equals a list with only this name. It ignores patterns, which come from other rules."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -146,7 +146,7 @@ class OnlyName:
 
 
 class DemoScript:
-    """Prints and checks the conversation; ``is_brief`` prints only titles and the result."""
+    """Prints and checks the conversation. If ``is_brief``, it prints only titles and the result."""
 
     def __init__(self, *, is_brief: bool = False) -> None:
         self._is_brief = is_brief
@@ -202,7 +202,7 @@ class DemoNode:
         self._script.compare(wire.parse(answer).header, expected)
 
     def evaluate_until(self, expected: dict[str, Any]) -> None:
-        """Call evaluate until an event arrives: the server takes a moment to end a connection."""
+        """Call evaluate until an event arrives. The server needs a moment to notice a crash."""
         self._print_statement("SELECT messages.evaluate()")
         deadline = monotonic() + _WAIT_SECONDS
         while self._find_notification(expected) is None and monotonic() < deadline:
@@ -229,17 +229,17 @@ class DemoNode:
         ``in_any_order`` takes the first matching notification and leaves the others.
         """
         payload = self._take_notification(header if in_any_order else {})
-        self._script.show("expect", prompt=f"{self._ident} ")
+        self._script.show("receives", prompt=f"{self._ident} ")
         self._script.show(payload or "nothing")
         found = wire.parse(payload) if payload else wire.Payload({}, None)
-        # Compare only the expected names: the Id, for example, is new in every payload.
+        # Compare only the expected fields.
         fields = {name: value for name, value in found.header.items() if name in header}
         self._script.compare((fields, found.text or None), (header, body))
         return payload
 
     def crash(self) -> None:
         """Close the connection, as a crash of the program does."""
-        self._script.show(f"{self._ident} is gone")
+        self._script.show(f"{self._ident} closes its connection")
         self._connection.close()
 
     def _call_function(self, function: str, *arguments: str) -> str:
@@ -285,15 +285,15 @@ class DemoNode:
 
 def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--traffic", action="store_true", help="afterwards send live traffic, until Ctrl-C"
+        "--traffic", action="store_true", help="then send live traffic, until Ctrl-C"
     )
     parser.add_argument(
-        "--brief", action="store_true", help="print only titles and the result, no rates"
+        "--brief", action="store_true", help="print only titles and the result, no statistics"
     )
 
 
 def run(arguments: Namespace) -> int:
-    """Run the conversation, then traffic if requested; fail if an answer is unexpected."""
+    """Run the conversation; fail if an answer is unexpected. With --traffic, then run traffic."""
     dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
     with temporary_rules(dsn), connect_as(dsn, "demo") as admin:
         dsns = (prepare_login(admin, dsn, ROLE1), prepare_login(admin, dsn, ROLE2))

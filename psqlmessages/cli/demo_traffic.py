@@ -20,17 +20,15 @@ from psqlmessages.client.async_node import AsyncNode
 from psqlmessages.client.messages import RECONNECTED, Message
 from psqlmessages.exceptions import MessagesError
 
-# Actors: nodes of the demo that register again when an administrator restores their rules.
-
 _RETRY_SECONDS: Final = 0.5
 
 Handler = Callable[[Message], Any]
 
 
 class Actor:
-    """One node that returns after changes of its rules and restarts of the server.
+    """A node that connects and registers again after changes of its rules and server restarts.
 
-    ``run`` keeps it connected. ``node`` is the current node, or the last one while disconnected.
+    ``node`` is the current node. While disconnected, it is the last one.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class Actor:
         self.node = self._create_node()
 
     async def run(self) -> None:
-        """Stay connected until cancelled; while no rule allows it, retry twice a second."""
+        """Keep the node connected until cancelled; after an error, retry twice a second."""
         while True:
             self.node, self._is_disconnected = self._create_node(), False
             try:
@@ -79,7 +77,7 @@ class Actor:
         return node
 
     async def _register(self) -> None:
-        """Register for the wanted topics; retry until the rules allow it."""
+        """Register for the wanted topics; retry those that no rule allows yet."""
         while not self._is_disconnected:
             for function, topic in sorted(self._missing, key=lambda registration: registration[1]):
                 try:
@@ -93,7 +91,7 @@ class Actor:
 
     async def _on_event(self, event: Message) -> None:
         if event.event == RECONNECTED:
-            # Registrations that failed after the reconnect are not retried by the node.
+            # The node does not retry registrations that failed after the reconnect.
             self._missing = set(self._wanted)
         elif event.ident != self.ident:
             return
@@ -107,7 +105,7 @@ class Actor:
 
 
 async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all until one fails or all are cancelled; unlike gather, wait until each has ended."""
+    """Run all coroutines. If one fails, cancel the others, wait for them, and raise its error."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for coroutine in coroutines:
@@ -116,8 +114,8 @@ async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
         raise group.exceptions[0] from None
 
 
-_REFRESH_SECONDS: Final = 1.0
-_PLAIN_SECONDS: Final = 10.0
+_TERMINAL_INTERVAL_SECONDS: Final = 1.0
+_FILE_INTERVAL_SECONDS: Final = 10.0
 # Programs that start the demo may wait for a line that begins with this.
 FOLLOWS: Final = "Live traffic follows"
 _ARTICLES: Final = ("apple", "pear", "plum", "quince")
@@ -130,7 +128,8 @@ class DemoTraffic:
         self.shop = Actor("DEMO.SHOP", dsn1, sends=["DEMO.ORDERS"])
         self.ticker = Actor("DEMO.TICKER", dsn1, sends=["DEMO.PRICES"])
         self.warehouse = Actor(
-            *("DEMO.WAREHOUSE", dsn2),
+            "DEMO.WAREHOUSE",
+            dsn2,
             listens=["DEMO.ORDERS"],
             sends=["DEMO.STOCK"],
             on_topic=self._ship,
@@ -154,15 +153,15 @@ class DemoTraffic:
             await actor.is_registered.wait()
         await run_all(self._repeat(self._order, 0.05, 0.4), self._repeat(self._quote, 0.02, 0.1))
 
-    async def _repeat(self, act: Any, min_pause: float, max_pause: float) -> None:
+    async def _repeat(self, action: Any, min_pause: float, max_pause: float) -> None:
         while True:
-            if not await self._try(act()):
+            if not await self._try(action()):
                 await asyncio.sleep(1)
             await asyncio.sleep(random.uniform(min_pause, max_pause))  # noqa: S311 - nothing secret
 
-    async def _try(self, act: Coroutine[Any, Any, None]) -> bool:
+    async def _try(self, action: Coroutine[Any, Any, None]) -> bool:
         try:
-            await act
+            await action
         except (MessagesError, psycopg.Error):
             # A rule was removed, or the server restarts: the nodes will return.
             self.failures += 1
@@ -210,7 +209,7 @@ async def _run(dsn1: str, dsn2: str, status_dsn: str | None) -> None:
 
 async def _show_rates(dsn: str, traffic: DemoTraffic) -> None:
     is_terminal = sys.stdout.isatty()
-    seconds = _REFRESH_SECONDS if is_terminal else _PLAIN_SECONDS
+    seconds = _TERMINAL_INTERVAL_SECONDS if is_terminal else _FILE_INTERVAL_SECONDS
     last_total, printed_lines, last_time = 0, 0, monotonic()
     while True:
         await asyncio.sleep(seconds)

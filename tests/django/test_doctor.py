@@ -192,7 +192,7 @@ def test_too_old_a_server_and_a_clock_that_differs(
         monkeypatch.setattr(doctor_checks, "datetime", Elsewhen)
         found = examined(doctor_checks.clock)
         assert found.state is FindingState.WRONG
-        assert f"600 s {word} ours" in found.found
+        assert f"600 s {word} that of this machine" in found.found
 
 
 OWNED_BY = "ALTER FUNCTION messages.use(text) OWNER TO"
