@@ -14,11 +14,11 @@ _MAX_DAYS = 3650
 
 
 def _configure_deny(parser: ArgumentParser) -> None:
-    parser.add_argument("node", metavar="NODE", help="its name, or a prefix followed by *")
+    parser.add_argument("node", metavar="NODE", help="node name, or a prefix followed by *")
     parser.add_argument(
         "mode", metavar="MODE", choices=("W", "R", "RW", "O", "A"),
-        help="W (send), R (receive), RW, O (observe a topic), or A (RW, and administer a queue);"
-        " for Rpc: W",
+        help="W (send), R (receive), RW, O (observe a topic), or A (administer a queue, includes"
+        " RW); for Rpc: W",
     )  # fmt: skip
     parser.add_argument(
         "type", metavar="TYPE", type=str.lower, choices=("topic", "queue", "rpc"),
@@ -44,14 +44,14 @@ def _configure_allow(parser: ArgumentParser) -> None:
 def _configure_token(parser: ArgumentParser) -> None:
     parser.add_argument("user", metavar="USER", help="the name of the user")
     parser.add_argument(
-        "--days", type=_parse_days, default=30.0, help="how long it is valid (default: 30)"
+        "--days", type=_parse_days, default=30.0, help="days that it is valid (default: 30)"
     )
 
 
 def _allow(arguments: Namespace) -> int:
     rule = _rule_of(arguments)
     mode = allow(rule, using=arguments.database)
-    print(f"{rule.node} may {mode} {rule.type} {rule.key[3]}")
+    print(f"{rule.node} may {mode} {rule.type} {arguments.destination}")
     return 0
 
 
@@ -61,15 +61,15 @@ def _deny(arguments: Namespace) -> int:
     if remaining_mode is None:
         role = f" of role {rule.role}" if rule.role else ""
         return fail(
-            f"{rule.node!r}{role} has no rule for {rule.type} {rule.key[3]!r};"
+            f"{rule.node!r}{role} has no rule for {rule.type} {arguments.destination!r};"
             " a pattern may allow it: see the rules in the admin"
         )
-    print(f"{rule.node} may {remaining_mode or 'nothing'} {rule.type} {rule.key[3]}")
+    print(f"{rule.node} may {remaining_mode or 'nothing'} {rule.type} {arguments.destination}")
     return 0
 
 
 def _token(arguments: Namespace) -> int:
-    """Print a token; fail if the user does not exist or is not active."""
+    """Print a token of the REST API; fail if the user does not exist or is not active."""
     try:
         from psqlmessages.rest.auth import token_for
     except ImportError:
@@ -106,7 +106,7 @@ def _parse_days(text: str) -> float:
 ALLOW = CliCommand(
     "allow", "allow a node to use a topic or queue, or to call a node", _configure_allow, _allow
 )
-DENY = CliCommand("deny", "remove such a permission", _configure_deny, _deny)
+DENY = CliCommand("deny", "remove a permission of a node", _configure_deny, _deny)
 TOKEN = CliCommand(
-    "token", "print a token for calls of the API as a user", _configure_token, _token
+    "token", "print a token for the REST API, valid for one user", _configure_token, _token
 )

@@ -14,7 +14,7 @@ from psqlmessages.cli.output import CliCommand, fail
 
 
 def _install(arguments: Namespace) -> int:
-    """Install the functions; fail if a migration that they may need is not applied."""
+    """Install the functions; fail if a migration is not applied, because they may need it."""
     alias = arguments.database
     if schema.has_unapplied_migrations(connections[alias]):
         return fail(
@@ -29,7 +29,7 @@ def _install(arguments: Namespace) -> int:
 
 
 def _prune(arguments: Namespace) -> int:
-    """Remove expired data, and print the amount."""
+    """Remove expired data; print how many tables were emptied and how many windows removed."""
     emptied_tables = prune.empty_expired_tables(arguments.dsn)
     removed_windows = traffic_retention.prune(arguments.database)
     if arguments.json:
@@ -42,8 +42,8 @@ def _prune(arguments: Namespace) -> int:
 
 INSTALL = CliCommand(
     "install",
-    "reinstall the SQL functions of this version, as the owner of the tables: if they are"
-    " missing or of another version although `migrate` has nothing to apply",
+    "reinstall the SQL functions, as the owner of the tables. Use it if they are missing or of"
+    " another version although `migrate` has nothing to apply",
     lambda parser: None,
     _install,
 )

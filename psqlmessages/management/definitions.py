@@ -17,9 +17,7 @@ def _configure(parser: ArgumentParser) -> None:
         "what", metavar="WHAT", choices=("export", "import"), help="export or import"
     )
     parser.add_argument("file", metavar="FILE", help='the file; "-" is standard input or output')
-    parser.add_argument(
-        "--dry-run", action="store_true", help="import: only print what would change"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="import: only print the changes")
     parser.add_argument(
         "--replace", action="store_true", help="import: remove entries that are not in the file"
     )
@@ -53,10 +51,10 @@ def _import(wanted: document.Definitions, arguments: Namespace) -> int:
         try:
             changes.apply(todo, changes.fingerprint(present), arguments.database)
         except changes.DefinitionsChanged:
-            return fail("the rules were changed at the same time: try again")
+            return fail("the rules have changed during the import: run it again")
         except DatabaseError as error:
             return fail(str(error).strip())
-    print(f"{'would be ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
+    print(f"{'dry run: ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
     return 0
 
 

@@ -11,7 +11,8 @@ from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
-# An empty parameter matches every rule. A name may be a prefix followed by *.
+# An empty parameter matches every rule, and mode is a regular expression. The names of a rule may
+# be a prefix followed by *.
 _IS_ALLOWED = """
     SELECT EXISTS (
         SELECT FROM psqlmessages_auth AS a
@@ -26,10 +27,10 @@ _IS_ALLOWED = """
 
 
 def needed_rules(context: CheckContext) -> Iterator[Finding]:
-    """Check the rules of PSQLMESSAGES["NODE"] and of the handlers."""
+    """Check that PSQLMESSAGES["NODE"] and the nodes of the handlers have rules."""
     missing: list[tuple[str, str]] = []
 
-    def require(found: str, rule: str, **fields: str) -> None:
+    def check(found: str, rule: str, **fields: str) -> None:
         fields = {"ident": "", "type": "", "dest": "", "mode": "", "role": ""} | fields
         ((is_allowed,),) = context.connection.execute(_IS_ALLOWED, fields).fetchall()
         if not is_allowed:
@@ -38,17 +39,17 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
     node, role = get_settings().NODE, context.connection.info.user
     if node:
         rule = f"{shlex.quote(node)} RW Topic TOPIC --role {shlex.quote(role)}"
-        require(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
+        check(f"no rule names the node {node} for the role {role}", rule, ident=node, role=role)
     for handler in registry.list_handlers(None):
         receiver = "" if handler.node == EVERY_NODE else handler.node
         if handler.topic:
-            require(
+            check(
                 f"no rule lets {receiver or 'a node'} receive {handler.topic}, for {handler.name}",
                 f"{shlex.quote(receiver or node or 'NODE')} R Topic {shlex.quote(handler.topic)}",
                 ident=receiver, type="Topic", dest=handler.topic, mode="R|O",
             )  # fmt: skip
         else:
-            require(
+            check(
                 f"no rule lets anyone call {receiver or 'a node'}, for {handler.name}",
                 f"CALLER W Rpc {shlex.quote(receiver or 'NODE')}", type="Rpc", dest=receiver,
             )  # fmt: skip

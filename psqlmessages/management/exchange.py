@@ -73,8 +73,10 @@ def list_exchanges(arguments: Namespace) -> int:
 
 
 def _read_counts(using: str) -> Counter[tuple[int, str]]:
-    found = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
-    return Counter({(row, outcome): count for row, outcome, count in found.annotate(Sum("count"))})
+    """Read the number of elements by exchange and outcome."""
+    groups = ExchangeCount.objects.using(using).values_list("exchange", "outcome")
+    sums = groups.annotate(Sum("count"))
+    return Counter({(exchange, outcome): count for exchange, outcome, count in sums})
 
 
 def _count_workers(using: str) -> Counter[int]:
@@ -83,7 +85,7 @@ def _count_workers(using: str) -> Counter[int]:
     return Counter(dict(alive.values_list("exchange").annotate(Count("worker", distinct=True))))
 
 
-# exchange load: show and apply the changes of a file, and report missing rules.
+# exchange load: print and apply the changes, and report missing rules and cycles.
 
 
 def load(arguments: Namespace) -> int:
@@ -98,7 +100,7 @@ def load(arguments: Namespace) -> int:
         print(one_line(line))
     if not arguments.dry_run and not _apply(difference, repository.fingerprint(current), arguments):
         return 1
-    print(f"{'would be ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     all_exchanges = list(wanted)
     if not arguments.replace_all:
         loaded = {exchange.name for exchange in wanted}
@@ -108,13 +110,16 @@ def load(arguments: Namespace) -> int:
     return 0
 
 
-def _apply(changes: repository.ExchangeDifference, expected: str, arguments: Namespace) -> bool:
+def _apply(
+    difference: repository.ExchangeDifference, expected_fingerprint: str, arguments: Namespace
+) -> bool:
+    """Apply a difference and print the added rules; return whether this succeeded."""
     try:
         added = repository.apply(
-            changes, expected, arguments.database, with_rules=arguments.with_rules
+            difference, expected_fingerprint, arguments.database, with_rules=arguments.with_rules
         )
     except repository.ExchangesChanged:
-        fail("the exchanges were changed at the same time: try again")
+        fail("the exchanges have changed during the load: run it again")
         return False
     except DatabaseError as error:
         fail(_error_text(error))
@@ -125,7 +130,7 @@ def _apply(changes: repository.ExchangeDifference, expected: str, arguments: Nam
 
 
 def _error_text(error: DatabaseError) -> str:
-    """Return PostgreSQL's message and hint, without the context in its functions."""
+    """Return the message and hint of PostgreSQL, without its CONTEXT lines."""
     cause = error.__cause__
     if not isinstance(cause, psycopg.Error) or cause.diag.message_primary is None:
         return str(error).strip()
@@ -142,7 +147,7 @@ def _describe_problems(
     for namespace, why in found.errors.items():
         yield f"could not check the rules in {namespace}: {why}"
     for cycle in build_graph(all_exchanges).cycles:
-        yield f"a cycle: {', '.join(map(str, cycle))}"
+        yield f"cycle: {', '.join(map(str, cycle))}"
 
 
 def _report_errors(error: MalformedExchanges) -> int:
@@ -151,11 +156,11 @@ def _report_errors(error: MalformedExchanges) -> int:
     return 1
 
 
-# exchange test: show where an element would go, why, and the copies.
+# exchange test: a dry run of one element.
 
 
 def _test(arguments: Namespace) -> int:
-    """Route an element that is in no queue; print a line per destination and per copy."""
+    """Route the given element without pushing it; print a line per destination and per copy."""
     row = repository.rows(arguments.database).get(name=arguments.name)
     try:
         exchange = repository.compile_exchange(row)
@@ -194,18 +199,18 @@ def _print_copy(copy: DryRunCopy) -> None:
     for option in ("delay", "mature", "tries"):
         if value := getattr(copy, option):
             document[option] = value
-    print(f"    {json.dumps(document, ensure_ascii=False, default=_as_text)}")
+    print(f"    {json.dumps(document, ensure_ascii=False, default=_to_text)}")
 
 
-def _as_text(value: object) -> str:
+def _to_text(value: object) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _configure(parser: ArgumentParser) -> None:
     add = subcommands(parser)
-    load_ = add("load", load, "create and change exchanges as a YAML or JSON file defines")
+    load_ = add("load", load, "create and change exchanges from a YAML or JSON file")
     load_.add_argument("file", metavar="FILE", help='the file; "-" is the standard input')
-    load_.add_argument("--dry-run", action="store_true", help="only print what would change")
+    load_.add_argument("--dry-run", action="store_true", help="only print the changes")
     load_.add_argument(
         "--replace-all", action="store_true", help="remove exchanges that are not in the file"
     )
@@ -214,13 +219,15 @@ def _configure(parser: ArgumentParser) -> None:
         action="store_true",
         help="also add the rules that the exchanges need in this database",
     )
-    add("list", list_exchanges, "print the exchanges, their state and their counts")
+    add("list", list_exchanges, "print the exchanges with their states and counters")
     show = add("show", _show, "print the definition of one or all exchanges, in the format of load")
     show.add_argument("name", metavar="NAME", nargs="?", help="the exchange (default: all)")
     show.add_argument(
         "--format", choices=("yaml", "json"), default="yaml", help="output format (default: yaml)"
     )
-    test = add("test", _test, "show where an element would go, and why; nothing is pushed")
+    test = add(
+        "test", _test, "show which destinations would get an element, and why; pushes nothing"
+    )
     test.add_argument("name", metavar="NAME", help="the exchange")
     test.add_argument(
         "--headers",
@@ -237,7 +244,7 @@ def _configure(parser: ArgumentParser) -> None:
         (
             "start",
             partial(_set_running, is_running=True),
-            "start an exchange in all processes of exchange run",
+            "start an exchange in all processes that run exchanges",
         ),
         (
             "stop",

@@ -31,29 +31,29 @@ _INTERVAL: Final = re.compile(r"\d+(\.\d+)? ?(ms|millisecond|second|minute|hour)
 def _configure(parser: ArgumentParser) -> None:
     job_parsers = parser.add_subparsers(title="jobs", metavar="JOB", required=True)
     for job_name in _JOBS:
-        # The modules of the jobs import this one. They import pyspark later.
+        # Imported here, because the modules of the jobs import this module.
         job = import_module(f"psqlmessages.management.pipeline_{job_name}").COMMAND
-        own = job_parsers.add_parser(job.name, help=job.help, description=job.help)
-        own.add_argument(
+        job_parser = job_parsers.add_parser(job.name, help=job.help, description=job.help)
+        job_parser.add_argument(
             "--master", help="master URL of Spark (default: that of spark-submit, or else local[*])"
         )
-        own.add_argument(
+        job_parser.add_argument(
             "--conf",
             metavar="KEY=VALUE",
-            type=_key_and_value,
+            type=_parse_key_and_value,
             action="append",
             default=[],
             help="configuration of Spark; repeatable",
         )
-        job.configure(own)
-        own.set_defaults(job=job.run)
+        job.configure(job_parser)
+        job_parser.set_defaults(job=job.run)
 
 
 def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 second") -> None:
     """Add the arguments of a streaming job; ``checkpoint`` is its default folder."""
     parser.add_argument(
         "--trigger",
-        type=_interval,
+        type=_parse_interval,
         default=trigger,
         help=f"how often to look for new rows (default: {trigger}; 0 seconds: continuously)",
     )
@@ -64,7 +64,7 @@ def add_streaming(parser: ArgumentParser, checkpoint: str, trigger: str = "1 sec
         "--checkpoint",
         metavar="DIR",
         default=checkpoint,
-        help=f"where Spark stores the progress of the job (default: {checkpoint})",
+        help=f"folder in which Spark stores the progress of the job (default: {checkpoint})",
     )
 
 
@@ -85,9 +85,9 @@ def run(arguments: Namespace) -> int:
 
 
 class JobContext:
-    """Context of a job: the Spark session, the addresses of the databases, the job's row.
+    """Context manager of a job: its Spark session, and its row in the table of jobs.
 
-    As a context manager it stops the session at the end, and records an error that ends the job.
+    At the end it stops the session, and records an error that ended the job.
     """
 
     def __init__(self, name: str, arguments: Namespace) -> None:
@@ -100,7 +100,7 @@ class JobContext:
     def __enter__(self) -> Self:
         from psqlmessages.pipeline.database import VARIABLE, dsn_variable
 
-        # The addresses of the databases, for Spark's processes.
+        # Spark's processes read the addresses of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
                 os.environ[dsn_variable(alias)] = dsn(alias)
@@ -124,7 +124,7 @@ class JobContext:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         from psqlmessages.pipeline import job_runner
 
-        # If a query failed, `follow` has recorded the error with its figures.
+        # If a query failed, `follow` has recorded its error.
         if isinstance(error, Exception) and not isinstance(error, job_runner.JobFailed):
             self._update(state=PipelineJob.State.FAILED, error=job_runner.cause_line(error))
         elif isinstance(error, KeyboardInterrupt | SystemExit):
@@ -186,14 +186,14 @@ class JobContext:
             self._is_unreachable = False
 
 
-def _key_and_value(text: str) -> tuple[str, str]:
+def _parse_key_and_value(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise ArgumentTypeError(f"not KEY=VALUE: {text!r}")
     return key, value
 
 
-def _interval(text: str) -> str:
+def _parse_interval(text: str) -> str:
     if not _INTERVAL.fullmatch(text):
         raise ArgumentTypeError(f"not a time such as '1 second': {text!r}")
     return text

@@ -28,25 +28,26 @@ if TYPE_CHECKING:
     from psqlmessages.pipeline.archive.verify import Comparison
 
 
-# pipeline archive verify, replay, compact: work on an existing archive.
+# pipeline archive verify, replay, compact: commands for an existing archive.
 
 
-def configure_maintenance(add: AddCommand) -> None:
-    """Add the commands."""
+def _add_maintenance(add: AddCommand) -> None:
     _add_folder(add("compact", _compact, "merge small files of each topic and day"))
     verify = add("verify", _verify, "compare archived messages with those still in the stream")
     _add_folder(verify)
-    verify.add_argument("--topic", metavar="NAMES", help="separated by commas (default: all)")
+    verify.add_argument(
+        "--topic", metavar="NAMES", help="the topics, separated by commas (default: all)"
+    )
     replay = add("replay", _replay, "publish a range of an archived topic again")
     _add_folder(replay)
     replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
-    for option, what in (("--from", "first"), ("--until", "last")):
+    for option, position in (("--from", "first"), ("--until", "last")):
         replay.add_argument(
             option,
-            dest=what,
-            type=_id_or_time,
+            dest=position,
+            type=_parse_id_or_time,
             metavar="ID|TIME",
-            help=f"the {what} message: id, or time in ISO 8601 (without a zone: local time)",
+            help=f"the {position} message: id, or time in ISO 8601 (without a zone: local time)",
         )
     replay.add_argument(
         "--as-topic", metavar="NAME", help="the topic to publish to (default: the same topic)"
@@ -60,25 +61,29 @@ def configure_maintenance(add: AddCommand) -> None:
     )
     replay.add_argument(
         "--name",
-        help="name of the replay: it publishes nothing twice (default: a new name)",
+        help="name of the replay; with the name of an interrupted replay, continue it"
+        " (default: a new name)",
     )
 
 
-def archive_folder(arguments: Namespace) -> str:
+def _archive_folder(arguments: Namespace) -> str:
     """Return --to; raise ValueError if it is missing."""
-    to: str | None = arguments.to
-    if not to:
-        raise ValueError("the archive is missing: --to DIR")
-    return to
+    folder: str | None = arguments.to
+    if not folder:
+        raise ValueError("the folder of the archive is missing: add --to DIR")
+    return folder
 
 
 @contextmanager
-def _open_archive(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
+def _open_archive(
+    command: str, arguments: Namespace
+) -> Iterator[tuple[pipeline.JobContext, Archive]]:
+    """Open the archive as the job ``archive COMMAND``."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive.store import Archive
 
-    root = archive_folder(arguments)
-    with pipeline.JobContext(f"archive {what}", arguments) as context:
+    root = _archive_folder(arguments)
+    with pipeline.JobContext(f"archive {command}", arguments) as context:
         yield context, Archive.open(context.spark, root)
         context.record(job_runner.JobProgress(job_runner.STOPPED))
 
@@ -86,40 +91,40 @@ def _open_archive(what: str, arguments: Namespace) -> Iterator[tuple[pipeline.Jo
 def _compact(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import store
 
-    removed = 0
+    total = 0
     with _open_archive("compact", arguments) as (context, archive):
-        for small, number in store.compact_all(archive):
-            removed += number
+        for small_files, number in store.compact_all(archive):
+            total += number
             conflict = "changed by another process at the same time"
             result = f"{number} fewer files" if number else conflict
-            context.say(f"{one_line(small[0].topic)} {small[0].date}: {result}")
-        context.say(f"{removed} fewer files, {len(archive.log.files)} left")
+            context.say(f"{one_line(small_files[0].topic)} {small_files[0].date}: {result}")
+        context.say(f"{total} fewer files, {len(archive.log.files)} left")
     return 0
 
 
 def _verify(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive import verify as verify_module
 
-    are_equal, is_any = True, False
+    are_equal, is_empty = True, True
     with _open_archive("verify", arguments) as (_, archive):
         names = arguments.topic.split(",") if arguments.topic else None
-        for compared in verify_module.verify(archive, names):
-            is_any = True
-            are_equal = are_equal and compared.is_equal
-            print(_describe(compared))
-        if not is_any:
+        for comparison in verify_module.verify(archive, names):
+            is_empty = False
+            are_equal = are_equal and comparison.is_equal
+            print(_describe(comparison))
+        if is_empty:
             print("no message is both archived and still in the stream: nothing to compare")
     return 0 if are_equal else 1
 
 
-def _describe(compared: Comparison) -> str:
-    where = f"{one_line(compared.topic)}, ids {compared.low + 1} to {compared.high}"
-    kept, archived = compared.stored, compared.archived
-    if compared.is_equal:
-        return f"{where}: equal, {kept.rows:,} messages, {kept.checksum:x}"
+def _describe(comparison: Comparison) -> str:
+    head = f"{one_line(comparison.topic)}, ids {comparison.low + 1} to {comparison.high}"
+    stored, archived = comparison.stored, comparison.archived
+    if comparison.is_equal:
+        return f"{head}: equal, {stored.rows:,} messages, checksum {stored.checksum:x}"
     return (
-        f"{where}: DIFFERENT, kept {kept.rows:,} ({kept.checksum:x}),"
-        f" archived {archived.rows:,} ({archived.checksum:x})"
+        f"{head}: DIFFERENT, {stored.rows:,} messages in the stream (checksum {stored.checksum:x}),"
+        f" {archived.rows:,} in the archive ({archived.checksum:x})"
     )
 
 
@@ -133,12 +138,12 @@ def _replay(arguments: Namespace) -> int:
     plan = replay_module.limit_plan(plan, arguments.first, arguments.last)
     with _open_archive("replay", arguments) as (context, archive):
         context.say(f"replay {name}: if it is interrupted, continue with --name {name}")
-        for done, parts in replay_module.replay(archive, name, plan):
-            context.say(f"published {done} of {parts} parts to {one_line(plan.as_topic)}")
+        for published, parts in replay_module.replay(archive, name, plan):
+            context.say(f"published {published} of {parts} parts to {one_line(plan.as_topic)}")
     return 0
 
 
-def _id_or_time(text: str) -> int | datetime:
+def _parse_id_or_time(text: str) -> int | datetime:
     if text.isascii() and text.isdecimal():
         return int(text)
     return time_with_zone(text)
@@ -152,7 +157,8 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--topic",
         metavar="NAMES",
-        help="names and patterns to mark and archive, separated by commas (default: marked topics)",
+        help="topics and patterns to mark and archive, separated by commas (default: all marked"
+        " topics)",
     )
     parser.add_argument(
         "--allow-gaps",
@@ -163,29 +169,29 @@ def _configure(parser: ArgumentParser) -> None:
     pipeline.add_streaming(parser, _DEFAULT_CHECKPOINT, "10 seconds")
     parser.set_defaults(subcommand=_archive)
     add = subcommands(parser, is_required=False)
-    configure_maintenance(add)
+    _add_maintenance(add)
     for name, function, help_ in (
-        ("mark", _mark, "keep a topic's messages until they are archived"),
-        ("unmark", _unmark, "stop keeping a topic's messages for the archive"),
+        ("mark", _mark, "archive a topic; its messages stay in the stream until then"),
+        ("unmark", _unmark, "stop archiving a topic"),
     ):
-        add(name, function, help_).add_argument("topic", metavar="TOPIC", help="its name")
+        add(name, function, help_).add_argument("topic", metavar="TOPIC", help="name of the topic")
     add("marks", _marks, "print the marked topics")
 
 
 def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
-    # The option may also stand before the name of the command.
+    # If the option stands before the command, SUPPRESS does not overwrite it.
     parser.add_argument(
         "--to",
         metavar="DIR",
-        default=None if not required else SUPPRESS,
-        help="the archive: a folder, or an address for Hadoop (hdfs://…, s3a://…)",
+        default=SUPPRESS if required else None,
+        help="folder of the archive: a path, or an address for Hadoop (hdfs://…, s3a://…)",
     )
 
 
 def _archive(arguments: Namespace) -> int:
     from psqlmessages.pipeline.archive.archive_job import ArchiveJob
 
-    root = archive_folder(arguments)
+    root = _archive_folder(arguments)
     names = tuple(name for name in (arguments.topic or "").split(",") if name)
     with pipeline.JobContext(COMMAND.name, arguments) as context:
         job = ArchiveJob(context.spark, root, names, allows_gaps=arguments.allow_gaps)

@@ -44,15 +44,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("psqlmessages")
 
-# State of an exchange: its definition and its counters
-
 _MAX_COUNTED_BATCHES: Final = 1000
 
 
 class SparkExchangeState:
-    """Definition and counters of one exchange.
+    """Definition and counters of one exchange, as the driver of the Spark job needs them.
 
-    Everything except `count` and `lag` must be used by one thread only.
+    Only `count`, `elements` and `lag` may be called by any thread, all else by one thread only.
     """
 
     def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
@@ -65,8 +63,8 @@ class SparkExchangeState:
         self._new_counts: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
         self._elements: dict[int, int] = {}
         self._rules = MissingRuleCheck()
-        # Check the rules at the start, after refusals, and while rules are missing.
-        self._is_refused = True
+        # Check the rules at the start, after a refused call, and while rules are missing.
+        self._was_refused = True
         self.counter_store = CounterStore(using)
 
     # Called by Spark's threads
@@ -97,9 +95,9 @@ class SparkExchangeState:
         if definition != self._definition:
             self._definition = definition
             self._compiled = self._compile(definition[0])
-        found = self._compiled if row.is_running else None
-        self._running = () if found is None else (row.pk,)
-        return found
+        exchange = self._compiled if row.is_running else None
+        self._running = () if exchange is None else (row.pk,)
+        return exchange
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
         queues = sorted(definition.queues, key=str)
@@ -124,12 +122,12 @@ class SparkExchangeState:
         elements = Element.objects.using(source.namespace).filter(queue__name=source.name)
         waiting = elements.filter(available_at__lte=Now()).order_by("available_at")
         try:
-            found = waiting.values_list("available_at", Now()).first()
+            times = waiting.values_list("available_at", Now()).first()
         except (OperationalError, InterfaceError) as error:
             raise ServerUnreachable(error_line(error)) from error
         except DatabaseError as error:
             raise MessagesError(error_line(error)) from error
-        return 0.0 if found is None else max((found[1] - found[0]).total_seconds(), 0.0)
+        return 0.0 if times is None else max((times[1] - times[0]).total_seconds(), 0.0)
 
     # Counters
 
@@ -140,13 +138,13 @@ class SparkExchangeState:
         counters = self.counter_store.of(self._key)
         for counts in self._take_new_counts():
             counts.add_to(counters)
-            self._is_refused |= counts.is_refusal
+            self._was_refused |= counts.is_refusal
         self.counter_store.mark_written(
             self.counter_store.write(self.counter_store.list_rows(self._running))
         )
-        may_lack_rules = self._is_refused or self._rules.rules
+        may_lack_rules = self._was_refused or self._rules.rules
         if may_lack_rules and self._definition is not None and self._rules.is_due:
-            self._is_refused = False
+            self._was_refused = False
             self._rules.check(self._definition[0], self._using)
             self.counter_store.missing_rules[self._key] = self._rules.describe()
 
@@ -158,14 +156,12 @@ class SparkExchangeState:
                 return
 
 
-# Definition sync: a thread that uses Django while the query runs
-
 _SYNC_SECONDS: Final = 0.5
 _WRITE_SECONDS: Final = 2.0
 
 
 class DefinitionSync(Thread):
-    """Applies changes of the definition and writes the counters while Spark runs."""
+    """Thread that applies changes of the definition and writes the counters while Spark runs."""
 
     def __init__(
         self,
@@ -178,7 +174,7 @@ class DefinitionSync(Thread):
         self._name = one_line(name)
         self._state = state
         self._exchanges = exchanges
-        self._print = say
+        self._print_line = say
         self._write_at = 0.0
         self._last_text = ""
         self._is_stopping = Event()
@@ -194,7 +190,7 @@ class DefinitionSync(Thread):
             self._say(f"running {self._name}; press Ctrl-C to stop")
 
     def run(self) -> None:
-        """Repeat until closed; if the exchange is deleted, stop its query."""
+        """Apply changes and write counters until `close`, or until the exchange is deleted."""
         try:
             while not self._is_stopping.wait(_SYNC_SECONDS):
                 self._sync()
@@ -232,7 +228,7 @@ class DefinitionSync(Thread):
         """Print a line, unless it is the same as the last one."""
         if text != self._last_text:
             self._last_text = text
-            self._print(text)
+            self._print_line(text)
 
 
 def _configure(parser: ArgumentParser) -> None:
@@ -247,7 +243,8 @@ def _configure(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=positive,
         default=5,
-        help="longest duration of a batch; changes take effect with the next batch (default: 5)",
+        help="maximum duration of a batch; changes of the exchange take effect with the next batch"
+        " (default: 5)",
     )
     parser.add_argument(
         "--module",

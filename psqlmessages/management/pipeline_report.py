@@ -1,4 +1,4 @@
-"""Command pipeline report: a period as one HTML page."""
+"""Command pipeline report: statistics of a period as one HTML page."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def _configure(parser: ArgumentParser) -> None:
         dest="begin",
         metavar="TIME",
         default="24h",
-        help="2026-11-21T12:00 (UTC without a zone), or how long ago: 30m, 24h, 7d (default: 24h)",
+        help="start, such as 2026-11-21T12:00 (without a zone: UTC), or how long ago: 30m, 24h, 7d"
+        " (default: 24h)",
     )
     parser.add_argument(
-        "--to", dest="end", metavar="TIME", default="0s", help="same format (default: now)"
+        "--to", dest="end", metavar="TIME", default="0s", help="end, as for --from (default: now)"
     )
     parser.add_argument(
         "--out", metavar="FILE", required=True, help="the file, for example report.html"
@@ -49,16 +50,16 @@ def _configure(parser: ArgumentParser) -> None:
         "--topic",
         metavar="NAMES",
         default="*",
-        help="names and patterns, separated by commas (default: *)",
+        help="topics and patterns, separated by commas (default: *)",
     )
     parser.add_argument(
         "--of",
         choices=("traffic", "messages"),
-        help="what to count: the windows of the job traffic (fast, with latencies), or the"
-        " messages, with Spark (default: traffic, or messages if there are no windows)",
+        help="source of the statistics: the windows of the job traffic (fast, with latencies), or"
+        " the messages, read with Spark (default: traffic, or messages if there are no windows)",
     )
     parser.add_argument(
-        "--archive", metavar="DIR", help="also count the messages in this archive, with Spark"
+        "--archive", metavar="DIR", help="also read the messages of this archive, with Spark"
     )
 
 
@@ -70,30 +71,31 @@ def run(arguments: Namespace) -> int:
     )
     if period.begin >= period.end:
         raise ValueError(f"--from {arguments.begin} is not before --to {arguments.end}")
-    figures = _read_statistics(arguments, period)
+    statistics = _read_statistics(arguments, period)
     page = html.render_page(
         contents.Report(
             database=_describe_database(arguments.database),
             period=period,
             made_at=now,
-            statistics=figures,
+            statistics=statistics,
             flows=_read_flows(arguments.database),
         )
     )
     _write(Path(arguments.out), page)
-    count = figures.total.count if figures.total else 0
-    print(f"{count:,} messages, {figures.source}", file=sys.stderr)
+    count = statistics.total.count if statistics.total else 0
+    print(f"{count:,} messages, {statistics.source}", file=sys.stderr)
     print(one_line(arguments.out))
     return 0
 
 
 def _read_statistics(arguments: Namespace, period: Period) -> ReportStatistics:
+    """Read the statistics from the source that --of and --archive select."""
     if arguments.of != "messages" and not arguments.archive:
         found = read_windows(period, arguments.topic, arguments.database)
         if found is not None:
             return found
         if arguments.of == "traffic":
-            raise ValueError("no traffic windows in this period: the job traffic did not run")
+            raise ValueError("no traffic windows in this period: the job traffic has not run")
     return _count_messages(arguments, period)
 
 
@@ -129,25 +131,24 @@ def _count_messages(arguments: Namespace, period: Period) -> ReportStatistics:
             return found
 
 
-def _write(target: Path, page: str) -> None:
-    """Replace the page only when it is complete."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+def _write(file: Path, page: str) -> None:
+    """Write the page to a draft, and then rename it, so that the file is always complete."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         draft.write_text(page, encoding="utf-8")
-        draft.replace(target)
+        draft.replace(file)
     finally:
         draft.unlink(missing_ok=True)
 
 
-# Figures from traffic windows, and from the counters of exchanges
+# Statistics from traffic windows, and from the counters of exchanges
 
-# Sum at most this number of windows, if there are longer ones.
+# With more windows in the period, choose longer windows if there are any.
 _MAX_WINDOWS: Final = 1600
 
 _COLUMNS: Final = """count, bytes, size_p50, size_p95, size_p99,
         latency_p50, latency_p95, latency_p99"""
-# Keys consist of a kind and a name. Steps begin at multiples of their length since 1970, like
-# windows.
+# Steps, the points of the chart, begin at multiples of their length since 1970, as windows do.
 _WINDOWS: Final = f"""
     SELECT topic, sender, {_COLUMNS},
         (extract(epoch FROM starts_at)::bigint / %(step)s * %(step)s) AS at
@@ -155,6 +156,7 @@ _WINDOWS: Final = f"""
     WHERE window_seconds = %(window)s AND starts_at >= %(begin)s AND starts_at < %(end)s
         AND (topic = ANY (%(names)s) OR topic ^@ ANY (%(prefixes)s))
 """  # noqa: S608 - only constants
+# The keys: '' for the total, and a, t or s followed by the start of a step, a topic or a sender.
 _SUMS: Final = f"""
     WITH windows AS MATERIALIZED ({_WINDOWS}), chosen AS (
         SELECT '' AS key, {_COLUMNS} FROM windows
@@ -173,14 +175,14 @@ _SUMS: Final = f"""
 """  # noqa: S608
 _POINTS: Final = f"""
     SELECT topic, at, sum(count)::bigint FROM ({_WINDOWS}) AS windows
-    WHERE topic = ANY (%(drawn)s) GROUP BY topic, at
+    WHERE topic = ANY (%(chart_topics)s) GROUP BY topic, at
 """  # noqa: S608
 
 
 def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | None:
-    """Read the figures of a period from traffic windows; None if there are none.
+    """Read the statistics of a period from traffic windows; None if it has no windows.
 
-    ``topics`` are names and patterns, separated by commas.
+    ``topics`` has names and patterns, separated by commas.
     """
     window = _choose_window_length(period, using)
     if window is None:
@@ -194,9 +196,9 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
             kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
             for kind in "ats"
         }
-        drawn = list(by_kind["t"])[:CHART_TOPICS]
-        cursor.execute(_POINTS, {**parameters, "drawn": drawn})
-        points: dict[str, dict[int, int]] = {topic: {} for topic in drawn}
+        chart_topics = list(by_kind["t"])[:CHART_TOPICS]
+        cursor.execute(_POINTS, {**parameters, "chart_topics": chart_topics})
+        points: dict[str, dict[int, int]] = {topic: {} for topic in chart_topics}
         for topic, at, count in cursor.fetchall():
             points[topic][at] = count
     steps = {int(at): amount for at, amount in by_kind["a"].items()}
@@ -213,7 +215,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
 
 
 def _read_flows(using: str) -> list[ExchangeFlow]:
-    """Read the exchanges with their counters since they were created."""
+    """Read the exchanges with their counters, which count since their creation."""
     counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for row in ExchangeCount.objects.using(using):
         is_copy = row.outcome == ExchangeCount.Outcome.TO
@@ -239,18 +241,17 @@ def _choose_window_length(period: Period, using: str) -> int | None:
     traffic = Traffic.objects.using(using).order_by()
     oldest: dict[int, float] = {}
     for window in Window.values:
-        of_length = traffic.filter(window_seconds=window)
-        within = of_length.filter(starts_at__gte=period.begin, starts_at__lt=period.end)
-        if within.exists():
-            first = of_length.aggregate(first=Min("starts_at"))["first"]
+        rows = traffic.filter(window_seconds=window)
+        if rows.filter(starts_at__gte=period.begin, starts_at__lt=period.end).exists():
+            first = rows.aggregate(first=Min("starts_at"))["first"]
             oldest[window] = max(first.timestamp(), period.begin.timestamp() + window)
     if not oldest:
         return None
     earliest = min(oldest.values())
-    # Windows whose data begin at most one window length after the earliest data.
+    # A length covers the period if its data begin at most one window after the earliest data.
     covering = [window for window, first in oldest.items() if first <= earliest + window]
-    short_list = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
-    return min(short_list) if short_list else max(covering)
+    few_enough = [window for window in covering if period.seconds / window <= _MAX_WINDOWS]
+    return min(few_enough) if few_enough else max(covering)
 
 
 def _split_topics(topics: str) -> dict[str, list[str]]:

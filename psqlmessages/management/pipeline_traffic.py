@@ -32,15 +32,15 @@ def _configure(parser: ArgumentParser) -> None:
         "--topic",
         metavar="NAMES",
         default="*",
-        help="names and patterns, separated by commas (default: all topics that may be read)",
+        help="topics and patterns, separated by commas (default: all topics that may be read)",
     )
     parser.add_argument(
         "--lateness",
         metavar="SECONDS",
         type=seconds,
         default="600",
-        help="longest duration of a transaction that publishes: messages committed later than this"
-        " after other messages are left out and reported (default: 600)",
+        help="maximum duration of a transaction that publishes: messages of a longer one may be"
+        " left out, which the job reports (default: 600)",
     )
     parser.add_argument(
         "--rows",
@@ -51,14 +51,14 @@ def _configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--allow-gaps",
         action="store_true",
-        help="continue if messages were removed before they were read, and report it"
-        " (failOnDataLoss=false)",
+        help="if messages were removed before they were read, report this and continue, instead of"
+        " failing",
     )
     add_streaming(parser, CHECKPOINT)
 
 
 def run(arguments: Namespace) -> int:
-    """Count until Ctrl-C, or with --once until all present messages are counted."""
+    """Count until Ctrl-C, or with --once until all messages that exist now are counted."""
     from psqlmessages.pipeline import job_runner, traffic
     from psqlmessages.pipeline.offsets import Lag
     from psqlmessages.pipeline.traffic import TrafficTable
@@ -94,7 +94,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
-    """Return a function that records progress, and prunes old windows every 10 minutes."""
+    """Return a function that records progress and, every 10 minutes, removes old windows."""
     pruned_at = monotonic()
 
     def record(progress: JobProgress) -> None:
@@ -106,7 +106,7 @@ def _make_recorder(context: JobContext) -> Callable[[JobProgress], None]:
         try:
             prune(context.arguments.database)
         except (OperationalError, InterfaceError) as error:
-            context.say(f"could not remove old windows yet: {error}")
+            context.say(f"could not remove old windows, will try again: {error}")
 
     return record
 
@@ -116,14 +116,14 @@ def _topic_names(arguments: Namespace) -> list[str]:
 
 
 def _print_topics(context: JobContext) -> None:
-    """Print which topics are read; raise before Spark starts if they may not be read."""
+    """Print the number of topics; raise, before Spark starts, if they may not be read."""
     from psqlmessages.pipeline import offsets, traffic
     from psqlmessages.pipeline.database import Database
 
     arguments = context.arguments
     with closing(Database({})) as database:
         found = offsets.read_watermarks(database, traffic.CLIENT, _topic_names(arguments)).topics
-    topics = f"{len(found):,} topic{'s'[: len(found) != 1]}"
+    topics = f"{len(found):,} topic{'' if len(found) == 1 else 's'}"
     context.say(f"reading {topics} as {traffic.CLIENT}, checkpoint {arguments.checkpoint}")
     if not found:
         context.say(f"no rule lets {traffic.CLIENT} read any topic. Add {_RULE}")

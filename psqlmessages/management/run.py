@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> int:
             stuck_after=timedelta(seconds=get_settings().HANDLER_SECONDS),
         )
 
-        def show() -> None:
+        def show_rate() -> None:
             # An idle process prints nothing.
             if progress.count != worker.counters.handled:
                 progress.count = worker.counters.handled
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> int:
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"
             )
-            worker.run(show)
+            worker.run(show_rate)
         progress.count = worker.counters.handled
         counters = worker.counters
         progress.say(

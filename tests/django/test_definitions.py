@@ -174,7 +174,7 @@ def test_import_makes_what_the_file_says_and_prints_it(
 ) -> None:
     before = changes.present()
     done = manage(shop.server, *DEFINITIONS, "import", str(written), "--dry-run")
-    assert done.stderr == "would be 2 added, 1 changed, 0 removed\n"
+    assert done.stderr == "dry run: 2 added, 1 changed, 0 removed\n"
     assert changes.present() == before
     assert called(capsys, "import", str(written)) == (0, done.stdout, done.stderr[9:])
     old = before.rules[0]

@@ -48,7 +48,7 @@ def x1(type_in: TypeIn, graph_file: Path) -> Exchange:
 
 def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path) -> None:
     dry = type_in("load", graph_file, "--dry-run", "--with-rules")
-    assert dry.stderr.startswith("would be 1 added, ")
+    assert dry.stderr.startswith("dry run: 1 added, ")
     assert not Exchange.objects.exists()
     assert not Auth.objects.exists()
     assert type_in("load", graph_file).stderr.splitlines() == [
@@ -108,7 +108,7 @@ def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.Mon
     back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))
     told = type_in("load", "-", "--with-rules").stderr
-    assert told.endswith("\na cycle: default/audit, default/orders\n")
+    assert told.endswith("\ncycle: default/audit, default/orders\n")
     assert Exchange.objects.count() == 2
 
 

@@ -36,7 +36,7 @@ class Command(BaseCommand):
             choices=tuple(connections),
             help='alias of the database in DATABASES (default: PSQLMESSAGES["DATABASE"])',
         )
-        # With Django, these two do more than those of the console script with the same names.
+        # These replace commands of the console script and do more, because they can use Django.
         replaced = (database.PRUNE, doctor_rules.COMMAND)
         names = {command.name for command in replaced}
         plain = (command for command in COMMANDS if command.name not in names)
