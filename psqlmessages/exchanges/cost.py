@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from psqlmessages.exchanges.expression import NAMES, ExpressionTree
+from psqlmessages.exchanges.expression import VARIABLES, ExpressionTree
 from psqlmessages.exchanges.model import SelectorError
 
 # Patterns. RE2 compiles a regular expression to a program. Its size, the number of instructions,
 # determines how long matching takes.
 
-MAX_PROGRAM: Final = 10_000
+MAX_PROGRAM_SIZE: Final = 10_000
 
 # Instructions, rounded up. Measured: \pL takes 1,200, a range outside ASCII up to 9.
 _ANY: Final = 12
@@ -46,7 +46,7 @@ _TOKEN: Final = re.compile(
 def program_size(pattern: str) -> int:
     """Return an upper bound for the number of instructions that RE2 needs for a pattern.
 
-    The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM.
+    The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM_SIZE.
     """
     ignores_case = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
     # For each open group: the size of its last atom, which may still be repeated, and the size of
@@ -73,7 +73,7 @@ def program_size(pattern: str) -> int:
             case _:
                 sizes[-1] += last_sizes[-1]
                 last_sizes[-1] = _atom_size(token, ignores_case=ignores_case)
-        if sum(sizes) + sum(last_sizes) > MAX_PROGRAM:
+        if sum(sizes) + sum(last_sizes) > MAX_PROGRAM_SIZE:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(sizes) + sum(last_sizes)
 
@@ -156,7 +156,8 @@ def find_max_units(tree: ExpressionTree) -> int:
     """
     estimator = _CostEstimator()
     result_size = estimator.add_cost(tree)
-    estimator.time += result_size * _RETURN + LinearBound(_CONVERT)
+    # The conversion of the message to CEL values, and of the result to Python.
+    estimator.time += LinearBound(_CONVERT) + result_size * _RETURN
     max_units = min(estimator.max_units(), MAX_UNITS)
     if max_units < MIN_UNITS:
         raise SelectorError(
@@ -179,7 +180,8 @@ class _CostEstimator:
             return 0
         units = remaining / self.time.per_unit
         if self.time_per_unit_squared:
-            # Grant each part half of the time: stricter than solving the equation, but simpler.
+            # Half of the time each for the linear and the quadratic part: simpler than solving the
+            # equation, and never too high.
             units = min(units / 2, (remaining / 2 / self.time_per_unit_squared) ** 0.5)
         return units
 
@@ -257,7 +259,7 @@ class _CostEstimator:
 
 
 def _size_of_name(name: str) -> LinearBound:
-    if name in NAMES:
+    if name in VARIABLES:
         return LinearBound(per_unit=1, fixed=VALUE_UNITS)
     if name in TYPES:
         return VALUE_SIZE

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from psqlmessages.exchanges.model import SelectorError
 
 MAX_DEPTH: Final = 100
-NAMES: Final = frozenset({"msg", "state", "now"})
+VARIABLES: Final = frozenset({"msg", "state", "now"})
 
 Kind = Literal["constant", "name", "select", "has", "call", "list", "map"]
 
@@ -230,7 +230,7 @@ def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 def _path(expression: ExpressionTree) -> _Path | None:
     """Return the path of an expression such as ``msg.headers["a"]``; None for other kinds."""
     if expression.kind == "name":
-        return (expression.value,) if expression.value in NAMES else None
+        return (expression.value,) if expression.value in VARIABLES else None
     is_index = expression.kind == "call" and expression.value == "_[_]"
     key = expression.parts[1].literal if is_index else expression.value
     if key is None or not (is_index or expression.kind in {"select", "has"}):

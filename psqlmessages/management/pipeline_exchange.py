@@ -1,4 +1,4 @@
-"""Command pipeline exchange: run exchanges on Spark."""
+"""Command pipeline exchange: run an exchange on Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MAX_COUNTED_BATCHES: Final = 1000
 class SparkExchangeState:
     """Definition and counters of one exchange, as the driver of the Spark job needs them.
 
-    Only `count`, `elements` and `lag` may be called by any thread, all else by one thread only.
+    Only `add_counts`, `element_count` and `lag` may be called by any thread, all else by one thread only.
     """
 
     def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
@@ -69,7 +69,7 @@ class SparkExchangeState:
 
     # Called by Spark's threads
 
-    def count(self, batch_id: int, counts: Sequence[TaskCounts]) -> None:
+    def add_counts(self, batch_id: int, counts: Sequence[TaskCounts]) -> None:
         """Record the counts of a micro-batch."""
         if len(self._elements) >= _MAX_COUNTED_BATCHES:
             del self._elements[min(self._elements)]
@@ -78,7 +78,7 @@ class SparkExchangeState:
         )
         self._new_counts.put(counts)
 
-    def elements(self, batch_id: int) -> int:
+    def element_count(self, batch_id: int) -> int:
         """Return how many elements a micro-batch has finished, with any outcome."""
         return self._elements.get(batch_id, 0)
 
@@ -276,7 +276,7 @@ def _follow(context: JobContext) -> None:
     state = SparkExchangeState(arguments.name, arguments.database)
     exchanges = SparkExchanges(
         context.spark,
-        state.count,
+        state.add_counts,
         tasks=arguments.tasks,
         span=arguments.span,
         modules=arguments.module,
@@ -291,7 +291,7 @@ def _follow(context: JobContext) -> None:
             context.record,
             state.lag,
             context.say,
-            rows=lambda batch: state.elements(int(batch.batchId)),
+            rows=lambda batch: state.element_count(int(batch.batchId)),
             stop_seconds=get_settings().STOP_SECONDS,
         )
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from psqlmessages.exchanges import Selector, SelectorError
-from psqlmessages.exchanges.cost import MAX_PROGRAM, find_max_units, program_size
+from psqlmessages.exchanges.cost import MAX_PROGRAM_SIZE, find_max_units, program_size
 from psqlmessages.exchanges.expression import ExpressionTree
 from tests.exchanges.asking import asked, routed
 
@@ -179,7 +179,7 @@ def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes() -> No
         r"\pL(?s){3}": 3600, r"[]a]": 6, r"[^]a]{20}": 164, r"(?i)straße": 16,
     }  # fmt: skip
     for pattern, size in sizes.items():
-        assert size <= program_size(pattern) <= MAX_PROGRAM, pattern
+        assert size <= program_size(pattern) <= MAX_PROGRAM_SIZE, pattern
     for pattern in (r"\pL{10}", "((a{30}){30}){30}", "(?i)" + "ž{20}" * 80):
         with pytest.raises(SelectorError, match="too large: use fewer repetitions"):
             program_size(pattern)
