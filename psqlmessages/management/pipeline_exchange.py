@@ -50,7 +50,7 @@ _MAX_COUNTED_BATCHES: Final = 1000
 class SparkExchangeState:
     """Definition and counters of one exchange, as the driver of the Spark job needs them.
 
-    Only `add_counts`, `element_count` and `lag` may be called by any thread, all else by one thread only.
+    Any thread may call `add_counts`, `element_count` and `lag`. One thread calls all other methods.
     """
 
     def __init__(self, name: str, using: str = DEFAULT_DB_ALIAS) -> None:
