@@ -126,12 +126,12 @@ def _push(arguments: Namespace) -> int:
         raise ValueError(
             "--key needs a BODY argument: of several bodies with one key only the first is added"
         )
-    texts = read_bodies(arguments)
+    bodies = read_bodies(arguments)
     with (
         connect_as(arguments.dsn, arguments.client) as connection,
         Progress("pushed") as progress,
     ):
-        while batch := list(islice(texts, arguments.batch)):
+        while batch := list(islice(bodies, arguments.batch)):
             call = queue_calls.push_many(
                 arguments.client,
                 arguments.queue,

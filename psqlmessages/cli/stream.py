@@ -63,12 +63,12 @@ def _add_client_and_topic(parser: ArgumentParser, help_: str) -> None:
 
 
 def _publish(arguments: Namespace) -> int:
-    texts = read_bodies(arguments)
+    bodies = read_bodies(arguments)
     with (
         connect_as(arguments.dsn, arguments.client) as connection,
         Progress("published") as progress,
     ):
-        while batch := list(islice(texts, arguments.batch)):
+        while batch := list(islice(bodies, arguments.batch)):
             run_call(
                 connection, stream_calls.publish_many(arguments.client, arguments.topic, batch)
             )
@@ -107,7 +107,8 @@ def _print_all(
             try:
                 subscription.confirm(last_printed)
             except (MessagesError, psycopg.Error) as error:
-                progress.say(f"the last messages are delivered again, not acknowledged: {error}")
+                # The subscription delivers them again.
+                progress.say(f"could not acknowledge the last messages: {error}")
 
 
 def _format(message: StreamMessage, arguments: Namespace) -> str:
