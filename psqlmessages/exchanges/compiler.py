@@ -136,7 +136,8 @@ def compile_expression(text: str) -> CompiledExpression:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
     is_bool = expression.return_type().name() == "BOOL"
-    results = DecisionCache[SelectorResult].of(fields.tree) if is_bool else None
+    results: DecisionCache[SelectorResult] | None
+    results = DecisionCache.of(fields.tree) if is_bool else None
     return CompiledExpression(expression, fields, is_bool, results)
 
 
