@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.mutation.catalogue import FOLDERS
+
 ROOT = Path(__file__).parents[2]
 PLUGINS = ["-p", "tests.mutation.plugin", "-p", "no:terminal", "-p", "no:cacheprovider", "-s"]
-TESTS = [f"tests/{name}" for name in ("sql", "streams", "queues", "exchanges", "reliability")]
+TESTS = [f"tests/{name}" for name in FOLDERS]
 
 if __name__ == "__main__":
     command = [sys.executable, "-m", "pytest", *PLUGINS, *TESTS, *sys.argv[1:]]

@@ -1,6 +1,7 @@
 """Which mutants there are, and which test kills each."""
 
 import re
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psycopg
 from tests.mutation.mutants import Mutant, mutants
 
 TESTS = Path(__file__).parents[1]
+FOLDERS = "sql", "streams", "queues", "exchanges", "reliability"
 SOURCES = """
     SELECT p.proname, pg_get_functiondef(p.oid) FROM pg_proc AS p
     WHERE p.pronamespace = 'messages'::regnamespace
@@ -92,27 +94,32 @@ class Catalogue:
         return {each.name: each for each in found if each.name.startswith(beginning)}
 
     def files_for(self, function: str) -> list[Path]:
-        """Test files that call it, directly or not; first those that call little else."""
-        reached, grown = {function}, True
-        while grown:
+        """Test files that call it, directly or not; first those that call it most and directly."""
+        weights: dict[str, float] = {}
+        callers, weight = {function}, 1.0
+        while callers:
+            weights |= dict.fromkeys(callers, weight)
+            weight /= 10
             callers = {
                 name
                 for name, source in self._sources.items()
-                if any(re.search(rf"messages\.{each}\(", source) for each in reached)
-            }
-            grown = not callers <= reached
-            reached |= callers
-        public = {name for name in reached if not name.startswith("_")} or set(self._files_with)
+                if any(re.search(rf"messages\.{each}\(", source) for each in callers)
+            } - set(weights)
+        public = {name for name in weights if not name.startswith("_")} or set(self._files_with)
         score = {
-            file: sum(1 / self._files_with[name] for name in public & words)
+            file: sum(
+                words[name] * weights.get(name, 1) / self._files_with[name] for name in public
+            )
             for file, words in self._words.items()
         }
         return sorted((file for file in score if score[file]), key=lambda file: -score[file])
 
     @cached_property
-    def _words(self) -> dict[Path, set[str]]:
+    def _words(self) -> dict[Path, Counter[str]]:
         return {
-            file: set(re.findall(r"\w+", file.read_text())) for file in TESTS.rglob("test_*.py")
+            file: Counter(re.findall(r"\w+", file.read_text()))
+            for folder in FOLDERS
+            for file in (TESTS / folder).rglob("test_*.py")
         }
 
     @cached_property
