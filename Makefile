@@ -92,6 +92,14 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 audit: .venv/test .venv/audited  ## look all that is installed up among known vulnerabilities, with pip-audit
 	@$(BIN)/python -m project.audit
 
+.PHONY: docs
+docs: .venv/docs  ## build the documentation into build/docs; a warning or a dead link is an error
+	@$(BIN)/mkdocs build --strict --quiet
+
+.PHONY: docs-serve
+docs-serve: .venv/docs  ## show the documentation on http://127.0.0.1:8001/, and again after each change
+	@$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
 .PHONY: screenshots
 screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium
 	@$(BIN)/python -m tools.screenshots
@@ -138,7 +146,11 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 	@$(PIP) -r benchmarks/requirements.txt
 	@touch $@
 
-.venv/test: .venv/pipeline requirements-test.txt
+.venv/docs: .venv/run requirements-docs.txt
+	@$(PIP) -r requirements-docs.txt
+	@touch $@
+
+.venv/test: .venv/pipeline .venv/docs requirements-test.txt
 	@$(PIP) -r requirements-test.txt
 	@touch $@
 

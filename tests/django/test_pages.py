@@ -4,9 +4,11 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,7 +17,9 @@ from zipfile import ZipFile
 import django
 import psycopg
 import pytest
+from playwright.sync_api import expect
 
+from project.postgres.ports import free_port
 from psqlmessages import checks
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.doctor import CHECKS
@@ -24,13 +28,24 @@ from psqlmessages.conf import Settings
 from psqlmessages.management import access, database, definitions, exchange, run
 from tests.conftest import TestedServer
 from tests.django.processes import environment, run_python
+from tests.django.waiting import wait_until
+from tests.web.browser import LIVE, chromium
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("tutorial", "how-to/test-handlers", "reference/django")
-DJANGO_MD = "".join((ROOT / f"docs/{page}.md").read_text() for page in PAGES)
+PAGES = (
+    "tutorial", "how-to/rules-in-code", "how-to/test-handlers", "how-to/scale-workers",
+    "reference/django",
+)  # fmt: skip
+GUIDE = "".join((ROOT / f"docs/{page}.md").read_text() for page in PAGES)
+DJANGO_MD = (ROOT / "docs/reference/django.md").read_text()
 COMMANDS_MD = (ROOT / "docs/reference/commands.md").read_text()
-BLOCK = re.compile(r"^```(console|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INSTALL = 'pip install psqlmessages "psycopg[binary]"'
+BLOCK = re.compile(
+    r"^(?:(Replace) `[^`]*`[^`]*\n\n)?```(console|python|text)\n(.*?)^```",
+    re.MULTILINE | re.DOTALL,
+)
+INSTALL = 'pip install "psqlmessages[web]" "psycopg[binary]"'
+# What the pages start in further terminals.
+LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 
 
 @pytest.fixture(scope="module")
@@ -59,46 +74,57 @@ def test_the_wheel_holds_all_that_is_not_python_too(wheel: Path) -> None:
 
 
 class Newcomer:
-    """Someone who follows the page in an empty folder, with two terminals."""
+    """Someone who follows the pages in an empty folder, with several terminals."""
 
     def __init__(self, folder: Path, server: TestedServer, wheel: Path) -> None:
         self.folder = folder
         self.wheel = wheel
         self.port = str(urlsplit(server.superuser_url).port)
+        self.web = f"127.0.0.1:{free_port()}"
         bin_folders = (folder / ".venv/bin", Path(sys.executable).parent, server.psql.parent)
         self.environment = {
             "HOME": str(folder), "LANG": "C.UTF-8", "PGPORT": self.port, "PYTHONUNBUFFERED": "1",
             "PATH": ":".join(map(str, (*bin_folders, os.environ["PATH"]))),
             "PGPASSWORD": str(server.server.home.passwords.get(server.server.superuser)),
         }  # fmt: skip
-        self.worker: subprocess.Popen[str] | None = None
+        self.lasting: list[subprocess.Popen[bytes]] = []
+        self.terminals = folder / "terminals.txt"
 
-    def follow(self, kind: str, text: str) -> None:
-        """Do what one block says, and see that what it shows comes."""
-        if kind == "python":
-            self.write(text)
-        elif kind == "text":
-            assert self.worker.stdout.readline() == text
-        else:
-            for command, shown in commands(text):
-                self.type(command, shown)
+    def follow(self, page: str) -> None:
+        """Do what the blocks of a page say, and see that what they show comes."""
+        for verb, kind, text in BLOCK.findall(page):
+            if kind == "python":
+                self.write(text, "w" if verb else "a")
+            elif kind == "text":
+                self.sees(text)
+            else:
+                for command, shown in commands(text):
+                    self.type(command, shown)
 
-    def write(self, text: str) -> None:
-        """Write the file that the first line names; append if it is there."""
+    def write(self, text: str, mode: str) -> None:
+        """Write the file that the first line names."""
         if path := re.match(r"# (\S+\.py)\n", text):
-            with (self.folder / path.group(1)).open("a") as file:
-                file.write("\n" + text.replace('"PORT": "5432"', f'"PORT": "{self.port}"'))
+            file = self.folder / path.group(1)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open(mode) as opened:
+                opened.write("\n" + text.replace('"PORT": "5432"', f'"PORT": "{self.port}"'))
+
+    def sees(self, text: str) -> None:
+        """Wait until the other terminals show a text."""
+        wait_until(lambda: text in self.terminals.read_text())
 
     def type(self, command: str, shown: str) -> None:
-        """Type a command into a terminal; the other one for what goes on."""
+        """Type a command into a terminal; into another one if it does not end."""
         if command == INSTALL:
             self.install()
-        elif " run " in command:
-            self.worker = subprocess.Popen(
-                command.split(), cwd=self.folder, env=self.environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-            assert self.worker.stderr.readline() == shown
+        elif LASTING.search(command):
+            command = command.replace("runserver", f"runserver {self.web}")
+            with self.terminals.open("a") as terminal:
+                self.lasting.append(subprocess.Popen(
+                    command.split(), cwd=self.folder, env=self.environment, stdout=terminal,
+                    stderr=terminal, start_new_session=True,
+                ))  # fmt: skip
+            self.sees(shown)
         else:
             # pip is taken from where the tests run, as making another takes half a minute.
             command = command.replace("-m venv", "-m venv --without-pip")
@@ -107,6 +133,12 @@ class Newcomer:
                 capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             assert (done.returncode, done.stdout) == (0, shown or done.stdout), (command, done)
+
+    def stop(self) -> list[int]:
+        """Press Ctrl-C in the other terminals; return the exit codes."""
+        for process in self.lasting:
+            os.killpg(process.pid, signal.SIGINT)
+        return [process.wait(60) for process in self.lasting]
 
     def install(self) -> None:
         """Install the wheel; what it needs is taken from where the tests run."""
@@ -142,9 +174,10 @@ def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newc
     newcomer = Newcomer(tmp_path, server, wheel)
     clean(server)
     yield newcomer
-    if newcomer.worker is not None:
-        newcomer.worker.kill()
-        newcomer.worker.communicate()
+    for process in newcomer.lasting:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     clean(server)
 
 
@@ -156,13 +189,19 @@ def clean(server: TestedServer) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_page_leads_a_newcomer_to_the_first_message_handled(newcomer: Newcomer) -> None:
-    for kind, text in BLOCK.findall(DJANGO_MD):
-        newcomer.follow(kind, text)
-    newcomer.worker.terminate()
-    _, said = newcomer.worker.communicate(timeout=60)
-    assert newcomer.worker.returncode == 0
-    assert "handled 2 in" in said
+def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) -> None:
+    newcomer.follow(GUIDE)
+    with chromium() as browser:
+        page = browser.new_page(base_url=f"http://{newcomer.web}")
+        page.goto("/admin/login/?next=/monitor/")
+        page.get_by_label("Username").fill("admin")
+        page.get_by_label("Password").fill("secret")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.locator(LIVE)).to_be_visible()
+        expect(page.get_by_role("link", name="ORDERS")).to_be_visible()
+    worker, *_ = newcomer.stop()
+    assert worker == 0
+    newcomer.sees("handled ")
 
 
 def test_every_system_check_and_check_of_the_doctor_is_on_its_page() -> None:
