@@ -29,7 +29,7 @@ _SET_PAUSED = """
         UPDATE psqlmessages_queue AS q SET is_paused = %(is_paused)s
         WHERE q.id = ANY (%(ids)s) AND q.is_paused <> %(is_paused)s RETURNING q AS queue
     )
-    SELECT (c.queue).id, messages._wake_readers(c.queue) FROM changed AS c
+    SELECT (c.queue).id, messages._notify_waiting_readers(c.queue) FROM changed AS c
 """
 _DRAIN = """
     WITH locked AS MATERIALIZED (
@@ -45,7 +45,7 @@ _REMOVE = "SELECT messages._remove_queue(q) FROM messages._existing_queue(%s) AS
 
 def create_queue(name: str) -> int:
     """Create a queue, if it does not exist; return its key."""
-    ((key,),) = rows("SELECT (messages._queue(%s)).id", [name])
+    ((key,),) = rows("SELECT (messages._get_or_create_queue(%s)).id", [name])
     return int(key)
 
 
@@ -64,7 +64,7 @@ def drain(queue: int) -> int:
     with transaction.atomic(using=database()):
         ((removed,),) = rows(_DRAIN, [queue])
         if removed:
-            rows("SELECT messages._count(%s, removes => %s)", [queue, removed])
+            rows("SELECT messages._add_queue_counts(%s, removes => %s)", [queue, removed])
     return int(removed)
 
 
@@ -136,7 +136,7 @@ class ElementsMixin:
         if not queue_by_id:
             self.message_user(request, "No dead letter was selected.", messages.WARNING)
             return
-        ((moved,),) = rows("SELECT messages._requeue_dead_letters(%s)", [list(queue_by_id)])
+        ((moved,),) = rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
         queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
         text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."

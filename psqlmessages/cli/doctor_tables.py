@@ -17,12 +17,12 @@ _EXPIRED_TABLES = """
     WHERE pg_relation_size(spare.body) > 0
 """
 _UNNEEDED_TABLES = """
-    SELECT count(*), coalesce(sum(pg_table_size(messages._stream_table(n))), 0)::bigint
+    SELECT count(*), coalesce(sum(pg_table_size(messages._stream_partition(n))), 0)::bigint
     FROM generate_series(0, 3) AS n, messages._stream AS s
     WHERE messages._last_check('messages._streams_checked', s.tended_at)
         < clock_timestamp() - interval '10 seconds'
-      AND pg_relation_size(messages._stream_table(n)) > 0
-      AND NOT messages._is_needed(n)
+      AND pg_relation_size(messages._stream_partition(n)) > 0
+      AND NOT messages._has_needed_rows(n)
 """
 _OWNER = """
     SELECT r.rolname, quote_ident(r.rolname), r.rolsuper

@@ -331,7 +331,7 @@ BEGIN
         RAISE DEBUG 'ending dead sessions is postponed: %', SQLERRM;
     END;
     BEGIN
-        v_events := v_events + messages._follow_role_memberships(is_commit);
+        v_events := v_events + messages._apply_role_membership_changes(is_commit);
     EXCEPTION WHEN lock_not_available OR deadlock_detected OR insufficient_resources THEN
         RAISE DEBUG 'applying rules and role memberships is postponed: %', SQLERRM;
     END;

@@ -202,7 +202,7 @@ DECLARE
     v_subscription psqlmessages_subscription;
     v_watermark bigint;
 BEGIN
-    PERFORM messages._check_isolation('subscribe');
+    PERFORM messages._require_read_committed('subscribe');
     PERFORM messages._log_command('subscribe', client_id, topic);
     IF length(client_id) <= 100 AND length(topic) <= 100 AND timeout > 0 AND max_rows > 0 THEN
         SELECT r.can_read INTO v_can_read FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;

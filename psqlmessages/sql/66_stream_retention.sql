@@ -1,8 +1,9 @@
--- Retention of stream messages: the tables are filled in turn, and truncated when their messages are not needed. If a
--- table has few needed rows left, they are moved to the table that is being filled.
+-- Retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
+-- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages. If
+-- few are still needed, it first moves them to the current partition.
 
 CREATE OR REPLACE FUNCTION messages._expire_subscriptions()
-RETURNS int
+RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -14,7 +15,7 @@ BEGIN
     WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) <= clock_timestamp()
       AND NOT messages._is_alive(s);
     IF v_names IS NULL THEN
-        RETURN 0;
+        RETURN;
     END IF;
     WITH locked AS (
         SELECT t.id, t.name FROM psqlmessages_topic AS t
@@ -31,15 +32,14 @@ BEGIN
     SELECT array_agg(e.id) INTO v_expired FROM expired AS e;
     UPDATE psqlmessages_subscription AS s SET is_alive = false WHERE s.id = ANY (v_expired);
     PERFORM messages._rebuild_topics(v_topics);
-    RETURN coalesce(cardinality(v_expired), 0);
 END
 $$;
 
 COMMENT ON FUNCTION messages._expire_subscriptions IS
-    'Mark subscriptions that were not pinged in time as dead, so that their messages are not needed. Returns how many. Never waits.';
+    'Mark subscriptions that were not pinged in time as dead. Skips locked rows.';
 
 
-CREATE OR REPLACE FUNCTION messages._forget_subscriptions()
+CREATE OR REPLACE FUNCTION messages._delete_dead_subscriptions()
 RETURNS void
 LANGUAGE sql
 AS $$
@@ -58,8 +58,8 @@ AS $$
     )
 $$;
 
-COMMENT ON FUNCTION messages._forget_subscriptions IS
-    'Delete subscriptions 30 days after their end: until then a late client learns that it missed messages. Never waits.';
+COMMENT ON FUNCTION messages._delete_dead_subscriptions IS
+    'Delete subscriptions 30 days after they have timed out: until then a node that returns learns that it missed messages. Also forget removed topics that have no subscription. Skips locked rows.';
 
 
 CREATE OR REPLACE FUNCTION messages._unused_topics()
@@ -75,10 +75,10 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._unused_topics IS
-    'Topics made by publish that have no message, subscription, member or rule.';
+    'Ids of topics that publish created and that have no message, subscription, retention, member or rule.';
 
 
-CREATE OR REPLACE FUNCTION messages._remove_topics()
+CREATE OR REPLACE FUNCTION messages._delete_unused_topics()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -91,25 +91,25 @@ BEGIN
     BEGIN
         LOCK TABLE messages._gate, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        -- A change of rules may name one of the topics. Or the memberships are locked, and DELETE would wait when it
-        -- checks the foreign key.
+        -- A change of rules holds the gate, and may name one of the topics. Or the memberships are locked, and DELETE
+        -- would wait when it checks their foreign key.
         RETURN;
     END;
     WITH locked AS (
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (v_topics) FOR UPDATE SKIP LOCKED
     )
     SELECT array_agg(l.id) INTO v_topics FROM locked AS l;
-    -- Check again: now that the topics are locked, no transaction publishes to them or joins them.
+    -- Check again: now that the topics are locked, no other transaction can publish to them, subscribe or join.
     v_topics := ARRAY(SELECT u.id FROM messages._unused_topics() AS u (id) WHERE u.id = ANY (v_topics));
-    -- A subscription that returns to a topic of this name must learn that it missed messages.
-    WITH missed AS (
+    -- The topic may be created again: a subscription that has not read all must then learn that it missed messages.
+    WITH behind AS (
         SELECT s.id FROM psqlmessages_subscription AS s
         JOIN psqlmessages_topic AS t ON t.name = s.topic
         JOIN messages._stream_last AS l ON l.topic_id = t.id
         WHERE t.id = ANY (v_topics) AND s.position < l.id
         FOR NO KEY UPDATE OF s SKIP LOCKED
     )
-    UPDATE psqlmessages_subscription AS s SET is_recovered = false WHERE s.id IN (SELECT m.id FROM missed AS m);
+    UPDATE psqlmessages_subscription AS s SET is_recovered = false WHERE s.id IN (SELECT b.id FROM behind AS b);
     INSERT INTO messages._stream_gone AS g (topic, id)
     SELECT t.name, l.id FROM psqlmessages_topic AS t JOIN messages._stream_last AS l ON l.topic_id = t.id
     WHERE t.id = ANY (v_topics) AND EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = t.name)
@@ -119,11 +119,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._remove_topics IS
-    'Remove topics made by publish that have no message and subscription left. Never waits.';
+COMMENT ON FUNCTION messages._delete_unused_topics IS
+    'Delete the topics of _unused_topics. Skips locked ones.';
 
 
-CREATE OR REPLACE FUNCTION messages._stream_table(
+CREATE OR REPLACE FUNCTION messages._stream_partition(
     slot int
 )
 RETURNS regclass
@@ -133,13 +133,13 @@ AS $$
     SELECT ('psqlmessages_streammessage_' || slot)::regclass
 $$;
 
-COMMENT ON FUNCTION messages._stream_table IS
-    'The table of a slot.';
+COMMENT ON FUNCTION messages._stream_partition IS
+    'The partition with this number.';
 
 
 CREATE OR REPLACE FUNCTION messages._next_stream_slot(
-    least_age interval,
-    least_share float8
+    min_age interval,
+    min_ratio float8
 )
 RETURNS int
 LANGUAGE plpgsql
@@ -147,16 +147,16 @@ AS $$
 DECLARE
     v_stream messages._stream;
     v_next int;
-    v_others bigint;
+    v_other_bytes bigint;
 BEGIN
     SELECT * INTO v_stream FROM messages._stream;
-    SELECT min(s.slot) FILTER (WHERE pg_relation_size(messages._stream_table(s.slot)) = 0),
-           sum(pg_relation_size(messages._stream_table(s.slot)))
-    INTO v_next, v_others
+    SELECT min(s.slot) FILTER (WHERE pg_relation_size(messages._stream_partition(s.slot)) = 0),
+           sum(pg_relation_size(messages._stream_partition(s.slot)))
+    INTO v_next, v_other_bytes
     FROM generate_series(0, 3) AS s (slot) WHERE s.slot <> v_stream.slot;
     IF v_next IS NOT NULL
-        AND pg_relation_size(messages._stream_table(v_stream.slot)) > v_others * least_share
-        AND (v_stream.switched_at + least_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
+        AND pg_relation_size(messages._stream_partition(v_stream.slot)) > v_other_bytes * min_ratio
+        AND (v_stream.switched_at + min_age <= clock_timestamp() OR v_stream.switched_at > clock_timestamp())
     THEN
         RETURN v_next;
     END IF;
@@ -165,46 +165,46 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._next_stream_slot IS
-    'An empty table to fill from now on, if the present one has been filled for least_age and is larger than least_share of the others; else null.';
+    'The number of an empty partition, if it is time to fill it: the current one has been current for min_age, and is larger than min_ratio times the others together. Otherwise null.';
 
 
-CREATE OR REPLACE FUNCTION messages._switch_stream(
-    least_age interval,
-    least_share float8
+CREATE OR REPLACE FUNCTION messages._switch_stream_partition(
+    min_age interval,
+    min_ratio float8
 )
 RETURNS void
 LANGUAGE sql
 AS $$
     UPDATE messages._stream AS s SET slot = n.slot, switched_at = clock_timestamp()
-    FROM messages._next_stream_slot(least_age, least_share) AS n (slot) WHERE n.slot IS NOT NULL
+    FROM messages._next_stream_slot(min_age, min_ratio) AS n (slot) WHERE n.slot IS NOT NULL
 $$;
 
-COMMENT ON FUNCTION messages._switch_stream IS
-    'Fill the next table from now on, if _next_stream_slot returns one.';
+COMMENT ON FUNCTION messages._switch_stream_partition IS
+    'Make the partition of _next_stream_slot the current one, if it returns one.';
 
--- The tables of streams: find the needed rows, move them, and truncate the tables.
 
-CREATE OR REPLACE FUNCTION messages._stream_needs()
+CREATE OR REPLACE FUNCTION messages._needed_ranges()
 RETURNS TABLE (
     topic_id bigint,
     after_id bigint,
-    kept_since timestamp with time zone
+    retained_since timestamp with time zone
 )
 LANGUAGE sql
 STABLE
 AS $$
     WITH gaps AS MATERIALIZED (
-        -- Each gap within a retention extends it, so that an earlier gap may also lie within it.
+        -- A retention is longer by each gap of the clock within it. So the later gaps decide whether an earlier one is
+        -- within it.
         SELECT g.ended_at - g.began_at AS length,
                g.ended_at + coalesce(sum(g.ended_at - g.began_at) OVER (
                    ORDER BY g.ended_at DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-               ), '0') AS counts_from
+               ), '0') AS end_plus_later_gaps
         FROM messages._clock_gap AS g
     )
     SELECT t.id, n.after_id,
            CASE WHEN t.retention > 0 THEN clock_timestamp() - make_interval(secs => t.retention) - coalesce(
                (SELECT sum(g.length) FROM gaps AS g
-                WHERE g.counts_from > clock_timestamp() - make_interval(secs => t.retention)), '0'
+                WHERE g.end_plus_later_gaps > clock_timestamp() - make_interval(secs => t.retention)), '0'
            ) END
     FROM psqlmessages_topic AS t
     LEFT JOIN (
@@ -214,11 +214,11 @@ AS $$
     WHERE t.subscriptions > 0 OR t.retention > 0
 $$;
 
-COMMENT ON FUNCTION messages._stream_needs IS
-    'For each topic with needed messages: they have ids above after_id or were published after kept_since; each may be null.';
+COMMENT ON FUNCTION messages._needed_ranges IS
+    'For each topic with a subscription or a retention, its needed messages: those with ids above after_id (null: no subscription), and those published after retained_since (null: no retention).';
 
 
-CREATE OR REPLACE FUNCTION messages._needed(
+CREATE OR REPLACE FUNCTION messages._needed_rows(
     slot int,
     max_rows int
 )
@@ -227,135 +227,132 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     RETURN QUERY EXECUTE replace(
-        'SELECT m.* FROM messages._stream_needs() AS n CROSS JOIN LATERAL ('
-        '    (SELECT r.* FROM <table> AS r'
+        'SELECT m.* FROM messages._needed_ranges() AS n CROSS JOIN LATERAL ('
+        '    (SELECT r.* FROM <partition> AS r'
         '     WHERE r.topic_id = n.topic_id AND r.id > n.after_id ORDER BY r.id LIMIT $1)'
         '    UNION ALL'
         '    (SELECT k.* FROM ('
-        -- The newest first: usually the first one decides.
-        '        SELECT r.* FROM <table> AS r WHERE n.kept_since IS NOT NULL AND r.topic_id = n.topic_id'
+        -- Newest first: if the newest is too old, all are.
+        '        SELECT r.* FROM <partition> AS r WHERE n.retained_since IS NOT NULL AND r.topic_id = n.topic_id'
         '            AND r.id <= coalesce(n.after_id, 9223372036854775807) ORDER BY r.id DESC LIMIT $1'
-        '    ) AS k WHERE k.published_at > n.kept_since)'
+        '    ) AS k WHERE k.published_at > n.retained_since)'
         ') AS m LIMIT $1',
-        '<table>', messages._stream_table(slot)::text
+        '<partition>', messages._stream_partition(slot)::text
     ) USING max_rows;
 END
 $$;
 
-COMMENT ON FUNCTION messages._needed IS
-    'At most max_rows rows of a table that a subscription or a retention needs.';
+COMMENT ON FUNCTION messages._needed_rows IS
+    'At most max_rows rows of a partition that a subscription or a retention needs.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_needed(
+CREATE OR REPLACE FUNCTION messages._has_needed_rows(
     slot int
 )
 RETURNS boolean
 LANGUAGE sql
 AS $$
-    SELECT EXISTS (SELECT FROM messages._needed(slot, 1))
+    SELECT EXISTS (SELECT FROM messages._needed_rows(slot, 1))
 $$;
 
-COMMENT ON FUNCTION messages._is_needed IS
-    'Whether any row of a table is needed.';
+COMMENT ON FUNCTION messages._has_needed_rows IS
+    'Whether any row of a partition is needed.';
 
 
-CREATE OR REPLACE FUNCTION messages._needed_bytes(
+CREATE OR REPLACE FUNCTION messages._estimate_needed_bytes(
     slot int
 )
 RETURNS float8
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_size bigint := pg_relation_size(messages._stream_table(slot));
+    v_size bigint := pg_relation_size(messages._stream_partition(slot));
     v_share float8;
 BEGIN
-    -- A sample of about a hundred pages, because a count reads the whole table.
+    -- From a sample of about a hundred pages, because a count would read the whole partition.
     EXECUTE format(
-        'SELECT avg(coalesce(m.id > n.after_id OR m.published_at > n.kept_since, false)::int)'
+        'SELECT avg(coalesce(m.id > n.after_id OR m.published_at > n.retained_since, false)::int)'
         ' FROM %s AS m TABLESAMPLE SYSTEM ($1)'
-        ' LEFT JOIN messages._stream_needs() AS n ON n.topic_id = m.topic_id',
-        messages._stream_table(slot)
+        ' LEFT JOIN messages._needed_ranges() AS n ON n.topic_id = m.topic_id',
+        messages._stream_partition(slot)
     ) INTO v_share USING least(100, 100 * 100 * 8192.0 / greatest(v_size, 1));
     RETURN v_size * coalesce(v_share, 0);
 END
 $$;
 
-COMMENT ON FUNCTION messages._needed_bytes IS
-    'Estimate of the needed bytes of a table, without TOASTed payloads.';
+COMMENT ON FUNCTION messages._estimate_needed_bytes IS
+    'Estimate the size of the needed rows of a partition, without TOASTed payloads.';
 
 
-CREATE OR REPLACE FUNCTION messages._is_worth_emptying(
+CREATE OR REPLACE FUNCTION messages._should_move_needed_rows(
     slot int
 )
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_needed float8 := messages._needed_bytes(slot);
+    v_needed_bytes float8 := messages._estimate_needed_bytes(slot);
     v_current int := (SELECT s.slot FROM messages._stream AS s);
-    v_filled bigint := pg_relation_size(messages._stream_table(v_current));
+    v_current_bytes bigint := pg_relation_size(messages._stream_partition(v_current));
 BEGIN
-    IF v_needed <= pg_relation_size(messages._stream_table(slot)) * 0.25 THEN
+    IF v_needed_bytes <= pg_relation_size(messages._stream_partition(slot)) * 0.25 THEN
         RETURN true;
     END IF;
-    -- No table is empty, and the table being filled is at least twice as large as the rows to move, and mostly unneeded.
-    RETURN v_needed * 2 <= v_filled
+    -- If no partition is empty, the current one grows until one is. Move more rows then, if the current partition is twice
+    -- as large as they are and at least half of it is not needed.
+    RETURN v_needed_bytes * 2 <= v_current_bytes
         AND NOT EXISTS (
-            SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_table(s.slot)) = 0
+            SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_partition(s.slot)) = 0
         )
-        AND messages._needed_bytes(v_current) * 2 <= v_filled;
+        AND messages._estimate_needed_bytes(v_current) * 2 <= v_current_bytes;
 END
 $$;
 
-COMMENT ON FUNCTION messages._is_worth_emptying IS
-    'Whether a table has so few needed rows that moving them costs less than keeping the others.';
+COMMENT ON FUNCTION messages._should_move_needed_rows IS
+    'Whether to move the needed rows of a partition, so that it can be truncated.';
 
 
-CREATE OR REPLACE FUNCTION messages._move_needed(
+CREATE OR REPLACE FUNCTION messages._move_needed_rows(
     slot int
 )
-RETURNS bigint
+RETURNS void
 LANGUAGE plpgsql
 AS $$
-DECLARE
-    v_moved bigint;
 BEGIN
     EXECUTE format(
         'WITH needed AS MATERIALIZED ('
         '    SELECT n.topic_id, n.id, sum(pg_column_size(n.payload))'
         '        OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before'
-        '    FROM messages._needed($1, 10000) AS n'
-        '), gone AS ('
+        '    FROM messages._needed_rows($1, 10000) AS n'
+        '), deleted AS ('
         '    DELETE FROM %s AS m USING needed AS n'
         '    WHERE m.topic_id = n.topic_id AND m.id = n.id AND (n.bytes_before < 10000000) IS NOT FALSE'
         '    RETURNING m.*'
-        '), kept AS ('
-        '    INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)'
-        '    SELECT g.topic_id, g.id, s.slot, g.sender, g.published_at, g.enc, g.payload'
-        '    FROM gone AS g CROSS JOIN messages._stream AS s'
-        ') SELECT count(*) FROM gone',
-        messages._stream_table(slot)
-    ) INTO v_moved USING slot;
-    RETURN v_moved;
+        ') '
+        'INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)'
+        ' SELECT d.topic_id, d.id, s.slot, d.sender, d.published_at, d.enc, d.payload'
+        ' FROM deleted AS d CROSS JOIN messages._stream AS s',
+        messages._stream_partition(slot)
+    ) USING slot;
 END
 $$;
 
-COMMENT ON FUNCTION messages._move_needed IS
-    'Move some needed rows of a table, a few MB at most, to the table being filled. Returns how many rows.';
+COMMENT ON FUNCTION messages._move_needed_rows IS
+    'Move needed rows of a partition, at most about 10 MB, to the current partition.';
 
 
-CREATE OR REPLACE FUNCTION messages._empty_stream_table(
+CREATE OR REPLACE FUNCTION messages._truncate_stream_partition(
     slot int
 )
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_table regclass := messages._stream_table(slot);
+    v_partition regclass := messages._stream_partition(slot);
 BEGIN
-    -- Block writers and not readers, because the next statements take longer with more topics.
-    EXECUTE format('LOCK TABLE %s IN SHARE MODE NOWAIT', v_table);
-    IF messages._is_needed(slot) THEN
+    -- Do not block readers yet, because the next statements take long if there are many topics.
+    EXECUTE format('LOCK TABLE %s IN SHARE MODE NOWAIT', v_partition);
+    IF messages._has_needed_rows(slot) THEN
         RETURN false;
     END IF;
     EXECUTE format(
@@ -366,48 +363,48 @@ BEGIN
         '     WHERE r.topic_id = t.id ORDER BY r.id DESC LIMIT 1'
         ' ) AS m'
         ' ON CONFLICT (topic_id) DO UPDATE SET id = excluded.id, published_at = excluded.published_at'
-        ' WHERE l.id < excluded.id', v_table
+        ' WHERE l.id < excluded.id', v_partition
     );
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_table);
-    -- Check again: now that the table is locked, no subscription starts or moves.
-    IF messages._is_needed(slot) THEN
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE NOWAIT', v_partition);
+    -- Check again: now that the partition is locked, no subscription can start or move.
+    IF messages._has_needed_rows(slot) THEN
         RAISE lock_not_available;
     END IF;
-    EXECUTE format('TRUNCATE %s', v_table);
+    EXECUTE format('TRUNCATE %s', v_partition);
     RETURN true;
 EXCEPTION WHEN lock_not_available OR object_in_use THEN
-    -- An open transaction has published to it or reads it. The next housekeeping tries again.
+    -- An open transaction has published to the partition or reads it. The next housekeeping tries again.
     RETURN false;
 END
 $$;
 
-COMMENT ON FUNCTION messages._empty_stream_table IS
-    'Truncate a table without needed rows; false if a transaction uses it. Readers wait for the commit.';
+COMMENT ON FUNCTION messages._truncate_stream_partition IS
+    'Truncate a partition and record the last message of each topic in it; false if it has needed rows or a transaction uses it. Readers then wait for the commit.';
 
 
-CREATE OR REPLACE FUNCTION messages._empty_streams()
+CREATE OR REPLACE FUNCTION messages._empty_old_partitions()
 RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_emptied int := 0;
+    v_truncated int := 0;
 BEGIN
     FOR v_slot IN 0 .. 3 LOOP
-        CONTINUE WHEN pg_relation_size(messages._stream_table(v_slot)) = 0
+        CONTINUE WHEN pg_relation_size(messages._stream_partition(v_slot)) = 0
             OR v_slot = (SELECT s.slot FROM messages._stream AS s);
-        IF messages._is_needed(v_slot) AND messages._is_worth_emptying(v_slot) THEN
-            PERFORM messages._move_needed(v_slot);
+        IF messages._has_needed_rows(v_slot) AND messages._should_move_needed_rows(v_slot) THEN
+            PERFORM messages._move_needed_rows(v_slot);
         END IF;
-        IF NOT messages._is_needed(v_slot) AND messages._empty_stream_table(v_slot) THEN
-            v_emptied := v_emptied + 1;
+        IF NOT messages._has_needed_rows(v_slot) AND messages._truncate_stream_partition(v_slot) THEN
+            v_truncated := v_truncated + 1;
         END IF;
     END LOOP;
-    RETURN v_emptied;
+    RETURN v_truncated;
 END
 $$;
 
-COMMENT ON FUNCTION messages._empty_streams IS
-    'Truncate the tables that can be emptied, except the one being filled. Returns how many.';
+COMMENT ON FUNCTION messages._empty_old_partitions IS
+    'Truncate the partitions without needed rows, except the current one; move needed rows out of a partition if that is worth it. Returns the number of truncated ones.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_streams()
@@ -416,9 +413,9 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_stream messages._stream;
-    v_emptied int;
+    v_truncated int;
 BEGIN
-    -- A time in the future was stored before the clock was put back. Infinity stops housekeeping, for tests.
+    -- A time in the future was stored before the clock was set back. Tests stop housekeeping with infinity.
     SELECT * INTO v_stream FROM messages._stream AS s
     WHERE s.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
       AND s.tended_at < 'infinity'
@@ -428,25 +425,25 @@ BEGIN
     END IF;
     PERFORM messages._check_clock();
     PERFORM messages._expire_subscriptions();
-    PERFORM messages._switch_stream('10 seconds', 0.5);
-    v_emptied := messages._empty_streams();
-    IF v_emptied > 0
+    PERFORM messages._switch_stream_partition('10 seconds', 0.5);
+    v_truncated := messages._empty_old_partitions();
+    IF v_truncated > 0
         OR v_stream.cleared_at NOT BETWEEN clock_timestamp() - interval '10 seconds' AND clock_timestamp()
     THEN
-        PERFORM messages._remove_topics();
-        PERFORM messages._forget_subscriptions();
-        PERFORM messages._forget_staged();
+        PERFORM messages._delete_unused_topics();
+        PERFORM messages._delete_dead_subscriptions();
+        PERFORM messages._delete_expired_staged_rows();
         UPDATE messages._stream SET cleared_at = clock_timestamp();
     END IF;
-    RETURN v_emptied;
+    RETURN v_truncated;
 END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_streams IS
-    'Once a second, by the first session that gets the row lock: expire subscriptions, switch tables, move some needed rows, truncate. Returns the number of truncated tables. Never waits.';
+    'Expire subscriptions, switch and empty partitions, and about every 10 seconds delete unused rows. Many sessions call this; it works at most once a second, in the session that gets the row lock. Returns the number of truncated partitions. Never waits for locks.';
 
 
-CREATE OR REPLACE FUNCTION messages._streams_have_leftovers()
+CREATE OR REPLACE FUNCTION messages._streams_have_garbage()
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
@@ -460,12 +457,12 @@ BEGIN
             SELECT FROM messages._stream_gone AS g
             WHERE NOT EXISTS (SELECT FROM psqlmessages_subscription AS s WHERE s.topic = g.topic)
         )
-        OR messages._staged_have_expired();
+        OR messages._has_expired_staged_rows();
 END
 $$;
 
-COMMENT ON FUNCTION messages._streams_have_leftovers IS
-    'Whether _remove_topics, _forget_subscriptions or _forget_staged has anything to remove.';
+COMMENT ON FUNCTION messages._streams_have_garbage IS
+    'Whether _delete_unused_topics, _delete_dead_subscriptions or _delete_expired_staged_rows would remove anything.';
 
 
 CREATE OR REPLACE FUNCTION messages._streams_have_work()
@@ -479,7 +476,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_stream FROM messages._stream;
     v_last := messages._last_check('messages._streams_checked', v_stream.tended_at);
-    -- After that, or a check that another session stores meanwhile would look like a clock that was put back.
+    -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
     IF v_last = 'infinity' OR v_last BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
@@ -495,12 +492,12 @@ BEGIN
         OR messages._next_stream_slot('10 seconds', 0.5) IS NOT NULL
         OR EXISTS (
             SELECT FROM generate_series(0, 3) AS t (slot)
-            WHERE t.slot <> v_stream.slot AND pg_relation_size(messages._stream_table(t.slot)) > 0
-              AND (NOT messages._is_needed(t.slot) OR messages._is_worth_emptying(t.slot))
+            WHERE t.slot <> v_stream.slot AND pg_relation_size(messages._stream_partition(t.slot)) > 0
+              AND (NOT messages._has_needed_rows(t.slot) OR messages._should_move_needed_rows(t.slot))
         )
-        -- In the first check of each ten seconds.
+        -- Search for garbage only in the first check of each ten seconds.
         OR floor(date_part('epoch', v_last) / 10) <> floor(date_part('epoch', v_now) / 10)
-            AND messages._streams_have_leftovers()
+            AND messages._streams_have_garbage()
     THEN
         RETURN true;
     END IF;
@@ -510,7 +507,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._streams_have_work IS
-    'Whether _maintain_streams has anything to write. False within a second after a check that found nothing.';
+    'Whether _maintain_streams has anything to do. False within a second after a check that found nothing.';
 
 
 CREATE OR REPLACE FUNCTION messages._prune_streams()
@@ -518,25 +515,21 @@ RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_emptied int;
+    v_truncated int;
 BEGIN
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        RAISE EXCEPTION 'streams are pruned in a transaction in READ COMMITTED'
-            USING ERRCODE = 'feature_not_supported',
-                HINT = 'To an older snapshot, what was published since would be missing, and its table empty.';
-    END IF;
+    PERFORM messages._require_read_committed('_prune_streams');
     PERFORM FROM messages._stream FOR UPDATE;
     PERFORM messages._check_clock();
     PERFORM messages._expire_subscriptions();
-    v_emptied := messages._empty_streams();
-    PERFORM messages._switch_stream('0', 0);
-    v_emptied := v_emptied + messages._empty_streams();
-    PERFORM messages._remove_topics();
-    PERFORM messages._forget_subscriptions();
-    PERFORM messages._forget_staged();
-    RETURN v_emptied;
+    v_truncated := messages._empty_old_partitions();
+    PERFORM messages._switch_stream_partition('0', 0);
+    v_truncated := v_truncated + messages._empty_old_partitions();
+    PERFORM messages._delete_unused_topics();
+    PERFORM messages._delete_dead_subscriptions();
+    PERFORM messages._delete_expired_staged_rows();
+    RETURN v_truncated;
 END
 $$;
 
 COMMENT ON FUNCTION messages._prune_streams IS
-    'Remove all messages that are not needed, even if few. Returns how many tables were truncated. Raises 0A000 above READ COMMITTED.';
+    'For the administrator: remove messages that are not needed, also from the current partition. Returns the number of truncated partitions. Raises 0A000 above READ COMMITTED.';

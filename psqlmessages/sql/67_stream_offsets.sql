@@ -1,6 +1,6 @@
--- Offsets: for readers that store their own positions in streams.
+-- Stream offsets: reading for clients that store their own positions, as Spark does.
 
-CREATE OR REPLACE FUNCTION messages._check_isolation(
+CREATE OR REPLACE FUNCTION messages._require_read_committed(
     command text
 )
 RETURNS void
@@ -10,16 +10,16 @@ BEGIN
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION '% needs a transaction in READ COMMITTED', command
             USING ERRCODE = 'feature_not_supported',
-                HINT = 'An older snapshot would pass over messages that were committed since.';
+                HINT = 'An older snapshot does not show messages that were committed since, so they would be lost.';
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._check_isolation IS
-    'Raise 0A000 above READ COMMITTED.';
+COMMENT ON FUNCTION messages._require_read_committed IS
+    'Raise 0A000 if the transaction isolation is above READ COMMITTED.';
 
 
-CREATE OR REPLACE FUNCTION messages._stream_names_error(
+CREATE OR REPLACE FUNCTION messages._stream_topics_error(
     client_id text,
     topics text[]
 )
@@ -44,8 +44,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._stream_names_error IS
-    'Why this role may not read these topics as that node (errors 1, 54, 15, 16, 9, 2, 3), or null. A pattern stands for the readable topics that match.';
+COMMENT ON FUNCTION messages._stream_topics_error IS
+    'The error if this role may not read one of these topics as that node (1, 54, 15, 16, 9, 2, 3), or null. Patterns need no permission: they stand for the matching topics that the node may read.';
 
 
 CREATE OR REPLACE FUNCTION messages._watermarks(
@@ -59,23 +59,23 @@ DECLARE
 BEGIN
     RETURN ARRAY(
         SELECT v_last - coalesce(b.behind, 0)
-        FROM unnest(topics) WITH ORDINALITY AS t (id, place)
+        FROM unnest(topics) WITH ORDINALITY AS t (id, ordinal)
         LEFT JOIN (
             SELECT p.topic_id, max((v_last - p.last_id) & 4294967295) AS behind
             FROM messages._publishers(topics) AS p
             WHERE (v_last - p.last_id) & 4294967295 < 2147483648
             GROUP BY p.topic_id
         ) AS b ON b.topic_id = t.id
-        ORDER BY t.place
+        ORDER BY t.ordinal
     );
 END
 $$;
 
 COMMENT ON FUNCTION messages._watermarks IS
-    'The watermarks of many topics, with one read of the locks.';
+    'The _watermark of each topic, in the order of topics. Reads the locks only once.';
 
 
-CREATE OR REPLACE FUNCTION messages._lowered_watermarks(
+CREATE OR REPLACE FUNCTION messages._batch_end_ids(
     topics bigint[],
     after_ids bigint[],
     watermarks bigint[],
@@ -84,47 +84,47 @@ CREATE OR REPLACE FUNCTION messages._lowered_watermarks(
 RETURNS bigint[]
 LANGUAGE sql
 AS $$
-    WITH given AS MATERIALIZED (
-        SELECT g.topic_id, g.after_id, g.watermark, g.place
-        FROM unnest(topics, after_ids, watermarks) WITH ORDINALITY AS g (topic_id, after_id, watermark, place)
-    ), has_too_many AS MATERIALIZED (
-        -- Counting rows is unnecessary if there are fewer ids.
-        SELECT FROM given AS b HAVING max_rows < sum(greatest(b.watermark - greatest(b.after_id, 0), 0))
+    WITH bounds AS MATERIALIZED (
+        SELECT b.topic_id, b.after_id, b.watermark, b.ordinal
+        FROM unnest(topics, after_ids, watermarks) WITH ORDINALITY AS b (topic_id, after_id, watermark, ordinal)
+    ), may_exceed_maximum AS MATERIALIZED (
+        -- One row if there are more than max_rows ids, so that there may be more than max_rows messages.
+        SELECT FROM bounds AS b HAVING max_rows < sum(greatest(b.watermark - greatest(b.after_id, 0), 0))
     ), last_allowed AS MATERIALIZED (
-        -- Most streams read one topic, which needs no sort: this takes a fifth of the time.
+        -- The id of message number max_rows. Most callers read one topic, which needs no sort and a fifth of the time.
         SELECT n.id FROM (
             SELECT m.id FROM psqlmessages_streammessage AS m
             WHERE m.topic_id = topics[1] AND m.id > after_ids[1] AND m.id <= watermarks[1]
             ORDER BY m.id OFFSET max_rows - 1 LIMIT 1
         ) AS n
-        WHERE cardinality(topics) = 1 AND EXISTS (SELECT FROM has_too_many)
+        WHERE cardinality(topics) = 1 AND EXISTS (SELECT FROM may_exceed_maximum)
         UNION ALL
         SELECT s.id FROM (
-            SELECT n.id FROM given AS g
+            SELECT n.id FROM bounds AS b
             CROSS JOIN LATERAL (
                 SELECT m.id FROM psqlmessages_streammessage AS m
-                WHERE m.topic_id = g.topic_id AND m.id > g.after_id AND m.id <= g.watermark
+                WHERE m.topic_id = b.topic_id AND m.id > b.after_id AND m.id <= b.watermark
                 ORDER BY m.id LIMIT max_rows
             ) AS n
             ORDER BY n.id OFFSET max_rows - 1 LIMIT 1
         ) AS s
-        WHERE cardinality(topics) > 1 AND EXISTS (SELECT FROM has_too_many)
+        WHERE cardinality(topics) > 1 AND EXISTS (SELECT FROM may_exceed_maximum)
     )
     SELECT ARRAY(
-        SELECT greatest(g.after_id, (
+        SELECT greatest(b.after_id, (
             SELECT m.id FROM psqlmessages_streammessage AS m
-            WHERE m.topic_id = g.topic_id AND m.id <= least(g.watermark, (SELECT l.id FROM last_allowed AS l))
+            WHERE m.topic_id = b.topic_id AND m.id <= least(b.watermark, (SELECT l.id FROM last_allowed AS l))
             ORDER BY m.id DESC LIMIT 1
         ))
-        FROM given AS g ORDER BY g.place
+        FROM bounds AS b ORDER BY b.ordinal
     )
 $$;
 
-COMMENT ON FUNCTION messages._lowered_watermarks IS
-    'For each topic the last message up to its watermark, or the position if there is none after it; lowered so that at most max_rows messages follow the positions.';
+COMMENT ON FUNCTION messages._batch_end_ids IS
+    'For each topic, the id up to which a batch reads: that of the last message up to the watermark, or after_id if no message follows it. If more than max_rows messages follow the after_ids in all, the batch ends at message number max_rows.';
 
 
-CREATE OR REPLACE FUNCTION messages._removed(
+CREATE OR REPLACE FUNCTION messages._last_removed_id(
     topic_id bigint,
     topic text
 )
@@ -133,13 +133,13 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT coalesce(greatest(
-        (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _removed.topic_id),
-        (SELECT g.id FROM messages._stream_gone AS g WHERE g.topic = _removed.topic)
+        (SELECT l.id FROM messages._stream_last AS l WHERE l.topic_id = _last_removed_id.topic_id),
+        (SELECT g.id FROM messages._stream_gone AS g WHERE g.topic = _last_removed_id.topic)
     ), 0)
 $$;
 
-COMMENT ON FUNCTION messages._removed IS
-    'The last removed message of a topic, or of a former topic of this name; 0 if none.';
+COMMENT ON FUNCTION messages._last_removed_id IS
+    'The id of the last removed message of a topic, or of a removed topic with this name; 0 if there is none.';
 
 
 CREATE OR REPLACE FUNCTION messages._database_identity()
@@ -152,7 +152,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._database_identity IS
-    'Identifies this database, also among copies by dump and restore: ids are valid only here.';
+    'Text that identifies this database. A copy made by dump and restore has another one, and other message ids.';
 
 
 CREATE OR REPLACE FUNCTION messages.stream_horizons(
@@ -165,8 +165,8 @@ RETURNS json
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order: the tables are never analyzed, and PostgreSQL estimates so few rows that it would read and sort
--- the whole backlog for each batch.
+-- Read in index order. The partitions are never analyzed, so PostgreSQL expects few rows, and would read and sort all
+-- stored messages for each batch.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -177,11 +177,12 @@ DECLARE
     v_topics record;
     v_after bigint[];
     v_watermarks bigint[];
+    v_end_ids bigint[];
     v_answer text;
 BEGIN
-    PERFORM messages._check_isolation('stream_horizons');
+    PERFORM messages._require_read_committed('stream_horizons');
     PERFORM messages._log_command('stream_horizons', client_id, array_to_string(topics, ','));
-    v_error := messages._stream_names_error(client_id, topics);
+    v_error := messages._stream_topics_error(client_id, topics);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF max_rows <= 0 THEN
@@ -209,7 +210,7 @@ BEGIN
         IF after IS NULL OR json_typeof(after) = 'object' THEN
             v_after := ARRAY(
                 SELECT coalesce((after ->> n.name)::bigint, 0)
-                FROM unnest(v_topics.names) WITH ORDINALITY AS n (name, place) ORDER BY n.place
+                FROM unnest(v_topics.names) WITH ORDINALITY AS n (name, ordinal) ORDER BY n.ordinal
             );
         END IF;
     EXCEPTION WHEN data_exception THEN
@@ -218,20 +219,20 @@ BEGIN
     IF v_after IS NULL THEN
         RETURN messages._error(63, 'after', left(after::text, 100));
     END IF;
-    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
+    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
+    -- truncates their partition.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
     v_watermarks := messages._watermarks(v_topics.ids);
-    v_watermarks := messages._lowered_watermarks(v_topics.ids, v_after, v_watermarks, max_rows);
+    v_end_ids := messages._batch_end_ids(v_topics.ids, v_after, v_watermarks, max_rows);
     SELECT string_agg(
         '{"Topic":' || to_json(t.name) || ',"Removed":' || r.id
-        || ',"Horizon":' || t.watermark
+        || ',"Horizon":' || t.end_id
         || ',"Newest":' || coalesce(
             (SELECT m.id FROM psqlmessages_streammessage AS m WHERE m.topic_id = t.id ORDER BY m.id DESC LIMIT 1), r.id
-        ) || '}', ',' ORDER BY t.place
+        ) || '}', ',' ORDER BY t.ordinal
     ) INTO v_answer
-    FROM unnest(v_topics.ids, v_topics.names, v_after, v_watermarks)
-        WITH ORDINALITY AS t (id, name, after_id, watermark, place)
-    CROSS JOIN LATERAL messages._removed(t.id, t.name) AS r (id);
+    FROM unnest(v_topics.ids, v_topics.names, v_end_ids) WITH ORDINALITY AS t (id, name, end_id, ordinal)
+    CROSS JOIN LATERAL messages._last_removed_id(t.id, t.name) AS r (id);
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
         '{"Err":"0","Cluster":' || to_json(messages._database_identity()) || ',"Topics":[' || coalesce(v_answer, '') || ']}'
@@ -240,7 +241,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.stream_horizons IS
-    'How far streams can be read. Topics: for each, Horizon, the last message before which all are committed or rolled back (or the position in after, an object by topic, if there is none since); Removed, the last removed message; Newest, the last visible message. max_rows lowers Horizon so that at most that number of messages follow the positions. Cluster: the identity of the database. topics may contain patterns. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
+    'How far streams can be read without missing messages. after: a JSON object with the position in each topic; topics may contain patterns. Topics: for each topic, Horizon: the id of the last message up to which all are committed or rolled back, or the position if no message follows it; Removed: the id of the last removed message; Newest: the id of the last visible message. max_rows lowers the Horizons so that at most max_rows messages follow the positions. Cluster: identifies the database. Errors: 1, 54, 15, 16, 9, 2, 3, 60, 63.';
 
 
 CREATE OR REPLACE FUNCTION messages.subscribe_from(
@@ -256,13 +257,13 @@ SET search_path = pg_catalog, public, pg_temp
 AS $$
 DECLARE
     v_error json;
-    v_started bigint[];
+    v_started_topics bigint[];
     v_now timestamp with time zone;
     v_pattern text := (SELECT u.name FROM unnest(topics) AS u (name) WHERE right(u.name, 1) = '*' LIMIT 1);
 BEGIN
-    PERFORM messages._check_isolation('subscribe_from');
+    PERFORM messages._require_read_committed('subscribe_from');
     PERFORM messages._log_command('subscribe_from', client_id, array_to_string(topics, ','));
-    v_error := messages._stream_names_error(client_id, topics);
+    v_error := messages._stream_topics_error(client_id, topics);
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF v_pattern IS NOT NULL THEN
@@ -274,19 +275,19 @@ BEGIN
     ELSIF coalesce(timeout, 0) <= 0 THEN
         RETURN messages._error(60, 'timeout');
     END IF;
-    -- Blocks TRUNCATE. The last statement sees earlier ones.
+    -- Prevent a TRUNCATE from here on; the last statement shows earlier ones.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    -- In name order, as everywhere, then the gate, then the topics.
+    -- Lock the subscriptions in the order of topics, then the gate, then the topics, as all functions do.
     PERFORM messages._lock_subscription(client_id, n.name, timeout)
     FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
-    v_started := ARRAY(
+    v_started_topics := ARRAY(
         SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
         WHERE s.ident = client_id AND s.topic = ANY (topics) AND NOT messages._is_alive(s)
     );
-    IF v_started <> '{}' THEN
+    IF v_started_topics <> '{}' THEN
         PERFORM messages._share_rules_lock();
-        PERFORM messages._lock_topics(v_started);
-        v_error := messages._stream_names_error(client_id, topics);
+        PERFORM messages._lock_topics(v_started_topics);
+        v_error := messages._stream_topics_error(client_id, topics);
         IF v_error IS NOT NULL THEN
             RETURN v_error;
         END IF;
@@ -301,9 +302,9 @@ BEGIN
         is_recovered = true
     FROM unnest(topics, positions) AS n (topic, position)
     WHERE s.ident = client_id AND s.topic = n.topic;
-    PERFORM messages._rebuild_topics(v_started);
-    -- A rule may have been removed while this waited for another connection of the node.
-    v_error := messages._stream_names_error(client_id, topics);
+    PERFORM messages._rebuild_topics(v_started_topics);
+    -- A rule may have been removed while this call waited for another connection of the node.
+    v_error := messages._stream_topics_error(client_id, topics);
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
     END IF;
@@ -313,16 +314,15 @@ BEGIN
             SELECT string_agg('{"Topic":' || to_json(n.topic) || ',"Removed":' || r.id || '}', ',' ORDER BY n.topic)
             FROM unnest(topics, positions) AS n (topic, position)
             JOIN psqlmessages_topic AS t ON t.name = n.topic
-            JOIN LATERAL messages._removed(t.id, t.name::text) AS r (id) ON r.id > n.position
+            JOIN LATERAL messages._last_removed_id(t.id, t.name::text) AS r (id) ON r.id > n.position
         ), '') || ']}'
     )::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.subscribe_from IS
-    'Move the subscriptions of a node to these positions, forward or back, alive for timeout seconds from now: messages after them are stored. Missed: topics whose messages after the position were removed, with the last one in Removed. Errors: 1, 54, 15, 16, 9, 2, 3, 63, 60.';
+    'Start or move the subscriptions of a node to these positions, forward or back. Later messages are stored for timeout seconds from now. Missed: topics with messages after the position that were removed; Removed: the id of the last one. Errors: 1, 54, 15, 16, 9, 2, 3, 63, 60.';
 
--- Reading streams by position, up to the watermarks of stream_horizons.
 
 CREATE OR REPLACE VIEW messages.stored_rows AS
 SELECT m.id, ''::text COLLATE "C" AS topic, m.sender::text AS sender, m.payload AS body, m.enc, NULL::text AS headers, m.published_at
@@ -347,7 +347,7 @@ AS $$
     SELECT m.id, _stored_rows.topic, m.sender::text, CASE WHEN with_bodies THEN m.payload END, m.enc, NULL::text,
            m.published_at
     FROM psqlmessages_streammessage AS m
-    -- Values as subqueries: their change does not lead to a new plan.
+    -- Values in subqueries, so that the plan does not depend on them.
     WHERE m.topic_id = (SELECT _stored_rows.topic_id) AND m.id > (SELECT after_id) AND m.id <= (SELECT up_to_id)
     ORDER BY m.id
     LIMIT (SELECT max_rows)
@@ -369,7 +369,7 @@ RETURNS SETOF messages.stored_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order: the tables are never analyzed, and 50,000 rows took 230 ms with a parallel scan instead of 7 ms.
+-- Read in index order. The partitions are never analyzed; with a parallel scan, 50,000 rows took 230 ms instead of 7 ms.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off
@@ -379,15 +379,15 @@ AS $$
 DECLARE
     v_can_read boolean;
     v_topic bigint;
-    v_last bigint := up_to_id;
+    v_up_to_id bigint := up_to_id;
 BEGIN
-    PERFORM messages._check_isolation('read_stream');
+    PERFORM messages._require_read_committed('read_stream');
     PERFORM messages._log_command('read_stream', client_id, topic);
     IF length(client_id) <= 100 AND length(topic) <= 100 AND right(client_id, 1) <> '*' AND right(topic, 1) <> '*' THEN
         SELECT r.can_read INTO v_can_read FROM messages._permissions(session_user, client_id, 'Topic', topic) AS r;
     END IF;
     IF v_can_read IS NOT TRUE THEN
-        -- Null only if a rule was added after the first check.
+        -- The second check finds no error if a rule was added after the first one.
         PERFORM messages._raise(coalesce(
             messages._topic_error_as(client_id, topic, 'R'), messages._error(2, 'Topic', topic)
         ));
@@ -398,13 +398,14 @@ BEGIN
     ELSIF v_topic IS NULL THEN
         RETURN;
     END IF;
-    -- Before the snapshot that reads messages, so that it shows the rows that housekeeping moved before a TRUNCATE.
+    -- Lock before the snapshot that reads messages: an older one would not show rows that housekeeping moves before it
+    -- truncates their partition.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    IF v_last IS NULL THEN
-        v_last := messages._watermark(v_topic);
+    IF v_up_to_id IS NULL THEN
+        v_up_to_id := messages._watermark(v_topic);
     END IF;
     RETURN QUERY SELECT * FROM messages._stored_rows(
-        v_topic, topic, coalesce(after_id, 0), v_last, max_rows, with_bodies
+        v_topic, topic, coalesce(after_id, 0), v_up_to_id, max_rows, with_bodies
     );
 END
 $$;

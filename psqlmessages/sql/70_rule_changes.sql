@@ -1,6 +1,7 @@
--- Revocation: find and end registrations and memberships without a rule, now or when their rows are unlocked.
+-- Changes of rules: end the registrations, memberships and observations that no rule allows. If another transaction has
+-- locked their rows, _unfinished and _recheck (10_rules.sql) list them, and housekeeping ends them later.
 
-CREATE OR REPLACE FUNCTION messages._lost_memberships(
+CREATE OR REPLACE FUNCTION messages._revoked_memberships(
     nodes bigint[]
 )
 RETURNS SETOF bigint
@@ -17,11 +18,11 @@ AS $$
     ORDER BY t.name, m.kind, m.id
 $$;
 
-COMMENT ON FUNCTION messages._lost_memberships IS
-    'The listening and sending of these nodes without a rule.';
+COMMENT ON FUNCTION messages._revoked_memberships IS
+    'Ids of the memberships of these nodes that no rule allows, in the order in which they are locked.';
 
 
-CREATE OR REPLACE FUNCTION messages._lost_observations(
+CREATE OR REPLACE FUNCTION messages._revoked_observations(
     nodes bigint[]
 )
 RETURNS SETOF bigint
@@ -36,70 +37,70 @@ AS $$
     ORDER BY o.id
 $$;
 
-COMMENT ON FUNCTION messages._lost_observations IS
-    'The observations of these nodes without a rule.';
+COMMENT ON FUNCTION messages._revoked_observations IS
+    'Ids of the observations of these nodes that no rule allows.';
 
 
-CREATE OR REPLACE FUNCTION messages._end_lost_nodes(
+CREATE OR REPLACE FUNCTION messages._disconnect_nodes_without_rule(
     nodes bigint[],
-    former psqlmessages_auth[],
+    former_rules psqlmessages_auth[],
     OUT events int,
-    OUT left_nodes bigint[]
+    OUT locked_nodes bigint[]
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    v_lost bigint[];
+    v_revoked bigint[];
     v_ended bigint[] := '{}';
     v_node record;
 BEGIN
     events := 0;
-    v_lost := ARRAY(
+    v_revoked := ARRAY(
         SELECT c.id FROM psqlmessages_client AS c
         WHERE c.id = ANY (nodes) AND NOT messages._has_rule(c.role, c.ident)
     );
     FOR v_node IN
         SELECT c.id, c.ident, c.session_id FROM psqlmessages_client AS c
-        WHERE c.id = ANY (v_lost)
+        WHERE c.id = ANY (v_revoked)
           AND NOT EXISTS (SELECT FROM psqlmessages_membership AS m WHERE m.client_id = c.id)
           AND NOT EXISTS (SELECT FROM psqlmessages_observation AS o WHERE o.client_id = c.id)
         ORDER BY c.ident FOR UPDATE SKIP LOCKED
     LOOP
-        events := events + messages._send_node_event('disconnect', v_node.ident, true, former);
+        events := events + messages._send_node_event('disconnect', v_node.ident, true, former_rules);
         DELETE FROM psqlmessages_client AS c WHERE c.id = v_node.id;
         PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
         v_ended := v_ended || v_node.id;
     END LOOP;
-    left_nodes := ARRAY(SELECT l.id FROM unnest(v_lost) AS l (id) WHERE l.id <> ALL (v_ended));
+    locked_nodes := ARRAY(SELECT r.id FROM unnest(v_revoked) AS r (id) WHERE r.id <> ALL (v_ended));
 END
 $$;
 
-COMMENT ON FUNCTION messages._end_lost_nodes IS
-    'Disconnect those of these nodes that no rule names. left_nodes: those with locked rows. Never waits.';
+COMMENT ON FUNCTION messages._disconnect_nodes_without_rule IS
+    'Disconnect the nodes among these that no rule names. former_rules: as in _apply_revocations; locked_nodes: nodes that stay because a transaction has locked a row of theirs. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._settle(
+CREATE OR REPLACE FUNCTION messages._apply_revocations(
     nodes bigint[],
     topics bigint[],
-    former psqlmessages_auth[],
+    former_rules psqlmessages_auth[],
     OUT events int,
-    OUT left_topics bigint[],
-    OUT left_nodes bigint[]
+    OUT locked_topics bigint[],
+    OUT locked_nodes bigint[]
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    v_memberships bigint[] := ARRAY(SELECT messages._lost_memberships(nodes));
-    v_observations bigint[] := ARRAY(SELECT messages._lost_observations(nodes));
+    v_memberships bigint[] := ARRAY(SELECT messages._revoked_memberships(nodes));
+    v_observations bigint[] := ARRAY(SELECT messages._revoked_observations(nodes));
     v_topics bigint[];
-    v_locked bigint[];
+    v_rebuilt bigint[];
     v_id bigint;
     v_observation psqlmessages_observation;
-    v_nodes record;
+    v_disconnected record;
 BEGIN
     events := 0;
     v_topics := ARRAY(
@@ -110,12 +111,12 @@ BEGIN
         CROSS JOIN LATERAL messages._topics_like(o.pattern) AS t (id)
         WHERE o.id = ANY (v_observations)
         UNION
-        -- Rules also determine the sessions that publish wakes.
+        -- Rules also determine which subscribers a publish notifies.
         SELECT unnest(messages._subscribed_topics(nodes))
         UNION
         SELECT t.id FROM psqlmessages_topic AS t WHERE t.id = ANY (topics)
     );
-    v_locked := ARRAY(
+    v_rebuilt := ARRAY(
         SELECT t.id FROM psqlmessages_topic AS t
         WHERE t.id = ANY (v_topics) ORDER BY t.name FOR NO KEY UPDATE SKIP LOCKED
     );
@@ -137,12 +138,12 @@ BEGIN
             v_observation.pattern, NULL
         );
     END LOOP;
-    SELECT * INTO v_nodes FROM messages._end_lost_nodes(nodes, former);
-    events := events + v_nodes.events;
-    left_nodes := v_nodes.left_nodes;
-    PERFORM messages._rebuild_topics(v_locked);
-    left_topics := ARRAY(
-        SELECT l.id FROM unnest(v_topics) AS l (id) WHERE l.id <> ALL (v_locked)
+    SELECT * INTO v_disconnected FROM messages._disconnect_nodes_without_rule(nodes, former_rules);
+    events := events + v_disconnected.events;
+    locked_nodes := v_disconnected.locked_nodes;
+    PERFORM messages._rebuild_topics(v_rebuilt);
+    locked_topics := ARRAY(
+        SELECT t.id FROM unnest(v_topics) AS t (id) WHERE t.id <> ALL (v_rebuilt)
         UNION
         SELECT m.topic_id FROM psqlmessages_membership AS m WHERE m.id = ANY (v_memberships)
         UNION
@@ -154,11 +155,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._settle IS
-    'End memberships, observations and registrations of these nodes that no rule allows, with their events, and rebuild these topics. former: rules just removed, for the audience. left_topics, left_nodes: those with locked rows. Never waits.';
+COMMENT ON FUNCTION messages._apply_revocations IS
+    'End memberships, observations and registrations of these nodes that no rule allows, send their events, and rebuild these topics. former_rules: rules just removed, which still determine the receivers of events; events: their number; locked_topics, locked_nodes: the rest, because a transaction has locked their rows. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._note_unfinished(
+CREATE OR REPLACE FUNCTION messages._record_unfinished(
     topics bigint[],
     nodes bigint[],
     queues bigint[]
@@ -181,17 +182,17 @@ BEGIN
         SELECT FROM messages._unfinished AS u
         WHERE u.topic_id = n.topic_id OR u.client_id = n.client_id OR u.queue_id = n.queue_id
     );
-    -- From now on sends check the rules, and after the commit these rows.
+    -- Other sessions see the sequence from now on, and these rows after the commit.
     PERFORM pg_current_xact_id();
     PERFORM setval('messages._unfinished_xact', pg_snapshot_xmax(pg_current_snapshot())::text::bigint);
 END
 $$;
 
-COMMENT ON FUNCTION messages._note_unfinished IS
-    'Let sends check the rules for these, until housekeeping has finished the change.';
+COMMENT ON FUNCTION messages._record_unfinished IS
+    'Record topics, nodes and queues with locked rows: sends check the rules until housekeeping has updated them.';
 
 
-CREATE OR REPLACE FUNCTION messages._refresh_timeouts(
+CREATE OR REPLACE FUNCTION messages._refresh_membership_timeouts(
     nodes bigint[]
 )
 RETURNS void
@@ -213,28 +214,29 @@ AS $$
       AND c.id = m.client_id AND t.id = m.topic_id AND m.timeout <> r.timeout
 $$;
 
-COMMENT ON FUNCTION messages._refresh_timeouts IS
-    'Update the timeouts that sends read from the rules. Never waits.';
+COMMENT ON FUNCTION messages._refresh_membership_timeouts IS
+    'Copy changed timeouts from the rules to the memberships of these nodes, because sends read them there. Never waits.';
 
 
--- Checksums of all role memberships; the newest row was processed last. Each change adds a row, because an open
--- transaction may have locked the previous one.
+-- The newest row has the checksum of the role memberships that housekeeping has applied last. Each change adds a row,
+-- because an open transaction may have locked the previous one.
 CREATE TABLE IF NOT EXISTS messages._role_memberships (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     sum numeric NOT NULL
 );
 
 
-CREATE OR REPLACE FUNCTION messages._role_membership_sum()
+CREATE OR REPLACE FUNCTION messages._role_membership_checksum()
 RETURNS numeric
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- With names, because rules name groups, which may be renamed. A superuser is a member of every role.
+    -- Includes the names of groups, because rules name them and they may be renamed; and superusers, because they are
+    -- members of every role.
     RETURN (
         SELECT coalesce(sum(hashtextextended(m.membership, 0)), 0)
         FROM (
-            -- m as text: inheritance is an option of the membership since PostgreSQL 16.
+            -- The whole row as text: since PostgreSQL 16 it has the option to inherit.
             SELECT g.rolname || ' ' || m::text || ' ' || l.rolinherit AS membership
             FROM pg_catalog.pg_auth_members AS m
             JOIN pg_catalog.pg_roles AS g ON g.oid = m.roleid
@@ -246,25 +248,25 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._role_membership_sum IS
+COMMENT ON FUNCTION messages._role_membership_checksum IS
     'Checksum of all role memberships.';
 
 
-CREATE OR REPLACE FUNCTION messages._follow_role_memberships(
+CREATE OR REPLACE FUNCTION messages._apply_role_membership_changes(
     is_commit boolean DEFAULT false
 )
 RETURNS int
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_sum numeric := messages._role_membership_sum();
+    v_sum numeric := messages._role_membership_checksum();
 BEGIN
     IF v_sum IS DISTINCT FROM (SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1) THEN
         INSERT INTO messages._role_memberships (sum) VALUES (v_sum);
         DELETE FROM messages._role_memberships AS k WHERE k.id IN (
             SELECT o.id FROM messages._role_memberships AS o ORDER BY o.id DESC OFFSET 1 FOR UPDATE SKIP LOCKED
         );
-        -- Only nodes with rules for other roles than their own.
+        -- Check only nodes with rules for other roles than their own.
         INSERT INTO messages._recheck (idents, channels) VALUES (
             ARRAY(
                 SELECT DISTINCT a.ident::text
@@ -274,34 +276,34 @@ BEGIN
             ),
             messages._queue_channels()
         );
-        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
+        PERFORM messages._record_unfinished(NULL, NULL, messages._replace_queue_channels());
     END IF;
-    RETURN messages._recheck_rules(is_commit);
+    RETURN messages._finish_rule_changes(is_commit);
 END
 $$;
 
-COMMENT ON FUNCTION messages._follow_role_memberships IS
-    'Follow GRANT and REVOKE of group roles, which fire no trigger: compare a checksum of all role memberships. Then repeat the checks of _recheck_rules. Returns the number of events.';
+COMMENT ON FUNCTION messages._apply_role_membership_changes IS
+    'Apply GRANT and REVOKE of group roles, which fire no trigger: a checksum of all role memberships shows them. Then finish changes of rules. is_commit: as in _finish_rule_changes. Returns the number of events.';
 
 
-CREATE OR REPLACE FUNCTION messages._rechecks_rest()
+CREATE OR REPLACE FUNCTION messages._are_rechecks_paused()
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_now float8 := date_part('epoch', clock_timestamp());
 BEGIN
-    -- A time further ahead was stored before the clock was put back. New changes of rules are checked without delay.
+    -- A later time was stored before the clock was set back. New changes of rules are not delayed.
     RETURN coalesce(pg_sequence_last_value('messages._rechecks_rest_until') BETWEEN v_now AND v_now + 2, false)
         AND NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.horizon IS NULL);
 END
 $$;
 
-COMMENT ON FUNCTION messages._rechecks_rest IS
-    'Whether a commit has just checked many nodes, and no change of rules is new.';
+COMMENT ON FUNCTION messages._are_rechecks_paused IS
+    'Whether a commit has checked many nodes within the last second, and rules have not changed since.';
 
 
-CREATE OR REPLACE FUNCTION messages._recheck_rules(
+CREATE OR REPLACE FUNCTION messages._finish_rule_changes(
     is_commit boolean DEFAULT false
 )
 RETURNS int
@@ -311,40 +313,40 @@ DECLARE
     v_rechecks bigint[] := ARRAY(SELECT r.id FROM messages._recheck AS r);
     v_unfinished bigint[] := ARRAY(SELECT u.id FROM messages._unfinished AS u);
     v_snapshot pg_snapshot;
-    v_names text[];
+    v_topic_names text[];
     v_idents text[];
-    v_are_made boolean := true;
+    v_are_created boolean := true;
     v_topics bigint[];
     v_nodes bigint[];
-    v_queues bigint[];
+    v_locked_queues bigint[];
     v_done bigint[];
-    v_settled record;
+    v_result record;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN 0;
     ELSIF v_rechecks = '{}' AND v_unfinished = '{}' THEN
         IF NOT messages._rules_are_applied() THEN
-            PERFORM messages._note_settled();
+            PERFORM messages._mark_rules_applied_if_finished();
         END IF;
         RETURN 0;
-    ELSIF messages._rechecks_rest() THEN
+    ELSIF messages._are_rechecks_paused() THEN
         RETURN 0;
     END IF;
-    -- After these rows were read, and before the rows that they name are.
+    -- Taken after reading these rows, and before reading the rows that they name.
     v_snapshot := pg_current_snapshot();
-    v_names := ARRAY(
+    v_topic_names := ARRAY(
         SELECT DISTINCT n.name FROM messages._recheck AS r CROSS JOIN LATERAL unnest(r.topics) AS n (name)
         JOIN psqlmessages_auth AS a ON a.type = 'Topic' AND a.dest = n.name
         WHERE r.id = ANY (v_rechecks)
     );
-    IF v_names <> '{}' THEN
-        v_are_made := messages._make_ruled_topics(v_names);
+    IF v_topic_names <> '{}' THEN
+        v_are_created := messages._try_create_topics(v_topic_names);
     END IF;
     v_topics := ARRAY(
         SELECT u.topic_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.topic_id IS NOT NULL
         UNION
-        -- A node may have observed a new topic before others could see it.
-        SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_names)
+        -- A node may have begun to observe a new topic before others could see it.
+        SELECT t.id FROM psqlmessages_topic AS t WHERE t.name = ANY (v_topic_names)
     );
     IF NOT EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_rechecks) AND r.idents IS NULL) THEN
         v_idents := ARRAY(
@@ -353,7 +355,7 @@ BEGIN
         );
     END IF;
     v_nodes := ARRAY(
-        SELECT unnest(messages._nodes_named(v_idents))
+        SELECT unnest(messages._nodes_matching(v_idents))
         UNION
         SELECT u.client_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.client_id IS NOT NULL
         UNION
@@ -363,34 +365,35 @@ BEGIN
         JOIN psqlmessages_observation AS o ON o.pattern = ANY (messages._patterns(t.name))
         WHERE t.id = ANY (v_topics)
     );
-    -- Many nodes would slow down all sessions. Only in a commit that is certain to end, as setval is not rolled back.
+    -- Checks of many nodes would slow down all sessions, so pause them. setval is not rolled back, so the caller's
+    -- transaction must not fail.
     IF is_commit AND cardinality(v_nodes) > 100 THEN
         PERFORM setval('messages._rechecks_rest_until', date_part('epoch', clock_timestamp())::bigint + 1);
     END IF;
-    SELECT * INTO v_settled FROM messages._settle(v_nodes, v_topics, '{}');
-    PERFORM messages._refresh_timeouts(v_nodes);
-    v_queues := messages._move_channels(ARRAY(
+    SELECT * INTO v_result FROM messages._apply_revocations(v_nodes, v_topics, '{}');
+    PERFORM messages._refresh_membership_timeouts(v_nodes);
+    v_locked_queues := messages._replace_queue_channels(ARRAY(
         SELECT u.queue_id FROM messages._unfinished AS u WHERE u.id = ANY (v_unfinished) AND u.queue_id IS NOT NULL
     ));
-    PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, v_queues);
+    PERFORM messages._record_unfinished(v_result.locked_topics, v_result.locked_nodes, v_locked_queues);
     DELETE FROM messages._unfinished AS u WHERE u.id = ANY (ARRAY(
         SELECT d.id FROM messages._unfinished AS d
         WHERE d.id = ANY (v_unfinished)
-          AND coalesce(d.topic_id <> ALL (v_settled.left_topics), true)
-          AND coalesce(d.client_id <> ALL (v_settled.left_nodes), true)
-          AND coalesce(d.queue_id <> ALL (v_queues), true)
+          AND coalesce(d.topic_id <> ALL (v_result.locked_topics), true)
+          AND coalesce(d.client_id <> ALL (v_result.locked_nodes), true)
+          AND coalesce(d.queue_id <> ALL (v_locked_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
     v_done := ARRAY(
         SELECT d.id FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
-          AND (v_are_made OR d.topics IS NULL)
+          AND (v_are_created OR d.topics IS NULL)
         FOR UPDATE SKIP LOCKED
     );
     IF EXISTS (SELECT FROM messages._recheck AS r WHERE r.id = ANY (v_done) AND r.channels IS NOT NULL) THEN
-        -- Repeat it: there may be new queues, and readers that listened on a channel after it had changed.
-        PERFORM messages._note_unfinished(NULL, NULL, messages._move_channels());
-        PERFORM messages._notify_readers(c.value, c.key, 'moved')
+        -- Replace channels once again: there may be new queues, and readers that began to LISTEN on a former channel.
+        PERFORM messages._record_unfinished(NULL, NULL, messages._replace_queue_channels());
+        PERFORM messages._notify_queue_readers(c.value, c.key, 'moved')
         FROM messages._recheck AS r CROSS JOIN LATERAL jsonb_each_text(r.channels) AS c WHERE r.id = ANY (v_done);
     END IF;
     DELETE FROM messages._recheck AS r WHERE r.id = ANY (v_done);
@@ -398,36 +401,36 @@ BEGIN
         SELECT n.id FROM messages._recheck AS n
         WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED
     ));
-    RETURN v_settled.events;
+    RETURN v_result.events;
 END
 $$;
 
-COMMENT ON FUNCTION messages._recheck_rules IS
-    'Finish changes of rules that open transactions delayed, and check nodes again while a transaction may run that has read the old rules. Returns the number of events. Locks on _recheck and _unfinished do not stop this. is_commit: the commit is certain to end; then many nodes are not checked again for about a second. Never waits.';
+COMMENT ON FUNCTION messages._finish_rule_changes IS
+    'Finish changes of rules: update the rows listed in _unfinished, and check the nodes of _recheck again as long as a transaction may run that has read the old rules. Works even if another transaction has locked rows of these two tables. is_commit: the transaction is committing and nothing can delay it; then many nodes are not checked again for a second. Returns the number of events. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._note_settled()
+CREATE OR REPLACE FUNCTION messages._mark_rules_applied_if_finished()
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
     v_snapshot pg_snapshot := pg_current_snapshot();
     v_is_empty boolean := NOT EXISTS (SELECT FROM messages._unfinished);
-    v_last bigint := pg_sequence_last_value('messages._unfinished_xact');
+    v_last_xact bigint := pg_sequence_last_value('messages._unfinished_xact');
 BEGIN
     -- All transactions that wrote a row have ended, and no row is left. If a row is written at this moment, the next
-    -- housekeeping sets the value again. A transaction id from the future came with a dump.
+    -- housekeeping sets the value again. A transaction id ahead of the current ones is from a restored dump.
     IF v_is_empty AND (
-        v_last <= pg_snapshot_xmin(v_snapshot)::text::bigint
-        OR v_last > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+        v_last_xact <= pg_snapshot_xmin(v_snapshot)::text::bigint
+        OR v_last_xact > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
     ) THEN
-        PERFORM setval('messages._unfinished_xact', v_last, false);
+        PERFORM setval('messages._unfinished_xact', v_last_xact, false);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._note_settled IS
-    'Let sends trust the stored rows again, if no change of rules is unfinished.';
+COMMENT ON FUNCTION messages._mark_rules_applied_if_finished IS
+    'Make _rules_are_applied true if no change of rules is unfinished: sends then use the stored rows without checking rules.';
 
 
 CREATE OR REPLACE FUNCTION messages._rules_have_work()
@@ -438,30 +441,27 @@ BEGIN
     RETURN NOT messages._rules_are_applied()
         OR EXISTS (SELECT FROM messages._recheck)
         OR EXISTS (SELECT FROM messages._unfinished)
-        OR messages._role_membership_sum() IS DISTINCT FROM (
+        OR messages._role_membership_checksum() IS DISTINCT FROM (
             SELECT k.sum FROM messages._role_memberships AS k ORDER BY k.id DESC LIMIT 1
         );
 END
 $$;
 
 COMMENT ON FUNCTION messages._rules_have_work IS
-    'Whether _follow_role_memberships has anything to write.';
+    'Whether _apply_role_membership_changes has anything to do.';
 
-
--- Changes of rules: make the topics that they name, and end without delay what they forbid.
-
-CREATE OR REPLACE FUNCTION messages._make_ruled_topics(
+CREATE OR REPLACE FUNCTION messages._try_create_topics(
     names text[]
 )
 RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_timeout text := current_setting('lock_timeout');
-    v_are_made boolean := true;
+    v_lock_timeout text := current_setting('lock_timeout');
+    v_are_created boolean := true;
     v_name text;
 BEGIN
-    -- An open transaction may be making one of them.
+    -- An open transaction may be creating one of them.
     PERFORM set_config('lock_timeout', least(200, messages._remaining_lock_wait_ms())::text, true);
     BEGIN
         PERFORM messages._make_topics(names);
@@ -471,21 +471,21 @@ BEGIN
             BEGIN
                 PERFORM messages._make_topics(ARRAY[v_name]);
             EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-                v_are_made := false;
+                v_are_created := false;
             END;
         END LOOP;
     END;
-    PERFORM set_config('lock_timeout', v_timeout, true);
-    RETURN v_are_made;
+    PERFORM set_config('lock_timeout', v_lock_timeout, true);
+    RETURN v_are_created;
 END
 $$;
 
-COMMENT ON FUNCTION messages._make_ruled_topics IS
-    'Make the topics that rules name; false if an open transaction is making one of them.';
+COMMENT ON FUNCTION messages._try_create_topics IS
+    'Create topics, unless they exist; false if an open transaction is creating one of them.';
 
 
-CREATE OR REPLACE FUNCTION messages._follow_rules(
-    former psqlmessages_auth[],
+CREATE OR REPLACE FUNCTION messages._apply_rule_changes(
+    former_rules psqlmessages_auth[],
     idents text[],
     topics text[]
 )
@@ -493,58 +493,59 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_are_made boolean := true;
+    v_are_created boolean := true;
     v_channels jsonb;
-    v_queues bigint[];
+    v_locked_queues bigint[];
     v_nodes bigint[];
-    v_lost bigint[];
+    v_revoked bigint[];
     v_deadline timestamp with time zone;
-    v_settled record;
+    v_result record;
 BEGIN
     IF topics IS NOT NULL THEN
-        v_are_made := messages._make_ruled_topics(topics);
+        v_are_created := messages._try_create_topics(topics);
     END IF;
-    IF EXISTS (SELECT FROM unnest(former) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
+    IF EXISTS (SELECT FROM unnest(former_rules) AS f WHERE f.type = 'Queue') OR idents IS NULL THEN
         v_channels := messages._queue_channels();
-        v_queues := messages._move_channels();
+        v_locked_queues := messages._replace_queue_channels();
     END IF;
-    v_nodes := messages._nodes_named(idents);
+    v_nodes := messages._nodes_matching(idents);
     IF v_nodes <> '{}' THEN
-        v_lost := ARRAY(
+        v_revoked := ARRAY(
             SELECT c.id FROM psqlmessages_client AS c
             WHERE c.id = ANY (v_nodes) AND NOT messages._has_rule(c.role, c.ident)
             UNION
-            SELECT m.client_id FROM messages._lost_memberships(v_nodes) AS l (id)
+            SELECT m.client_id FROM messages._revoked_memberships(v_nodes) AS l (id)
             JOIN psqlmessages_membership AS m ON m.id = l.id
             UNION
-            SELECT o.client_id FROM messages._lost_observations(v_nodes) AS l (id)
+            SELECT o.client_id FROM messages._revoked_observations(v_nodes) AS l (id)
             JOIN psqlmessages_observation AS o ON o.id = l.id
         );
-        IF v_lost <> '{}' THEN
-            -- Lock their rows by polling: waits for one lock after the other would have no common limit. Continue
-            -- after a moment if other transactions have locked some.
+        IF v_revoked <> '{}' THEN
+            -- Poll for the locks of their rows: lock_timeout would limit each wait, not their sum. After the deadline,
+            -- continue without the rows that other transactions have locked.
             v_deadline := clock_timestamp() + make_interval(secs => messages._remaining_lock_wait_ms() / 1000.0);
-            WHILE NOT messages._try_lock_nodes(v_lost) AND clock_timestamp() < v_deadline LOOP
+            WHILE NOT messages._try_lock_nodes(v_revoked) AND clock_timestamp() < v_deadline LOOP
                 PERFORM pg_sleep(0.01);
             END LOOP;
         END IF;
-        SELECT * INTO v_settled FROM messages._settle(v_lost, messages._subscribed_topics(v_nodes), former);
-        PERFORM messages._refresh_timeouts(v_nodes);
-        PERFORM messages._note_unfinished(v_settled.left_topics, v_settled.left_nodes, NULL);
+        SELECT * INTO v_result
+        FROM messages._apply_revocations(v_revoked, messages._subscribed_topics(v_nodes), former_rules);
+        PERFORM messages._refresh_membership_timeouts(v_nodes);
+        PERFORM messages._record_unfinished(v_result.locked_topics, v_result.locked_nodes, NULL);
     END IF;
-    PERFORM messages._note_unfinished(NULL, NULL, v_queues);
-    -- The snapshot does not show later nodes and members.
-    IF NOT v_are_made OR NOT messages._holds_rules_lock() OR current_setting('transaction_isolation') <> 'read committed' THEN
+    PERFORM messages._record_unfinished(NULL, NULL, v_locked_queues);
+    -- Without the gate, or in an older snapshot, other nodes and members may exist that are not visible here.
+    IF NOT v_are_created OR NOT messages._holds_rules_lock() OR current_setting('transaction_isolation') <> 'read committed' THEN
         INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._follow_rules IS
-    'Apply changed rules to topics and connected nodes. former: the old rules; idents, topics: the names in them; all nodes if idents is null.';
+COMMENT ON FUNCTION messages._apply_rule_changes IS
+    'Apply changed rules: create topics, end what no rule allows, and replace the channels of queues. former_rules: rules as they were before; idents: the names and patterns of nodes in changed rules, null for all; topics: those to create, or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._nodes_named(
+CREATE OR REPLACE FUNCTION messages._nodes_matching(
     idents text[]
 )
 RETURNS bigint[]
@@ -564,11 +565,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._nodes_named IS
+COMMENT ON FUNCTION messages._nodes_matching IS
     'The connected nodes that match these names and patterns; all if null.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_change()
+CREATE OR REPLACE FUNCTION messages._before_rules_change()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -580,11 +581,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._rules_change IS
-    'Before any statement that changes rules.';
+COMMENT ON FUNCTION messages._before_rules_change IS
+    'Trigger before each statement that changes rules: lock the rules.';
 
 
-CREATE OR REPLACE FUNCTION messages._rules_changed()
+CREATE OR REPLACE FUNCTION messages._after_rules_change()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -593,14 +594,14 @@ AS $$
 BEGIN
     CASE TG_OP
     WHEN 'INSERT' THEN
-        PERFORM messages._follow_rules(
+        PERFORM messages._apply_rule_changes(
             '{}',
             (SELECT array_agg(DISTINCT n.ident::text) FROM new_rules AS n),
             (SELECT array_agg(DISTINCT n.dest::text) FROM new_rules AS n
              WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
         );
     WHEN 'UPDATE' THEN
-        PERFORM messages._follow_rules(
+        PERFORM messages._apply_rule_changes(
             (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
             (SELECT array_agg(r.ident::text)
              FROM (SELECT o.ident FROM old_rules AS o UNION SELECT n.ident FROM new_rules AS n) AS r),
@@ -608,24 +609,24 @@ BEGIN
              WHERE n.type = 'Topic' AND right(n.dest, 1) <> '*')
         );
     WHEN 'DELETE' THEN
-        PERFORM messages._follow_rules(
+        PERFORM messages._apply_rule_changes(
             (SELECT array_agg(o::psqlmessages_auth) FROM old_rules AS o),
             (SELECT array_agg(DISTINCT o.ident::text) FROM old_rules AS o),
             NULL
         );
     WHEN 'TRUNCATE' THEN
-        PERFORM messages._follow_rules('{}', NULL, NULL);
+        PERFORM messages._apply_rule_changes('{}', NULL, NULL);
     END CASE;
     RETURN NULL;
 END
 $$;
 
-COMMENT ON FUNCTION messages._rules_changed IS
-    'After any statement that changes rules.';
+COMMENT ON FUNCTION messages._after_rules_change IS
+    'Trigger after each statement that changes rules: apply the changes.';
 
 
--- The role that a rule was saved for, because a later role may have the same name. This is no column of the Django model,
--- and permission checks do not read it.
+-- role_identity: the role for which a rule was saved, because another role may get this name later. The Django model does
+-- not have this column, and permission checks do not read it.
 DO $$
 BEGIN
     -- ADD COLUMN IF NOT EXISTS would block all readers of rules in each installation.
@@ -639,7 +640,7 @@ END
 $$;
 
 
-CREATE OR REPLACE FUNCTION messages._note_role()
+CREATE OR REPLACE FUNCTION messages._store_role_identity()
 RETURNS trigger
 LANGUAGE plpgsql
 SECURITY DEFINER
@@ -653,36 +654,36 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._note_role IS
-    'Store the oid of the role in the rule, with the identity of this database; null if there is no such role.';
+COMMENT ON FUNCTION messages._store_role_identity IS
+    'Trigger: store the oid of the role and the identity of this database in the rule; null if there is no such role.';
 
 
 CREATE OR REPLACE TRIGGER note_role
 BEFORE INSERT OR UPDATE ON psqlmessages_auth
-FOR EACH ROW EXECUTE FUNCTION messages._note_role();
+FOR EACH ROW EXECUTE FUNCTION messages._store_role_identity();
 
 CREATE OR REPLACE TRIGGER rules_change
 BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON psqlmessages_auth
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_change();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._before_rules_change();
 
 CREATE OR REPLACE TRIGGER rules_inserted
 AFTER INSERT ON psqlmessages_auth
 REFERENCING NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._after_rules_change();
 
 CREATE OR REPLACE TRIGGER rules_updated
 AFTER UPDATE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules NEW TABLE AS new_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._after_rules_change();
 
 CREATE OR REPLACE TRIGGER rules_deleted
 AFTER DELETE ON psqlmessages_auth
 REFERENCING OLD TABLE AS old_rules
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._after_rules_change();
 
 CREATE OR REPLACE TRIGGER rules_truncated
 AFTER TRUNCATE ON psqlmessages_auth
-FOR EACH STATEMENT EXECUTE FUNCTION messages._rules_changed();
+FOR EACH STATEMENT EXECUTE FUNCTION messages._after_rules_change();
 
 
 CREATE OR REPLACE FUNCTION messages._disconnect(
@@ -707,4 +708,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._disconnect IS
-    'For the administrator: deregister one node of any session; other nodes of the session stay. False if it is not connected.';
+    'For the administrator: disconnect a node of any session. Other nodes of the session stay connected. False if the node is not connected.';

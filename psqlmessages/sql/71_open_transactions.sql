@@ -15,8 +15,8 @@ RETURNS TABLE (
 LANGUAGE sql
 STABLE
 AS $$
-    WITH held AS (
-        -- Without read locks, which do not block changes of rows.
+    WITH holders AS (
+        -- Reading takes ACCESS SHARE locks, which do not block changes of rows.
         SELECT DISTINCT l.pid, l.virtualtransaction
         FROM pg_catalog.pg_locks AS l
         JOIN pg_catalog.pg_class AS c ON c.oid = l.relation AND c.relkind IN ('r', 'p')
@@ -30,9 +30,9 @@ AS $$
     )
     SELECT h.pid, h.virtualtransaction, p.gid, coalesce(a.usename, p.owner)::text, a.application_name, a.state,
            coalesce(a.xact_start, p.prepared), left(a.query, 200),
-           -- A prepared transaction has no process, and 0 stands for all of them.
+           -- A prepared transaction has no process; pg_blocking_pids shows 0 for it.
            (SELECT count(*) FROM waiting AS w WHERE coalesce(h.pid, 0) = ANY (w.blocking))::int
-    FROM held AS h
+    FROM holders AS h
     LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = h.pid
     LEFT JOIN pg_catalog.pg_prepared_xacts AS p
         ON h.pid IS NULL AND h.virtualtransaction = '-1/' || p.transaction::text
@@ -40,7 +40,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._open_transactions IS
-    'The transactions in this database that hold locks on our tables, oldest first. state, began_at and query are null or hidden for roles of which ours is no member, except with pg_read_all_stats. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for it.';
+    'The transactions in this database that hold locks on our tables, oldest first. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL hides state, began_at and query from roles that are neither members of its role nor of pg_read_all_stats.';
 
 
 CREATE OR REPLACE FUNCTION messages._terminate(
@@ -66,4 +66,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._terminate IS
-    'For the administrator: end the connection of this transaction; false if the transaction has ended.';
+    'For the administrator: end the connection that runs this transaction; false if the transaction has ended.';

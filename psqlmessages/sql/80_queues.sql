@@ -1,7 +1,7 @@
--- Queues: look them up, make them and check permissions. Calls need no session: they name the node that acts.
+-- Queues: find and create them, check permissions, count changes. Calls need no session: they name the node that acts.
 
--- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only if needed, because ALTER waits for
--- a running vacuum, while calls wait for other locks of the installation.
+-- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only change options that differ: ALTER
+-- waits for a running vacuum, and meanwhile calls wait for the other locks of the installation.
 DO $$
 DECLARE
     v_table record;
@@ -26,30 +26,30 @@ BEGIN
 END
 $$;
 
--- The time of the last housekeeping of queues, and the last row when counts were summed up.
+-- When housekeeping last maintained queues, and the id of the last row of psqlmessages_queuecount when it summed them up.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
     counted_id bigint NOT NULL DEFAULT 0,
     CONSTRAINT queues_has_one_row CHECK (id)
 );
--- Whether elements may wait for a time that was set before the clock was put back.
+-- Whether elements may still wait for times that were set before the clock was set back.
 ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- Where readers of a queue start: no element becomes available before start_at. Without it each reader would walk over
--- the index entries of all elements that were taken since the oldest open transaction began, because nobody may remove them.
--- The row with the highest version counts; rows are only inserted and deleted, so nobody waits. UNLOGGED, because after a
--- crash readers may start at the beginning.
+-- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without it
+-- each reader would skip the index entries of all elements taken since the oldest open transaction began, because VACUUM
+-- cannot remove them. Only the row with the highest version is valid. Rows are inserted and deleted but never updated, so
+-- no transaction waits for another. UNLOGGED, because after a crash readers can start at the beginning.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._scan_start (
     queue_id bigint NOT NULL,
     version bigint NOT NULL,
     start_at timestamp with time zone NOT NULL,
-    -- The next start, with its version, as soon as these transactions, which had written elements by then, have ended.
+    -- The next start and its version. It becomes valid when these virtual transactions, which write elements, have ended.
     pending_at timestamp with time zone NOT NULL,
     pending_version bigint NOT NULL,
     pending_writers text[] NOT NULL,
-    -- The last id of an element by then, and how long it took to find the start.
+    -- The last id of an element when this row was written, and how many seconds it took to find the start.
     element_id bigint NOT NULL,
     seconds float8 NOT NULL,
     made_at timestamp with time zone NOT NULL DEFAULT clock_timestamp()
@@ -58,7 +58,7 @@ CREATE INDEX IF NOT EXISTS scan_start_by_version ON messages._scan_start (queue_
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS messages._scan_version;
 
 
-CREATE OR REPLACE FUNCTION messages._queue_argument_error(
+CREATE OR REPLACE FUNCTION messages._queue_error_or_null(
     ident text,
     queue text,
     mode text
@@ -88,11 +88,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._queue_argument_error IS
-    'Why this role may not use a queue as that node (errors 54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, A, or empty for any rule.';
+COMMENT ON FUNCTION messages._queue_error_or_null IS
+    'The error if this role may not use a queue as that node (54, 1, 15, 16, 62, 2, 3 in this order), or null. mode: W, R, RW for both, A, or empty for any rule.';
 
 
-CREATE OR REPLACE FUNCTION messages._may_use(
+CREATE OR REPLACE FUNCTION messages._may_use_queue(
     ident text,
     queue text,
     mode text
@@ -119,8 +119,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._may_use IS
-    'Whether this role may use a queue as that node; if not, _queue_argument_error gives the error. mode: W, R, RW or A.';
+COMMENT ON FUNCTION messages._may_use_queue IS
+    'Whether this role may use a queue as that node; false or null if not, and then _queue_error returns the error. Faster than _queue_error_or_null. mode: W, R, RW or A.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_error(
@@ -132,18 +132,18 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Null only if a rule was added after the first check.
-    RETURN coalesce(messages._queue_argument_error(ident, queue, mode), messages._error(2, 'Queue', queue));
+    -- The second check finds no error if a rule was added after the first one.
+    RETURN coalesce(messages._queue_error_or_null(ident, queue, mode), messages._error(2, 'Queue', queue));
 END
 $$;
 
 COMMENT ON FUNCTION messages._queue_error IS
-    'The error of a call that _may_use does not allow.';
+    'The error of a call that _may_use_queue has not allowed; never null.';
 
 
-CREATE OR REPLACE FUNCTION messages._queue(
+CREATE OR REPLACE FUNCTION messages._get_or_create_queue(
     name text,
-    waits boolean DEFAULT true
+    may_wait boolean DEFAULT true
 )
 RETURNS psqlmessages_queue
 LANGUAGE plpgsql
@@ -152,16 +152,17 @@ DECLARE
     v_queue psqlmessages_queue;
 BEGIN
     LOOP
-        SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _queue.name;
+        SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = _get_or_create_queue.name;
         IF v_queue.is_removed THEN
-            -- Without waiting: while it has elements, a removed queue works as any other.
+            -- Skip a locked row: a removed queue with elements works as any other.
             UPDATE psqlmessages_queue AS q SET is_removed = false
             WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         END IF;
-        -- The transaction that makes the queue holds this lock until its commit. Until then the queue is empty.
-        EXIT WHEN v_queue.id IS NOT NULL OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_queue.name)) AND NOT waits;
+        -- A transaction that creates the queue holds this lock until its commit. Until then the queue is empty for others.
+        EXIT WHEN v_queue.id IS NOT NULL
+            OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_get_or_create_queue.name)) AND NOT may_wait;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
-        VALUES (_queue.name, messages._new_queue_channel(), 'epoch')
+        VALUES (_get_or_create_queue.name, messages._new_queue_channel(), 'epoch')
         ON CONFLICT DO NOTHING
         RETURNING * INTO v_queue;
         EXIT WHEN FOUND;
@@ -170,8 +171,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._queue IS
-    'The queue of this name, made if it does not exist or was removed. Null if another transaction is making it, unless waits.';
+COMMENT ON FUNCTION messages._get_or_create_queue IS
+    'The queue with this name, created if it does not exist or was removed. If another transaction is creating it, wait; if not may_wait, return null.';
 
 
 CREATE OR REPLACE FUNCTION messages._existing_queue(
@@ -187,7 +188,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._existing_queue IS
-    'The queue of this name, or no row. A removed queue exists again as soon as it has elements.';
+    'The queue with this name, or no row. A removed queue exists again as soon as it has elements.';
 
 
 CREATE OR REPLACE FUNCTION messages._authorized_queue(
@@ -202,7 +203,7 @@ AS $$
     SELECT q.* FROM psqlmessages_queue AS q
     WHERE q.name = _authorized_queue.queue
       AND CASE WHEN length(ident) BETWEEN 1 AND 100 AND length(_authorized_queue.queue) <= 100 AND right(ident, 1) <> '*' THEN coalesce(
-          -- A rule without patterns for this role is found five times as fast.
+          -- The usual rule, for this role and without patterns: it is found in a fifth of the time.
           (
               SELECT true FROM psqlmessages_auth AS a
               WHERE a.ident = _authorized_queue.ident AND a.type = 'Queue' AND a.dest = _authorized_queue.queue
@@ -216,7 +217,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._authorized_queue IS
-    'A queue, also a removed one, that this role may use as that node; else no row. Inlined where it is called.';
+    'The queue with this name, even if removed; no row if it does not exist or this role may not use it as that node. mode: W, R or RW. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._queues_like(
@@ -235,7 +236,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._queues_like IS
-    'The queues that match a name or pattern.';
+    'Ids of the queues that match a name or pattern.';
 
 
 CREATE OR REPLACE FUNCTION messages._new_queue_channel()
@@ -249,7 +250,7 @@ COMMENT ON FUNCTION messages._new_queue_channel IS
     'A channel name that is hard to guess.';
 
 
-CREATE OR REPLACE FUNCTION messages._notify_readers(
+CREATE OR REPLACE FUNCTION messages._notify_queue_readers(
     channel text,
     queue text,
     evt text
@@ -258,16 +259,16 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Without an Id, so that PostgreSQL delivers only one of many in a transaction.
+    -- Without an Id: PostgreSQL then delivers equal notifications of a transaction only once.
     PERFORM pg_notify(channel, '{"Type":"Sys","Evt":"' || evt || '","Queue":' || to_json(queue) || '}');
 END
 $$;
 
-COMMENT ON FUNCTION messages._notify_readers IS
-    'Notify the sessions that LISTEN on the channel of a queue.';
+COMMENT ON FUNCTION messages._notify_queue_readers IS
+    'Notify the sessions that LISTEN on this channel of a queue. evt: pushed or moved.';
 
 
-CREATE OR REPLACE FUNCTION messages._wake_readers(
+CREATE OR REPLACE FUNCTION messages._notify_waiting_readers(
     queue psqlmessages_queue,
     evt text DEFAULT 'pushed'
 )
@@ -276,16 +277,16 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF queue.awaited_until > clock_timestamp() THEN
-        PERFORM messages._notify_readers(queue.channel, queue.name, evt);
+        PERFORM messages._notify_queue_readers(queue.channel, queue.name, evt);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._wake_readers IS
-    'Notify waiting readers, if there are any, that a queue may have elements for them.';
+COMMENT ON FUNCTION messages._notify_waiting_readers IS
+    'Notify the readers of a queue that it may have elements, if a session has called queue_listen recently.';
 
 
-CREATE OR REPLACE FUNCTION messages._scan_start(
+CREATE OR REPLACE FUNCTION messages._get_scan_start(
     queue_id bigint
 )
 RETURNS timestamp with time zone
@@ -294,12 +295,12 @@ STABLE
 AS $$
     SELECT coalesce((
         SELECT s.start_at FROM messages._scan_start AS s
-        WHERE s.queue_id = _scan_start.queue_id ORDER BY s.version DESC LIMIT 1
+        WHERE s.queue_id = _get_scan_start.queue_id ORDER BY s.version DESC LIMIT 1
     ), '-infinity')
 $$;
 
-COMMENT ON FUNCTION messages._scan_start IS
-    'No element of the queue becomes available before this time.';
+COMMENT ON FUNCTION messages._get_scan_start IS
+    'The time from which to search for elements of a queue: none becomes available before it.';
 
 
 CREATE OR REPLACE FUNCTION messages._advance_scan_start(
@@ -313,8 +314,8 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    -- The order matters: a transaction that is not among the writers locks the table later. So it stores later times, or
-    -- resets the start with a higher version.
+    -- The order matters: a transaction that is not among the writers locks the table after v_now, so it stores later times,
+    -- or resets the start with a higher version.
     v_version bigint := nextval('messages._scan_version');
     v_next_version bigint := nextval('messages._scan_version');
     v_now timestamp with time zone := clock_timestamp();
@@ -324,46 +325,47 @@ DECLARE
           AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
           AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
     );
-    v_last record;
+    v_current record;
     v_next_at timestamp with time zone := v_now;
-    v_bound timestamp with time zone;
+    -- The new start is at most this; null if it cannot advance yet.
+    v_limit timestamp with time zone;
     v_first timestamp with time zone;
 BEGIN
-    -- An older snapshot does not show what was stored since.
+    -- An older snapshot does not show elements that were stored since.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN;
     END IF;
-    -- Read it after the writers: a reset by a transaction that has ended by then is visible.
-    SELECT s.ctid AS place, s.* INTO v_last FROM messages._scan_start AS s
+    -- Read the row after the writers: then a reset is visible if its transaction is not among them.
+    SELECT s.ctid AS row_id, s.* INTO v_current FROM messages._scan_start AS s
     WHERE s.queue_id = _advance_scan_start.queue_id ORDER BY s.version DESC LIMIT 1;
-    IF v_last.version > v_version THEN
+    IF v_current.version > v_version THEN
         RETURN;
     ELSIF FOUND THEN
         DELETE FROM messages._scan_start AS s WHERE s.ctid = (
-            SELECT l.ctid FROM messages._scan_start AS l WHERE l.ctid = v_last.place FOR UPDATE SKIP LOCKED
+            SELECT l.ctid FROM messages._scan_start AS l WHERE l.ctid = v_current.row_id FOR UPDATE SKIP LOCKED
         );
-        -- Another session does the same. If its transaction stays open, its row does not count.
-        IF NOT FOUND AND v_last.made_at BETWEEN v_now - interval '1 second' AND v_now THEN
+        -- Another session is replacing the row. Replace it, too, if that session has not committed within a second.
+        IF NOT FOUND AND v_current.made_at BETWEEN v_now - interval '1 second' AND v_now THEN
             RETURN;
         END IF;
     END IF;
     IF v_writers = '{}' THEN
-        v_bound := v_now;
-    ELSIF v_last.version IS NULL THEN
-        v_bound := '-infinity';
-    ELSIF NOT v_last.pending_writers && v_writers THEN
-        v_bound := v_last.pending_at;
-        v_version := v_last.pending_version;
+        v_limit := v_now;
+    ELSIF v_current.version IS NULL THEN
+        v_limit := '-infinity';
+    ELSIF NOT v_current.pending_writers && v_writers THEN
+        v_limit := v_current.pending_at;
+        v_version := v_current.pending_version;
     ELSE
-        v_version := v_last.version;
-        v_next_at := v_last.pending_at;
-        v_next_version := v_last.pending_version;
-        v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_last.pending_writers));
+        v_version := v_current.version;
+        v_next_at := v_current.pending_at;
+        v_next_version := v_current.pending_version;
+        v_writers := ARRAY(SELECT unnest(v_writers) INTERSECT SELECT unnest(v_current.pending_writers));
     END IF;
-    IF v_bound IS NOT NULL THEN
+    IF v_limit IS NOT NULL THEN
         SELECT e.available_at INTO v_first FROM psqlmessages_element AS e
         WHERE e.queue_id = _advance_scan_start.queue_id
-          AND e.available_at >= (SELECT coalesce(v_last.start_at, '-infinity'))
+          AND e.available_at >= (SELECT coalesce(v_current.start_at, '-infinity'))
         ORDER BY e.available_at, e.id LIMIT 1;
     END IF;
     INSERT INTO messages._scan_start (
@@ -371,7 +373,7 @@ BEGIN
     )
     VALUES (
         _advance_scan_start.queue_id, v_version,
-        greatest(coalesce(v_last.start_at, '-infinity'), least(v_bound, v_first)),
+        greatest(coalesce(v_current.start_at, '-infinity'), least(v_limit, v_first)),
         v_next_at, v_next_version, v_writers, pg_sequence_last_value('psqlmessages_element_id_seq'),
         extract(epoch FROM clock_timestamp() - v_now)
     );
@@ -379,12 +381,12 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._advance_scan_start IS
-    'Move the start of a queue''s readers behind the elements that were taken. All that was stored before the transactions that write now is visible, all later elements become available later.';
+    'Move the start of a queue''s readers past taken elements: to the first element that is left, or to the time up to which all elements are visible, whichever is earlier.';
 
 
 CREATE OR REPLACE FUNCTION messages._advance_scan_start_if_due(
     queue_id bigint,
-    element_id float8,
+    due_element_id float8,
     seconds float8,
     made_at timestamp with time zone
 )
@@ -392,10 +394,10 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- At most a twentieth of the time is spent on it.
+    -- Spend at most a twentieth of the time on this.
     IF clock_timestamp() BETWEEN made_at AND made_at + interval '1 second' AND (
         clock_timestamp() < made_at + greatest(0.002, 20 * seconds) * interval '1 second'
-        OR pg_sequence_last_value('psqlmessages_element_id_seq') < element_id
+        OR pg_sequence_last_value('psqlmessages_element_id_seq') < due_element_id
     ) THEN
         RETURN;
     END IF;
@@ -404,7 +406,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._advance_scan_start_if_due IS
-    'Advance the start of a queue''s readers when that many elements were pushed since, or a second has passed.';
+    'Call _advance_scan_start if the last id of an element is at least due_element_id, or a second has passed since made_at. seconds, made_at: from the row of _scan_start.';
 
 
 CREATE OR REPLACE FUNCTION messages._reset_scan_start(
@@ -432,10 +434,10 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._reset_scan_start IS
-    'Let readers of a queue start at the beginning, because this transaction stores elements that are available earlier: at an old place (no first_at), or at first_at if the clock was put back. Call it after the first write to psqlmessages_element.';
+    'Let readers of a queue start at the beginning if this transaction stores elements that become available before their start. first_at: when the first of these elements becomes available; unknown by default. Call it after the first write to psqlmessages_element.';
 
 
-CREATE OR REPLACE FUNCTION messages._count(
+CREATE OR REPLACE FUNCTION messages._add_queue_counts(
     queue_id bigint,
     puts bigint DEFAULT 0,
     gets bigint DEFAULT 0,
@@ -449,22 +451,22 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- A crash may lose a lease, because the element is then available again.
+    -- A crash may only undo a reserve, which makes the element available again.
     IF reserves = 0 AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    -- One more row each time, summed up later: a single row would have a version for each change since the oldest
+    -- Each call inserts a row; housekeeping sums them up. A single row would have a version for each change since the oldest
     -- transaction began, and each update would read them all.
     INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes)
     VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes);
 END
 $$;
 
-COMMENT ON FUNCTION messages._count IS
-    'Count changes of the elements of a queue without waiting for other transactions. Makes the commit durable, except for reserves.';
+COMMENT ON FUNCTION messages._add_queue_counts IS
+    'Count changes of the elements of a queue, without waiting for other transactions. Also makes the commit durable, unless elements were only reserved.';
 
 
-CREATE OR REPLACE FUNCTION messages._hops(
+CREATE OR REPLACE FUNCTION messages._hop_count(
     headers jsonb
 )
 RETURNS int
@@ -479,8 +481,8 @@ AS $$
     END
 $$;
 
-COMMENT ON FUNCTION messages._hops IS
-    'The hop count in headers; 0 if there is none or it is no whole number.';
+COMMENT ON FUNCTION messages._hop_count IS
+    'The hop count in headers; 0 if it is missing or no whole number.';
 
 
 CREATE OR REPLACE FUNCTION messages._increment_tries(
@@ -494,10 +496,10 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._increment_tries IS
-    'Add one to the number of tries, up to the maximum of int.';
+    'One more try, up to the maximum of int.';
 
 
-CREATE OR REPLACE FUNCTION messages._parsed_headers(
+CREATE OR REPLACE FUNCTION messages._parse_headers(
     headers text
 )
 RETURNS jsonb
@@ -517,7 +519,7 @@ BEGIN
         END;
     END IF;
     v_length := length(v_headers::text);
-    -- Python reads at most 200 levels, and numbers of 4,300 digits. Shorter headers have neither.
+    -- Python reads at most 200 levels, and numbers with at most 4,300 digits. Only longer headers can exceed that.
     IF jsonb_typeof(v_headers) IS DISTINCT FROM 'object'
         OR v_length > 400 AND jsonb_path_exists(v_headers, 'strict $.**{202}')
         OR v_length > 4300 AND EXISTS (
@@ -531,11 +533,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._parsed_headers IS
-    'The headers of an element; null unless they are a JSON object of at most 64 KiB that Python can read (error 63).';
+COMMENT ON FUNCTION messages._parse_headers IS
+    'Parse the headers of an element. Null (error 63) unless they are empty, or a JSON object of at most 64 KiB that Python can read.';
 
 
-CREATE OR REPLACE FUNCTION messages._seconds(
+CREATE OR REPLACE FUNCTION messages._to_interval(
     seconds float8
 )
 RETURNS interval
@@ -545,5 +547,5 @@ AS $$
     SELECT CASE WHEN seconds BETWEEN 0 AND 1000000000 THEN make_interval(secs => seconds) END
 $$;
 
-COMMENT ON FUNCTION messages._seconds IS
-    'A delay as an interval; null if it is null, negative, no number, or over 1,000,000,000 s (error 63).';
+COMMENT ON FUNCTION messages._to_interval IS
+    'A number of seconds as an interval; null (an error of the caller) if it is not from 0 to 1,000,000,000.';

@@ -9,7 +9,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     IF mature IS NULL THEN
-        RETURN clock_timestamp() + messages._seconds(coalesce(delay, 0));
+        RETURN clock_timestamp() + messages._to_interval(coalesce(delay, 0));
     ELSIF mature BETWEEN '1970-01-01' AND '9000-01-01' THEN
         RETURN mature;
     END IF;
@@ -18,7 +18,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._available_at IS
-    'When an element becomes available: mature, or delay seconds from now; null if clients could not read the time.';
+    'When an element becomes available: at mature, or delay seconds from now. Null if the delay is invalid, or clients could not read the time.';
 
 
 CREATE OR REPLACE FUNCTION messages._element_error(
@@ -27,7 +27,7 @@ CREATE OR REPLACE FUNCTION messages._element_error(
     matures timestamp with time zone[],
     tries int,
     keys text[],
-    largest int
+    largest_body int
 )
 RETURNS json
 LANGUAGE plpgsql
@@ -36,18 +36,20 @@ BEGIN
     IF array_position(headers, NULL) IS NOT NULL THEN
         RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
     ELSIF array_position(matures, NULL) IS NOT NULL THEN
-        RETURN messages._error(63, 'time', 'a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000');
+        RETURN messages._error(
+            63, 'time', 'a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000, is needed'
+        );
     ELSIF tries < 0 OR tries IS NULL THEN
         RETURN messages._error(63, 'tries', coalesce(tries::text, 'null'));
     ELSIF EXISTS (SELECT FROM unnest(keys) AS k (key) WHERE length(k.key) > 200) THEN
         RETURN messages._error(54);
     END IF;
-    RETURN messages._content_error(NULL, enc, largest);
+    RETURN messages._content_error(NULL, enc, largest_body);
 END
 $$;
 
 COMMENT ON FUNCTION messages._element_error IS
-    'Errors of the arguments of a push (63, 54, 55, 51), or null.';
+    'The error of the arguments of a push (63, 54, 55, 51), or null. headers, matures: as parsed, null if malformed; largest_body: its bytes.';
 
 
 CREATE OR REPLACE FUNCTION messages._claim_key(
@@ -74,18 +76,18 @@ BEGIN
         EXIT WHEN FOUND;
         SELECT -k.element_id INTO v_id FROM psqlmessages_elementkey AS k
         WHERE k.queue_id = queue.id AND k.key = _claim_key.key;
-        -- Not found: it has expired and was just removed.
         EXIT WHEN FOUND;
+        -- The key has expired, and another transaction has just removed it: try again.
     END LOOP;
     RETURN v_id;
 END
 $$;
 
 COMMENT ON FUNCTION messages._claim_key IS
-    'Claim a key for an element: returns its id, or the negative id of the element that was pushed with the key before; null for no key. Waits for transactions that push the same key.';
+    'Claim a key for an element. Returns element_id, or the negative id of the element that was pushed with this key before; null if key is null. Waits for transactions that push the same key.';
 
 
-CREATE OR REPLACE FUNCTION messages._push_keyed(
+CREATE OR REPLACE FUNCTION messages._push_with_keys(
     queue psqlmessages_queue,
     bodies text[],
     enc text,
@@ -98,30 +100,30 @@ RETURNS bigint[]
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    -- Drawn here, in the order of the elements.
+    -- Ids are drawn here, so that they are in the order of the elements.
     v_ids bigint[] := ARRAY(SELECT nextval('psqlmessages_element_id_seq') FROM unnest(bodies));
 BEGIN
     -- In order of keys, so that two pushes cannot deadlock.
     v_ids := ARRAY(
         SELECT c.id
         FROM (
-            SELECT k.place, coalesce(messages._claim_key(queue, k.key, k.id), k.id) AS id
+            SELECT k.ordinal, coalesce(messages._claim_key(queue, k.key, k.id), k.id) AS id
             FROM (
-                SELECT i.place, i.id, nullif(keys[i.place], '') AS key
-                FROM unnest(v_ids) WITH ORDINALITY AS i (id, place) ORDER BY 3, 1
+                SELECT i.ordinal, i.id, nullif(keys[i.ordinal], '') AS key
+                FROM unnest(v_ids) WITH ORDINALITY AS i (id, ordinal) ORDER BY 3, 1
             ) AS k
         ) AS c
-        ORDER BY c.place
+        ORDER BY c.ordinal
     );
     INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, tries, enc, headers, body)
-    SELECT i.id, queue.id, mature, mature, tries, enc, coalesce(headers[i.place], '{}'), coalesce(bodies[i.place], '')
-    FROM unnest(v_ids) WITH ORDINALITY AS i (id, place) WHERE i.id > 0 ORDER BY i.place;
+    SELECT i.id, queue.id, mature, mature, tries, enc, coalesce(headers[i.ordinal], '{}'), coalesce(bodies[i.ordinal], '')
+    FROM unnest(v_ids) WITH ORDINALITY AS i (id, ordinal) WHERE i.id > 0 ORDER BY i.ordinal;
     RETURN v_ids;
 END
 $$;
 
-COMMENT ON FUNCTION messages._push_keyed IS
-    'Store elements with keys. Returns the id of each, negative if it was pushed before.';
+COMMENT ON FUNCTION messages._push_with_keys IS
+    'Store elements with keys. Returns the id of each; negative if its key was pushed before.';
 
 
 CREATE OR REPLACE FUNCTION messages._push(
@@ -147,17 +149,17 @@ DECLARE
     v_puts bigint;
 BEGIN
     PERFORM messages._log_command(command, client_id, queue);
-    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'W') IS NOT TRUE THEN
         error := messages._queue_error(client_id, queue, 'W');
         RETURN;
     END IF;
     IF headers IS NOT NULL THEN
         v_headers := ARRAY(
-            SELECT messages._parsed_headers(h.headers)
-            FROM unnest(headers) WITH ORDINALITY AS h (headers, place) ORDER BY h.place
+            SELECT messages._parse_headers(h.headers)
+            FROM unnest(headers) WITH ORDINALITY AS h (headers, ordinal) ORDER BY h.ordinal
         );
     END IF;
-    -- Before the time is read: _advance_scan_start must see this writer.
+    -- Lock before reading the time: _advance_scan_start must see this writer.
     LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
     v_mature := messages._available_at(mature, delay);
     error := messages._element_error(
@@ -165,26 +167,26 @@ BEGIN
         (SELECT max(octet_length(b.body)) FROM unnest(bodies) AS b (body))
     );
     IF error IS NULL AND cardinality(bodies) > 0 THEN
-        v_queue := messages._queue(queue);
+        v_queue := messages._get_or_create_queue(queue);
         IF keys IS NOT NULL THEN
-            ids := messages._push_keyed(v_queue, bodies, enc, v_headers, v_mature, tries, keys);
+            ids := messages._push_with_keys(v_queue, bodies, enc, v_headers, v_mature, tries, keys);
             v_puts := (SELECT count(*) FROM unnest(ids) AS i (id) WHERE i.id > 0);
         ELSE
             WITH stored AS (
                 INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.place], '{}'), coalesce(b.body, '')
-                FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, place)
+                SELECT v_queue.id, v_mature, v_mature, tries, enc, coalesce(v_headers[b.ordinal], '{}'), coalesce(b.body, '')
+                FROM unnest((SELECT bodies)) WITH ORDINALITY AS b (body, ordinal)
                 RETURNING id
             )
             SELECT array_agg(s.id), count(*) INTO ids, v_puts FROM stored AS s;
         END IF;
         IF v_puts > 0 THEN
             PERFORM messages._reset_scan_start(v_queue.id, CASE WHEN mature < clock_timestamp() THEN '-infinity' ELSE v_mature END);
-            PERFORM messages._count(v_queue.id, puts => v_puts);
-            PERFORM messages._wake_readers(v_queue);
+            PERFORM messages._add_queue_counts(v_queue.id, puts => v_puts);
+            PERFORM messages._notify_waiting_readers(v_queue);
         END IF;
-        -- A rule may have been removed while this waited for a transaction that makes the queue or pushes the key.
-        IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+        -- A rule may have been removed while this call waited for a transaction that creates the queue or pushes the key.
+        IF messages._may_use_queue(client_id, queue, 'W') IS NOT TRUE THEN
             PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
         END IF;
         PERFORM messages._schedule_housekeeping_if_due();
@@ -193,7 +195,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._push IS
-    'Body of push and push_many: the ids, negative for known keys, or the error.';
+    'Body of push and push_many. Returns the ids, negative if the key was pushed before, or the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.push(
@@ -214,40 +216,40 @@ SET search_path = pg_catalog, public, pg_temp
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_plain record;
+    v_stored record;
     v_pushed record;
 BEGIN
-    -- The common case in one statement: each further one would be prepared again in every transaction.
+    -- The common case in one statement: PL/pgSQL would initialize each further one again in every transaction.
     IF octet_length(body) <= 8192 AND headers IS NULL AND mature IS NULL AND delay IS NULL AND tries = 0
         AND key IS NULL AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
-        WITH used AS MATERIALIZED (
+        WITH authorized AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until FROM messages._authorized_queue(client_id, queue, 'W') AS q
             WHERE NOT q.is_removed
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
-            SELECT u.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM used AS u
+            SELECT a.id, clock_timestamp(), clock_timestamp(), push.enc, push.body FROM authorized AS a
             RETURNING id, available_at
         )
-        SELECT p.id, u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited,
+        SELECT p.id, a.id AS queue_id, a.name, a.channel, a.awaited_until > clock_timestamp() AS is_awaited,
                p.available_at, (
                    SELECT greatest(s.start_at, s.pending_at) FROM messages._scan_start AS s
-                   WHERE s.queue_id = u.id ORDER BY s.version DESC LIMIT 1
+                   WHERE s.queue_id = a.id ORDER BY s.version DESC LIMIT 1
                ) AS start_at
-        INTO v_plain FROM pushed AS p, used AS u;
+        INTO v_stored FROM pushed AS p, authorized AS a;
         IF FOUND THEN
-            IF v_plain.available_at < v_plain.start_at THEN
-                PERFORM messages._reset_scan_start(v_plain.queue_id);
+            IF v_stored.available_at < v_stored.start_at THEN
+                PERFORM messages._reset_scan_start(v_stored.queue_id);
             END IF;
-            PERFORM messages._count(v_plain.queue_id, puts => 1);
-            IF v_plain.is_awaited THEN
-                PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
+            PERFORM messages._add_queue_counts(v_stored.queue_id, puts => 1);
+            IF v_stored.is_awaited THEN
+                PERFORM messages._notify_queue_readers(v_stored.channel, v_stored.name, 'pushed');
             END IF;
             IF messages._nothing_is_due() IS NOT TRUE THEN
                 PERFORM messages._log_command('push', client_id, queue);
                 PERFORM messages._schedule_housekeeping_if_due();
             END IF;
-            RETURN '{"Err":"0","Id":' || v_plain.id || '}';
+            RETURN '{"Err":"0","Id":' || v_stored.id || '}';
         END IF;
     END IF;
     SELECT * INTO v_pushed FROM messages._push(
@@ -264,7 +266,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.push(text, text, text, text, text, timestamptz, float8, int, text) IS
-    'Add an element to a queue, which is made if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with it returns the Id of the first one, and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
+    'Add an element to a queue, which is made if it does not exist. mature: when it becomes available, or delay: in how many seconds. key: a second push with this key stores nothing, and returns the Id of the first one and Already: 1. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 55, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_many(
@@ -285,7 +287,7 @@ SET search_path = pg_catalog, public, pg_temp
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
-    v_plain record;
+    v_stored record;
     v_pushed record;
 BEGIN
     -- The common case in one statement.
@@ -293,31 +295,31 @@ BEGIN
         AND coalesce(enc, 'json') IN ('json', 'b64')
     THEN
         -- unnest in the list of columns, because PostgreSQL materializes functions in FROM.
-        WITH used AS MATERIALIZED (
+        WITH authorized AS MATERIALIZED (
             SELECT q.id, q.name, q.channel, q.awaited_until, clock_timestamp() AS mature_at
             FROM messages._authorized_queue(client_id, queue, 'W') AS q
             WHERE NOT q.is_removed AND NOT EXISTS (SELECT FROM (SELECT unnest(bodies) AS body) AS b WHERE octet_length(b.body) > 8192)
         ), pushed AS (
             INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, body)
             SELECT b.id, b.mature_at, b.mature_at, push_many.enc, coalesce(b.body, '')
-            FROM (SELECT u.id, u.mature_at, unnest(bodies) AS body FROM used AS u) AS b
+            FROM (SELECT a.id, a.mature_at, unnest(bodies) AS body FROM authorized AS a) AS b
             RETURNING id
         )
-        SELECT u.id AS queue_id, u.name, u.channel, u.awaited_until > clock_timestamp() AS is_awaited, p.puts, p.ids,
-               u.mature_at
-        INTO v_plain
-        FROM used AS u, (SELECT count(*) AS puts, string_agg(g.id::text, ',') AS ids FROM pushed AS g) AS p;
-        IF v_plain.puts > 0 THEN
-            PERFORM messages._reset_scan_start(v_plain.queue_id, v_plain.mature_at);
-            PERFORM messages._count(v_plain.queue_id, puts => v_plain.puts);
-            IF v_plain.is_awaited THEN
-                PERFORM messages._notify_readers(v_plain.channel, v_plain.name, 'pushed');
+        SELECT a.id AS queue_id, a.name, a.channel, a.awaited_until > clock_timestamp() AS is_awaited, p.puts, p.ids,
+               a.mature_at
+        INTO v_stored
+        FROM authorized AS a, (SELECT count(*) AS puts, string_agg(g.id::text, ',') AS ids FROM pushed AS g) AS p;
+        IF v_stored.puts > 0 THEN
+            PERFORM messages._reset_scan_start(v_stored.queue_id, v_stored.mature_at);
+            PERFORM messages._add_queue_counts(v_stored.queue_id, puts => v_stored.puts);
+            IF v_stored.is_awaited THEN
+                PERFORM messages._notify_queue_readers(v_stored.channel, v_stored.name, 'pushed');
             END IF;
             IF messages._nothing_is_due() IS NOT TRUE THEN
                 PERFORM messages._log_command('push_many', client_id, queue);
                 PERFORM messages._schedule_housekeeping_if_due();
             END IF;
-            RETURN ('{"Err":"0","Ids":[' || v_plain.ids || ']}')::json;
+            RETURN ('{"Err":"0","Ids":[' || v_stored.ids || ']}')::json;
         END IF;
     END IF;
     -- A slice makes the index of each array start at one.
@@ -329,8 +331,8 @@ BEGIN
     END IF;
     RETURN (
         '{"Err":"0","Ids":[' || coalesce(
-            (SELECT string_agg(abs(i.id)::text, ',' ORDER BY i.place)
-             FROM unnest(v_pushed.ids) WITH ORDINALITY AS i (id, place)), ''
+            (SELECT string_agg(abs(i.id)::text, ',' ORDER BY i.ordinal)
+             FROM unnest(v_pushed.ids) WITH ORDINALITY AS i (id, ordinal)), ''
         ) || ']}'
     )::json;
 END

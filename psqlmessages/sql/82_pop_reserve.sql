@@ -9,7 +9,7 @@ COMMENT ON VIEW messages.element_rows IS
     'The row type of pop, reserve, take and renew.';
 
 
-CREATE OR REPLACE FUNCTION messages._dead_letter(
+CREATE OR REPLACE FUNCTION messages._dead_letter_elements(
     queue psqlmessages_queue,
     ids bigint[]
 )
@@ -17,13 +17,13 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_dead psqlmessages_queue := messages._queue(queue.dead_letter_queue);
+    v_dead_letter_queue psqlmessages_queue := messages._get_or_create_queue(queue.dead_letter_queue);
     v_count bigint;
     v_first timestamp with time zone;
 BEGIN
     WITH moved AS (
         UPDATE psqlmessages_element AS e
-        SET queue_id = v_dead.id, lease = NULL, tries = 0,
+        SET queue_id = v_dead_letter_queue.id, lease = NULL, tries = 0,
             mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
             headers = e.headers || jsonb_build_object(
                 'x-dl-from-queue', queue.name, 'x-dl-t', to_json(clock_timestamp()), 'x-dl-tries', e.tries
@@ -33,19 +33,19 @@ BEGIN
     )
     SELECT count(*), min(m.available_at) INTO v_count, v_first FROM moved AS m;
     IF v_count > 0 THEN
-        PERFORM messages._count(queue.id, dead_letters => v_count);
-        PERFORM messages._count(v_dead.id, puts => v_count);
-        PERFORM messages._reset_scan_start(v_dead.id, v_first);
-        PERFORM messages._wake_readers(v_dead);
+        PERFORM messages._add_queue_counts(queue.id, dead_letters => v_count);
+        PERFORM messages._add_queue_counts(v_dead_letter_queue.id, puts => v_count);
+        PERFORM messages._reset_scan_start(v_dead_letter_queue.id, v_first);
+        PERFORM messages._notify_waiting_readers(v_dead_letter_queue);
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._dead_letter IS
-    'Move elements, whose tries were incremented before, to the dead-letter queue, with headers that name the source.';
+COMMENT ON FUNCTION messages._dead_letter_elements IS
+    'Move elements of a queue to its dead-letter queue, with headers that name the source. The last try must have been counted before.';
 
 
-CREATE OR REPLACE FUNCTION messages._dead_letter_overdue(
+CREATE OR REPLACE FUNCTION messages._dead_letter_expired_leases(
     queue psqlmessages_queue
 )
 RETURNS int
@@ -60,23 +60,23 @@ BEGIN
     v_ids := ARRAY(
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = queue.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
-          AND e.available_at >= (SELECT messages._scan_start(queue.id))
+          AND e.available_at >= (SELECT messages._get_scan_start(queue.id))
           AND e.tries >= queue.max_tries - 1
         ORDER BY e.available_at LIMIT 1000 FOR UPDATE SKIP LOCKED
     );
-    -- If another transaction is making the dead-letter queue, the elements stay until its commit.
-    IF v_ids <> '{}' AND messages._queue(queue.dead_letter_queue, false) IS NULL THEN
+    -- If another transaction is creating the dead-letter queue, leave the elements until it has committed.
+    IF v_ids <> '{}' AND messages._get_or_create_queue(queue.dead_letter_queue, false) IS NULL THEN
         RETURN 0;
     ELSIF v_ids <> '{}' THEN
         UPDATE psqlmessages_element AS e SET tries = messages._increment_tries(e.tries) WHERE e.id = ANY (v_ids);
-        PERFORM messages._dead_letter(queue, v_ids);
+        PERFORM messages._dead_letter_elements(queue, v_ids);
     END IF;
     RETURN cardinality(v_ids);
 END
 $$;
 
-COMMENT ON FUNCTION messages._dead_letter_overdue IS
-    'Move elements whose lease ran out in their last try to the dead-letter queue. Returns how many.';
+COMMENT ON FUNCTION messages._dead_letter_expired_leases IS
+    'Move elements to the dead-letter queue if their lease has expired in the last try. Returns their number.';
 
 
 CREATE OR REPLACE FUNCTION messages._validated_queue(
@@ -91,13 +91,13 @@ AS $$
 DECLARE
     v_queue psqlmessages_queue;
 BEGIN
-    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'R'));
     ELSIF count <= 0 OR count IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'count'));
     ELSIF count > 4096 THEN
         PERFORM messages._raise(messages._error(58, '4096 elements'));
-    ELSIF duration <= 0 OR duration IS NULL OR messages._seconds(duration) IS NULL THEN
+    ELSIF duration <= 0 OR duration IS NULL OR messages._to_interval(duration) IS NULL THEN
         PERFORM messages._raise(messages._error(60, 'duration'));
     END IF;
     SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
@@ -106,7 +106,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._validated_queue IS
-    'The queue to take elements from, if _authorized_queue found none or an argument is wrong; null if it does not exist. Raises errors 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Check the arguments of a call that takes elements, and raise errors 54, 1, 15, 16, 62, 2, 3, 60 and 58. Returns the queue, or null if it does not exist. Slower than _authorized_queue, so pop, reserve and take call it only if that finds no queue, or if a number is wrong.';
 
 
 CREATE OR REPLACE FUNCTION messages.pop(
@@ -118,7 +118,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order: the statistics may say that the table is empty.
+-- Read in index order, even if the statistics say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -140,7 +140,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._dead_letter_overdue(v_queue);
+        PERFORM messages._dead_letter_expired_leases(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -161,11 +161,11 @@ BEGIN
     )
     SELECT t.id, t.body, t.enc, t.headers, t.mature_at,
            CASE WHEN t.lease IS NULL THEN t.tries ELSE messages._increment_tries(t.tries) END,
-           messages._hops(t.headers), t.pushed_at, NULL::text, t.delivered
+           messages._hop_count(t.headers), t.pushed_at, NULL::text, t.delivered
     FROM taken AS t ORDER BY t.available_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
-        PERFORM messages._count(v_queue.id, gets => v_rows);
+        PERFORM messages._add_queue_counts(v_queue.id, gets => v_rows);
         PERFORM messages._advance_scan_start_if_due(
             v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
         );
@@ -175,7 +175,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.pop IS
-    'Take and remove elements of a queue, oldest mature time first; none while it is paused, or if it does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take and remove elements of a queue, in the order in which they became available; none if it is paused or does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
 CREATE OR REPLACE FUNCTION messages.reserve(
@@ -188,7 +188,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order: the statistics may say that the table is empty.
+-- Read in index order, even if the statistics say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -210,7 +210,7 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, duration);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._dead_letter_overdue(v_queue);
+        PERFORM messages._dead_letter_expired_leases(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
@@ -234,11 +234,11 @@ BEGIN
         RETURNING e.*
     )
     SELECT t.id, t.body, t.enc, t.headers, t.mature_at, t.tries,
-           messages._hops(t.headers), t.pushed_at, t.id || '.' || t.lease, t.delivered
+           messages._hop_count(t.headers), t.pushed_at, t.id || '.' || t.lease, t.delivered
     FROM taken AS t ORDER BY t.mature_at, t.id;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
     IF v_rows > 0 THEN
-        PERFORM messages._count(v_queue.id, reserves => v_rows);
+        PERFORM messages._add_queue_counts(v_queue.id, reserves => v_rows);
         PERFORM messages._advance_scan_start_if_due(
             v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
         );
@@ -248,4 +248,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.reserve(text, text, int, float8) IS
-    'Take elements and hide them for duration seconds; none if the queue is paused or does not exist. Elements that are not committed until then become available again, with one more try. lease: for commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Take elements and hide them for duration seconds; none if the queue is paused or does not exist. If they are not committed in this time, they become available again with one more try. lease: identifies the reservation in commit, rollback, release and renew. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';

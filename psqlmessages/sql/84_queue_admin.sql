@@ -1,4 +1,4 @@
--- Queue administration: pause, settings, removal, drain, sizes, waiting for elements, housekeeping.
+-- Queue administration: pause, settings, removal, sizes, waiting for elements, housekeeping, redrive of dead letters.
 
 CREATE OR REPLACE FUNCTION messages.remove(
     client_id text,
@@ -16,7 +16,7 @@ DECLARE
     v_queue_id bigint;
 BEGIN
     PERFORM messages._log_command('remove', client_id, queue);
-    IF messages._may_use(client_id, queue, 'RW') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'RW') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'RW');
     END IF;
     DELETE FROM psqlmessages_element AS e
@@ -31,13 +31,13 @@ BEGIN
     IF v_queue_id IS NULL THEN
         RETURN '{"Err":"0","Done":false}';
     END IF;
-    PERFORM messages._count(v_queue_id, removes => 1);
+    PERFORM messages._add_queue_counts(v_queue_id, removes => 1);
     RETURN '{"Err":"0","Done":true}';
 END
 $$;
 
 COMMENT ON FUNCTION messages.remove IS
-    'Remove one element that is not reserved. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove one element. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._begin_queue_change(
@@ -49,10 +49,10 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Check before the gate, so that a role without permission cannot delay changes of rules, and again after it.
-    IF messages._may_use(client_id, queue, mode) THEN
+    -- Check before taking the gate, so that a role without permission cannot delay changes of rules, and again after it.
+    IF messages._may_use_queue(client_id, queue, mode) THEN
         PERFORM messages._share_rules_lock();
-        IF messages._may_use(client_id, queue, mode) THEN
+        IF messages._may_use_queue(client_id, queue, mode) THEN
             RETURN NULL;
         END IF;
     END IF;
@@ -61,7 +61,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_queue_change IS
-    'Before the row of a queue changes: share the gate and return null, or return the error if this role may not.';
+    'Check the permission before the row of a queue changes, and share the gate. Returns the error if this role may not change the queue, or null. mode: as in _may_use_queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._set_paused(
@@ -91,7 +91,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    PERFORM messages._wake_readers(v_queue);
+    PERFORM messages._notify_waiting_readers(v_queue);
     RETURN '{"Err":"0"}';
 END
 $$;
@@ -115,7 +115,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.pause IS
-    'From now on pop and reserve return no elements of this queue; pushes continue. Already: 1 if it was paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Pause a queue: pop, reserve and take return no elements; pushes continue. Already: 1 if it was paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.resume(
@@ -154,9 +154,9 @@ DECLARE
 BEGIN
     PERFORM messages._log_command('configure_queue', client_id, queue);
     v_error := messages._begin_queue_change(client_id, queue, 'A');
-    -- Dead letters are a push to that queue.
+    -- Moving dead letters is a push to that queue.
     IF v_error IS NULL AND dead_letter_queue <> '__deadletter__' THEN
-        v_error := messages._queue_argument_error(client_id, dead_letter_queue, 'W');
+        v_error := messages._queue_error_or_null(client_id, dead_letter_queue, 'W');
     END IF;
     IF v_error IS NOT NULL THEN
         RETURN v_error;
@@ -165,7 +165,7 @@ BEGIN
     ELSIF key_timeout <= 0 THEN
         RETURN messages._error(60, 'key_timeout');
     END IF;
-    v_queue := messages._queue(queue);
+    v_queue := messages._get_or_create_queue(queue);
     UPDATE psqlmessages_queue AS q
     SET max_tries = CASE configure_queue.max_tries WHEN 0 THEN NULL ELSE coalesce(configure_queue.max_tries, q.max_tries) END,
         dead_letter_queue = coalesce(configure_queue.dead_letter_queue, q.dead_letter_queue),
@@ -180,7 +180,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.configure_queue IS
-    'Change settings of a queue, which is made if it does not exist: null leaves a setting unchanged, max_tries => 0 means no maximum. Needs mode A, and W for another dead_letter_queue than __deadletter__. Returns MaxTries, DeadLetterQueue and KeyTimeout (seconds). Errors: 54, 1, 15, 16, 62, 2, 3, 63, 60.';
+    'Change settings of a queue, which is made if it does not exist. Null leaves a setting unchanged; max_tries => 0 removes the maximum. Needs mode A, and mode W for a dead_letter_queue other than __deadletter__. Returns MaxTries, DeadLetterQueue and KeyTimeout (seconds). Errors: 54, 1, 15, 16, 62, 2, 3, 63, 60.';
 
 
 CREATE OR REPLACE FUNCTION messages._remove_queue(
@@ -190,8 +190,8 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- The row stays, without a lock on other calls: a push at the same moment stores its element under the same id, and an
-    -- element makes the queue exist again.
+    -- Keep the row, so that other calls need no lock: a push at the same moment stores its element under the same id, and
+    -- the element makes the queue exist again.
     UPDATE psqlmessages_queue AS q
     SET is_removed = true, is_paused = DEFAULT, max_tries = DEFAULT, dead_letter_queue = DEFAULT, key_timeout = DEFAULT
     WHERE q.id = queue.id AND NOT EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = q.id);
@@ -238,7 +238,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.remove_queue IS
-    'Remove an empty queue with its settings, keys and counts. A later push, or a push at the same moment, makes it again. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3, 66.';
+    'Remove an empty queue with its settings, keys and counts. A push at the same moment or later makes it again. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3, 66.';
 
 
 CREATE OR REPLACE FUNCTION messages.drain(
@@ -257,28 +257,28 @@ DECLARE
     v_removed bigint;
 BEGIN
     PERFORM messages._log_command('drain', client_id, queue);
-    IF messages._may_use(client_id, queue, 'RW') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'RW') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'RW');
     END IF;
     SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.name = queue;
     WITH locked AS MATERIALIZED (
         SELECT e.id FROM psqlmessages_element AS e
         WHERE e.queue_id = v_queue.id AND e.available_at <= (SELECT clock_timestamp())
-          AND e.available_at >= (SELECT messages._scan_start(v_queue.id))
+          AND e.available_at >= (SELECT messages._get_scan_start(v_queue.id))
         FOR UPDATE SKIP LOCKED
-    ), gone AS (
+    ), deleted AS (
         DELETE FROM psqlmessages_element AS e USING locked AS l WHERE e.id = l.id RETURNING 1
     )
-    SELECT count(*) INTO v_removed FROM gone;
+    SELECT count(*) INTO v_removed FROM deleted;
     IF v_removed > 0 THEN
-        PERFORM messages._count(v_queue.id, removes => v_removed);
+        PERFORM messages._add_queue_counts(v_queue.id, removes => v_removed);
     END IF;
     RETURN ('{"Err":"0","Removed":' || v_removed || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.drain IS
-    'Remove all available elements, also while the queue is paused. Removed: how many, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Remove all available elements, even while the queue is paused. Removed: their number, 0 if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages.sizes(
@@ -297,7 +297,7 @@ DECLARE
     v_sizes record;
 BEGIN
     PERFORM messages._log_command('sizes', client_id, queue);
-    v_error := messages._queue_argument_error(client_id, queue, '');
+    v_error := messages._queue_error_or_null(client_id, queue, '');
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
@@ -312,7 +312,7 @@ BEGIN
            min(e.available_at) FILTER (WHERE e.available_at > v_now) AS next
     INTO v_sizes
     FROM psqlmessages_element AS e
-    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id));
+    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._get_scan_start(v_queue.id));
     RETURN (
         '{"Err":"0","Total":' || v_sizes.total || ',"Available":' || v_sizes.available
         || ',"Scheduled":' || v_sizes.scheduled || ',"Reserved":' || v_sizes.reserved
@@ -323,7 +323,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.sizes IS
-    'Number of elements of a queue: Total, Available, Scheduled (not mature), Reserved. Next: when the next of the others becomes available, by its mature time or the end of its lease; Paused. It makes no queue. Errors: 54, 1, 15, 16, 62, 2.';
+    'Number of elements of a queue: Total, Available, Scheduled (for later), Reserved. Next: when the next scheduled or reserved element becomes available; Paused: whether the queue is paused. Errors: 54, 1, 15, 16, 62, 2.';
 
 
 CREATE OR REPLACE FUNCTION messages.queue_listen(
@@ -349,21 +349,21 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    v_queue := messages._queue(queue);
-    -- A time further ahead was stored before the clock was put back.
+    v_queue := messages._get_or_create_queue(queue);
+    -- A time more than 60 seconds ahead was stored before the clock was set back.
     IF v_queue.awaited_until NOT BETWEEN clock_timestamp() + interval '40 seconds' AND clock_timestamp() + interval '60 seconds' THEN
-        -- A transaction that has locked the row does the same.
+        -- Skip the row if it is locked: a transaction of another reader does the same.
         UPDATE psqlmessages_queue AS q SET awaited_until = clock_timestamp() + interval '60 seconds'
         WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         SELECT * INTO v_queue FROM psqlmessages_queue AS q WHERE q.id = v_queue.id;
     END IF;
     -- A change of rules may have replaced the channel.
-    IF NOT messages._may_use(client_id, queue, 'R') THEN
+    IF NOT messages._may_use_queue(client_id, queue, 'R') THEN
         RETURN messages._queue_error(client_id, queue, 'R');
     END IF;
     EXECUTE format('LISTEN %I', v_queue.channel);
     SELECT e.available_at INTO v_next FROM psqlmessages_element AS e
-    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._scan_start(v_queue.id))
+    WHERE e.queue_id = v_queue.id AND e.available_at >= (SELECT messages._get_scan_start(v_queue.id))
     ORDER BY e.available_at LIMIT 1;
     PERFORM messages._schedule_housekeeping_if_due();
     RETURN (
@@ -378,7 +378,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.queue_listen IS
-    'Be notified, on Channel of the queue, which is made if it does not exist, and for Seconds from now, when elements may be available. Next: seconds until the next element becomes available, null if there is none; Paused: the queue returns no elements. Errors: 54, 1, 15, 16, 62, 2, 3.';
+    'Listen for elements of a queue, which is made if it does not exist: when elements may be available, PostgreSQL sends a notification on Channel, for Seconds from now. Next: seconds until the next element becomes available, null if there is none; Paused: whether the queue is paused. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
 CREATE OR REPLACE VIEW messages.queued_rows AS
@@ -401,7 +401,7 @@ LANGUAGE sql
 STABLE
 AS $$
     SELECT e.id, _queued_rows.queue, CASE WHEN with_bodies THEN e.body END, e.enc, e.headers::text, e.mature_at, e.tries,
-           messages._hops(e.headers), e.pushed_at,
+           messages._hop_count(e.headers), e.pushed_at,
            CASE
                WHEN e.available_at <= statement_timestamp() THEN 'available'
                WHEN e.lease IS NULL THEN 'scheduled'
@@ -436,7 +436,7 @@ SET jit = off
 AS $$
 BEGIN
     PERFORM messages._log_command('peek', client_id, queue);
-    IF messages._may_use(client_id, queue, 'R') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'R') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'R'));
     ELSIF max_rows <= 0 THEN
         PERFORM messages._raise(messages._error(60, 'max_rows'));
@@ -448,9 +448,8 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.peek IS
-    'The present elements of a queue, at most max_rows (null: all), in the order of pop; none is taken. state: available, scheduled or reserved. If with_bodies is false, body is null and not read. No rows if there is no such queue. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
+    'The elements of a queue, at most max_rows (null: all), in the order of pop. Takes none. state: available, scheduled or reserved. If with_bodies is false, body is null and not read. No rows if the queue does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 60.';
 
--- Housekeeping of queues, changes of their channels, and functions for the administrator.
 
 CREATE OR REPLACE FUNCTION messages._restart_waits()
 RETURNS boolean
@@ -476,7 +475,7 @@ BEGIN
         SELECT q.* FROM psqlmessages_queue AS q WHERE q.id IN (SELECT r.queue_id FROM restarted AS r)
     LOOP
         PERFORM messages._reset_scan_start(v_queue.id);
-        PERFORM messages._wake_readers(v_queue);
+        PERFORM messages._notify_waiting_readers(v_queue);
     END LOOP;
     UPDATE psqlmessages_elementkey AS k SET expires_at = v_now + make_interval(secs => q.key_timeout)
     FROM psqlmessages_queue AS q
@@ -486,7 +485,7 @@ BEGIN
         WHERE a.expires_at > v_now + make_interval(secs => u.key_timeout)
         LIMIT 10000 FOR UPDATE OF a SKIP LOCKED
     ));
-    -- Rows that other transactions have locked need another run.
+    -- Rows that were locked, or exceed the limit, need another call.
     RETURN EXISTS (
         SELECT FROM psqlmessages_element AS e
         WHERE e.available_at > v_now AND coalesce(e.wait_began_at, e.pushed_at) > v_now
@@ -498,7 +497,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._restart_waits IS
-    'After the clock was put back: delays, leases and keys with a start in the future start now, with the same length. At most 10,000 at a time; returns whether any are left. Never waits.';
+    'After the clock was set back: let delays, leases and keys that begin in the future begin now, with the same duration. Updates at most 10,000 rows of each table, and skips locked ones. Returns whether rows are left.';
 
 
 CREATE OR REPLACE FUNCTION messages._maintain_queues()
@@ -511,10 +510,10 @@ DECLARE
     v_queue psqlmessages_queue;
     v_now timestamp with time zone := clock_timestamp();
     v_is_clock_back boolean;
-    v_last bigint;
+    v_last_id bigint;
     v_dead int := 0;
 BEGIN
-    -- A time in the future was stored before the clock was put back.
+    -- A time in the future was stored before the clock was set back.
     SELECT q.is_clock_back OR messages._last_check('messages._queues_checked', q.tended_at) > clock_timestamp()
     INTO v_is_clock_back FROM messages._queues AS q
     WHERE q.tended_at NOT BETWEEN v_now - interval '1 second' AND v_now
@@ -532,42 +531,42 @@ BEGIN
         SELECT x.id FROM psqlmessages_elementkey AS x WHERE x.expires_at <= (SELECT clock_timestamp())
         ORDER BY x.expires_at LIMIT 10000 FOR UPDATE SKIP LOCKED
     ));
-    -- Sum up the counts after every 1,000 new rows: this costs little, and a sum stays fast.
-    v_last := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
-    IF (SELECT v_last NOT BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) THEN
-        WITH gone AS (
+    -- Sum up the counts after every 1,000 new rows, so that there are never many to add up.
+    v_last_id := (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
+    IF (SELECT v_last_id NOT BETWEEN q.counted_id AND q.counted_id + 1000 FROM messages._queues AS q) THEN
+        WITH deleted AS (
             DELETE FROM psqlmessages_queuecount AS c
             WHERE c.id = ANY (ARRAY(
                 SELECT l.id FROM psqlmessages_queuecount AS l
-                WHERE l.id > (SELECT CASE WHEN q.counted_id <= v_last THEN q.counted_id - 20000 ELSE 0 END FROM messages._queues AS q)
+                WHERE l.id > (SELECT CASE WHEN q.counted_id <= v_last_id THEN q.counted_id - 20000 ELSE 0 END FROM messages._queues AS q)
                 ORDER BY l.id LIMIT 20000 FOR UPDATE SKIP LOCKED
             ))
             RETURNING c.*
         )
         INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes)
-        SELECT g.queue_id, sum(g.puts), sum(g.gets), sum(g.reserves), sum(g.commits), sum(g.rollbacks),
-               sum(g.dead_letters), sum(g.removes)
-        FROM gone AS g GROUP BY g.queue_id;
+        SELECT d.queue_id, sum(d.puts), sum(d.gets), sum(d.reserves), sum(d.commits), sum(d.rollbacks),
+               sum(d.dead_letters), sum(d.removes)
+        FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
-    -- Elements whose lease ran out in their last try; all others are available again.
+    -- If a lease has expired in the last try, the element is a dead letter. Others are available again without an update.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q
         WHERE q.max_tries IS NOT NULL AND EXISTS (
             SELECT FROM psqlmessages_element AS e
             WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at <= (SELECT clock_timestamp())
-              AND e.available_at >= messages._scan_start(q.id)
+              AND e.available_at >= messages._get_scan_start(q.id)
         )
         ORDER BY q.name
     LOOP
-        v_dead := v_dead + messages._dead_letter_overdue(v_queue);
+        v_dead := v_dead + messages._dead_letter_expired_leases(v_queue);
     END LOOP;
     RETURN v_dead;
 END
 $$;
 
 COMMENT ON FUNCTION messages._maintain_queues IS
-    'Once a second, by the first session that gets the row lock: delete expired keys, move dead letters. Returns the number of dead letters. Never waits.';
+    'Delete expired keys, sum up counts, move dead letters. Many sessions call this; it works at most once a second, in the session that gets the row lock. Returns the number of dead letters. Never waits for locks.';
 
 
 CREATE OR REPLACE FUNCTION messages._queues_have_work()
@@ -583,7 +582,7 @@ DECLARE
 BEGIN
     SELECT * INTO v_queues FROM messages._queues;
     v_last := messages._last_check('messages._queues_checked', v_queues.tended_at);
-    -- After that, or a check that another session stores meanwhile would look like a clock that was put back.
+    -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
     IF v_last BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
@@ -600,7 +599,7 @@ BEGIN
             WHERE q.max_tries IS NOT NULL AND EXISTS (
                 SELECT FROM psqlmessages_element AS e
                 WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at <= v_now
-                  AND e.available_at >= messages._scan_start(q.id)
+                  AND e.available_at >= messages._get_scan_start(q.id)
             )
         )
     THEN
@@ -612,7 +611,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._queues_have_work IS
-    'Whether _maintain_queues has anything to write. False within a second after a check that found nothing.';
+    'Whether _maintain_queues has anything to do. False within a second after a check that found nothing.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_channels()
@@ -627,7 +626,7 @@ COMMENT ON FUNCTION messages._queue_channels IS
     'The channels of all queues by name.';
 
 
-CREATE OR REPLACE FUNCTION messages._move_channels(
+CREATE OR REPLACE FUNCTION messages._replace_queue_channels(
     queues bigint[] DEFAULT NULL
 )
 RETURNS bigint[]
@@ -635,29 +634,29 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_all bigint[];
-    v_moved bigint[];
+    v_replaced bigint[];
 BEGIN
-    -- Also queues without a recent queue_listen, because earlier callers may still LISTEN. A channel that was not awaited
-    -- since the epoch is unknown to all, unless a transaction is reading it at this moment.
+    -- Also for queues without a recent queue_listen, because earlier callers may still LISTEN. If awaited_until is the
+    -- epoch, no session has the channel, unless a transaction reads it at this moment, which the gate prevents.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
         WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))
     );
-    v_moved := ARRAY(
+    v_replaced := ARRAY(
         SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = ANY (v_all) ORDER BY l.id FOR NO KEY UPDATE SKIP LOCKED
     );
-    PERFORM messages._wake_readers(q, 'moved') FROM psqlmessages_queue AS q WHERE q.id = ANY (v_moved);
+    PERFORM messages._notify_waiting_readers(q, 'moved') FROM psqlmessages_queue AS q WHERE q.id = ANY (v_replaced);
     UPDATE psqlmessages_queue AS q SET channel = messages._new_queue_channel(), awaited_until = 'epoch'
-    WHERE q.id = ANY (v_moved) AND q.awaited_until > 'epoch';
-    RETURN ARRAY(SELECT u.id FROM unnest(v_all) AS u (id) WHERE u.id <> ALL (v_moved));
+    WHERE q.id = ANY (v_replaced) AND q.awaited_until > 'epoch';
+    RETURN ARRAY(SELECT u.id FROM unnest(v_all) AS u (id) WHERE u.id <> ALL (v_replaced));
 END
 $$;
 
-COMMENT ON FUNCTION messages._move_channels IS
-    'Give queues new channels after permissions may have been removed: waiting readers must ask again and get the new channel only if a rule allows it. queues: these, or all. Returns those with locked rows, which keep their channel. Never waits.';
+COMMENT ON FUNCTION messages._replace_queue_channels IS
+    'Give queues new channels, because permissions may have been removed: waiting readers must call queue_listen again, and get the new channel only if a rule allows it. queues: their ids, null for all. Returns the ids of queues with locked rows, which keep their channel. Never waits.';
 
 
-CREATE OR REPLACE FUNCTION messages._requeue_dead_letters(
+CREATE OR REPLACE FUNCTION messages._redrive_dead_letters(
     ids bigint[]
 )
 RETURNS int
@@ -669,16 +668,16 @@ DECLARE
     v_name text;
     v_queue psqlmessages_queue;
     v_moved int;
-    v_all int := 0;
+    v_total int := 0;
 BEGIN
     FOR v_name IN
         SELECT DISTINCT e.headers ->> 'x-dl-from-queue' FROM psqlmessages_element AS e
         JOIN psqlmessages_queue AS d ON d.id = e.queue_id
         JOIN psqlmessages_queue AS f ON f.name = e.headers ->> 'x-dl-from-queue'
-        -- Any sender can write the header: trust it only if the dead letters of that queue come here.
+        -- Any sender can write the header: trust it only if this is the dead-letter queue of the queue that it names.
         WHERE e.id = ANY (ids) AND f.dead_letter_queue = d.name ORDER BY 1
     LOOP
-        v_queue := messages._queue(v_name);
+        v_queue := messages._get_or_create_queue(v_name);
         UPDATE psqlmessages_element AS e
         SET queue_id = v_queue.id, lease = NULL, tries = 0,
             mature_at = clock_timestamp(), available_at = clock_timestamp(), wait_began_at = clock_timestamp(),
@@ -693,14 +692,14 @@ BEGIN
         GET DIAGNOSTICS v_moved = ROW_COUNT;
         IF v_moved > 0 THEN
             PERFORM messages._reset_scan_start(v_queue.id);
-            PERFORM messages._count(v_queue.id, puts => v_moved);
-            PERFORM messages._wake_readers(v_queue);
-            v_all := v_all + v_moved;
+            PERFORM messages._add_queue_counts(v_queue.id, puts => v_moved);
+            PERFORM messages._notify_waiting_readers(v_queue);
+            v_total := v_total + v_moved;
         END IF;
     END LOOP;
-    RETURN v_all;
+    RETURN v_total;
 END
 $$;
 
-COMMENT ON FUNCTION messages._requeue_dead_letters IS
-    'For the administrator: put dead letters back into the queues they came from, as if pushed now. Returns how many. Reserved ones stay.';
+COMMENT ON FUNCTION messages._redrive_dead_letters IS
+    'For the administrator: redrive dead letters to the queues that they came from, as if they were pushed now. Reserved ones stay. Returns the number of redriven ones.';

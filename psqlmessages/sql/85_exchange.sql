@@ -1,4 +1,4 @@
--- Exchanges: take elements and deliver their copies in one transaction.
+-- Exchanges: take elements, push copies to destinations, and remove the elements, all in one transaction.
 
 CREATE OR REPLACE FUNCTION messages.take(
     client_id text,
@@ -10,7 +10,7 @@ RETURNS SETOF messages.element_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order: the statistics may say that the table is empty.
+-- Read in index order, even if the statistics say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_bitmapscan = off
@@ -31,14 +31,15 @@ BEGIN
         v_queue := messages._validated_queue(client_id, queue, count, 1);
     END IF;
     IF v_queue.max_tries IS NOT NULL THEN
-        PERFORM messages._dead_letter_overdue(v_queue);
+        PERFORM messages._dead_letter_expired_leases(v_queue);
     END IF;
     IF v_queue.is_paused IS NOT FALSE THEN
         RETURN;
     END IF;
     RETURN QUERY
     SELECT e.id, CASE WHEN with_body THEN e.body END, e.enc, e.headers, e.mature_at,
-           CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._increment_tries(e.tries) END, messages._hops(e.headers), e.pushed_at, NULL::text, e.delivered
+           CASE WHEN e.lease IS NULL THEN e.tries ELSE messages._increment_tries(e.tries) END,
+           messages._hop_count(e.headers), e.pushed_at, NULL::text, e.delivered
     FROM psqlmessages_element AS e
     WHERE e.id = ANY (ARRAY(
             SELECT l.id FROM psqlmessages_element AS l
@@ -61,24 +62,24 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.take IS
-    'Lock elements until the end of this transaction, which delivers them or leaves them unchanged; other readers skip them. None if the queue is paused or does not exist. delivered: marks of copies from earlier deliveries. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
+    'Lock elements until the end of this transaction; other readers skip them. Call deliver in the same transaction, or they stay unchanged. None if the queue is paused or does not exist. delivered: marks of copies that earlier calls of deliver have pushed. Errors: 54, 1, 15, 16, 62, 2, 3, 60, 58.';
 
 
-CREATE OR REPLACE VIEW messages._copies AS
-SELECT 0::bigint AS place, ''::text AS ref, e.id AS element_id, ''::text AS mark, ''::text AS queue, ''::text AS headers,
+CREATE OR REPLACE VIEW messages._copy_rows AS
+SELECT 0::bigint AS ordinal, ''::text AS ref, e.id AS element_id, ''::text AS mark, ''::text AS queue, ''::text AS headers,
        e.body, e.enc, e.mature_at AS mature, e.tries
 FROM psqlmessages_element AS e;
 
-COMMENT ON VIEW messages._copies IS
-    'A copy to deliver: its element and mark, its queue (null: delivered elsewhere), and the values that differ from the source.';
+COMMENT ON VIEW messages._copy_rows IS
+    'The row type of copies to deliver. ordinal: index in the arguments of deliver; ref: id or lease of the element; element_id: its id; mark: names the copy, so that it is pushed only once; queue: the destination, null in another database; the others: values that replace those of the element.';
 
 
 CREATE OR REPLACE FUNCTION messages._lock_elements(
-    source bigint,
+    queue_id bigint,
     refs text[],
     OUT ids bigint[],
-    OUT held text[],
-    OUT lost text[]
+    OUT locked_refs text[],
+    OUT lost_refs text[]
 )
 LANGUAGE plpgsql
 AS $$
@@ -91,74 +92,74 @@ BEGIN
         FROM named AS n
         CROSS JOIN LATERAL (
             SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = n.id AND l.queue_id = source AND l.available_at <= clock_timestamp()
+            WHERE l.id = n.id AND l.queue_id = _lock_elements.queue_id AND l.available_at <= clock_timestamp()
             FOR UPDATE SKIP LOCKED
         ) AS e
         WHERE n.lease IS NULL
     ), leased AS (
-        -- Wait for locks, in order of ids: a reader that started before the element was reserved locks it for a moment.
+        -- Wait for locks, in the order of ids: a reader that began before the element was reserved locks it for a moment.
         SELECT e.id, n.ref
         FROM (SELECT * FROM named ORDER BY id) AS n
         CROSS JOIN LATERAL (
             SELECT l.id FROM psqlmessages_element AS l
-            WHERE l.id = n.id AND l.queue_id = source AND l.lease = n.lease
+            WHERE l.id = n.id AND l.queue_id = _lock_elements.queue_id AND l.lease = n.lease
             FOR UPDATE
         ) AS e
         WHERE n.lease IS NOT NULL
     ), locked AS (
         TABLE taken UNION ALL TABLE leased
     )
-    SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, held FROM locked AS h;
-    IF cardinality(held) < cardinality(refs) THEN
-        lost := ARRAY(SELECT r.ref FROM unnest(refs) AS r (ref) WHERE r.ref <> ALL (held));
+    SELECT coalesce(array_agg(h.id), '{}'), coalesce(array_agg(h.ref), '{}') INTO ids, locked_refs FROM locked AS h;
+    IF cardinality(locked_refs) < cardinality(refs) THEN
+        lost_refs := ARRAY(SELECT r.ref FROM unnest(refs) AS r (ref) WHERE r.ref <> ALL (locked_refs));
     ELSE
-        lost := '{}';
+        lost_refs := '{}';
     END IF;
 END
 $$;
 
 COMMENT ON FUNCTION messages._lock_elements IS
-    'Lock the elements that this transaction has taken or whose lease is valid. held: their references; lost: references of elements that another reader has.';
+    'Lock elements that this transaction has taken, or that have a valid lease. refs: ids or leases; ids: of the locked elements; locked_refs: their refs, in the same order; lost_refs: refs of elements that another reader has taken.';
 
 
 CREATE OR REPLACE FUNCTION messages._copy_error(
     client_id text,
-    copy messages._copies
+    copy messages._copy_rows
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF messages._may_use(client_id, copy.queue, 'W') IS NOT TRUE
+    IF messages._may_use_queue(client_id, copy.queue, 'W') IS NOT TRUE
         AND NOT (copy.queue IN ('__no_route__', '__too_many_hops__') AND copy.headers IS NULL AND copy.body IS NULL)
     THEN
         RETURN messages._queue_error(client_id, copy.queue, 'W');
     END IF;
     RETURN messages._element_error(
-        copy.enc, ARRAY[messages._parsed_headers(copy.headers)],
+        copy.enc, ARRAY[messages._parse_headers(copy.headers)],
         ARRAY[messages._available_at(copy.mature, 0)], coalesce(copy.tries, 0), NULL, octet_length(copy.body)
     );
 END
 $$;
 
 COMMENT ON FUNCTION messages._copy_error IS
-    'Why a copy cannot be pushed (errors 54, 1, 15, 16, 62, 2, 3, 63, 55, 51), or null.';
+    'The error if a copy cannot be pushed (54, 1, 15, 16, 62, 2, 3, 63, 55, 51), or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._push_copies(
     exchange text,
-    copies messages._copies[]
+    copies messages._copy_rows[]
 )
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_queues psqlmessages_queue[];
+    v_destinations psqlmessages_queue[];
     v_pushed record;
-    v_begun_at timestamp with time zone := clock_timestamp();
+    v_began_at timestamp with time zone := clock_timestamp();
 BEGIN
-    v_queues := ARRAY(
-        SELECT messages._queue(d.queue)
+    v_destinations := ARRAY(
+        SELECT messages._get_or_create_queue(d.queue)
         FROM (SELECT DISTINCT c.queue FROM unnest(copies) AS c WHERE c.queue IS NOT NULL ORDER BY 1) AS d
     );
     FOR v_pushed IN
@@ -167,18 +168,18 @@ BEGIN
             SELECT c.queue_id, coalesce(c.mature, clock_timestamp()), coalesce(c.mature, clock_timestamp()), coalesce(c.tries, 0),
                    CASE WHEN c.body IS NULL THEN s.enc ELSE c.enc END,
                    CASE
-                       WHEN c.headers IS NOT NULL THEN messages._parsed_headers(c.headers)
+                       WHEN c.headers IS NOT NULL THEN messages._parse_headers(c.headers)
                        ELSE s.headers
                            || CASE WHEN c.queue = '__too_many_hops__' THEN '{}'
-                              ELSE jsonb_build_object('x-hop-count', messages._hops(s.headers) + 1) END
+                              ELSE jsonb_build_object('x-hop-count', messages._hop_count(s.headers) + 1) END
                            || CASE WHEN c.queue IN ('__no_route__', '__too_many_hops__')
                               THEN jsonb_build_object('x-exchange-name', exchange) ELSE '{}' END
                    END,
                    coalesce(c.body, s.body)
             FROM (
                 -- Sort before the join with bodies, because sorting bodies takes longer than the rest.
-                SELECT o.*, q.id AS queue_id FROM unnest(copies) AS o JOIN unnest(v_queues) AS q ON q.name = o.queue
-                ORDER BY o.place
+                SELECT o.*, q.id AS queue_id FROM unnest(copies) AS o JOIN unnest(v_destinations) AS q ON q.name = o.queue
+                ORDER BY o.ordinal
             ) AS c
             CROSS JOIN LATERAL (
                 SELECT e.enc, e.headers, e.body, e.delivered FROM psqlmessages_element AS e
@@ -189,19 +190,19 @@ BEGIN
         )
         SELECT q AS queue, p.puts, p.first_at
         FROM (SELECT n.queue_id, count(*) AS puts, min(n.available_at) AS first_at FROM pushed AS n GROUP BY n.queue_id) AS p
-        JOIN unnest(v_queues) AS q ON q.id = p.queue_id
+        JOIN unnest(v_destinations) AS q ON q.id = p.queue_id
     LOOP
         PERFORM messages._reset_scan_start(
-            (v_pushed.queue).id, CASE WHEN v_pushed.first_at < v_begun_at THEN '-infinity' ELSE v_pushed.first_at END
+            (v_pushed.queue).id, CASE WHEN v_pushed.first_at < v_began_at THEN '-infinity' ELSE v_pushed.first_at END
         );
-        PERFORM messages._count((v_pushed.queue).id, puts => v_pushed.puts);
-        PERFORM messages._wake_readers(v_pushed.queue);
+        PERFORM messages._add_queue_counts((v_pushed.queue).id, puts => v_pushed.puts);
+        PERFORM messages._notify_waiting_readers(v_pushed.queue);
     END LOOP;
 END
 $$;
 
 COMMENT ON FUNCTION messages._push_copies IS
-    'Push the copies that were not delivered before, in their order.';
+    'Push the copies that earlier calls of deliver have not pushed, in order.';
 
 
 CREATE OR REPLACE FUNCTION messages.deliver(
@@ -227,33 +228,34 @@ SET jit = off
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    v_exchange text := regexp_replace(client_id, '^exchange[.]', '');
     v_source psqlmessages_queue;
-    v_held record;
-    v_copies messages._copies[];
+    v_locked record;
+    v_copies messages._copy_rows[];
     v_refused json[];
     v_allowed text[];
     v_failed bigint[];
     v_ids bigint[];
     v_copy_of bigint[];
-    v_targets psqlmessages_queue[];
+    v_destinations psqlmessages_queue[];
     v_malformed text;
     v_counts record;
 BEGIN
     PERFORM messages._log_command('deliver', client_id, source);
     SELECT * INTO v_source FROM messages._authorized_queue(client_id, source, 'R');
-    IF (v_source.id > 0 AND client_id <> '') IS NOT TRUE AND messages._may_use(client_id, source, 'R') IS NOT TRUE THEN
+    IF (v_source.id > 0 AND client_id <> '') IS NOT TRUE AND messages._may_use_queue(client_id, source, 'R') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, source, 'R');
     ELSIF cardinality(elements) > 4096 OR cardinality(copy_of) > 65536 THEN
         RETURN messages._error(58, '4096 elements or 65536 copies');
     END IF;
-    -- The common case: all copies equal their elements, which this transaction has taken.
+    -- The common case: this transaction has taken the elements, and all copies are unchanged.
     IF v_source.id > 0 AND num_nulls(failed, headers, bodies, encs, matures, tries) = 6 THEN
-        v_ids := messages._plain_ids(elements);
-        v_copy_of := messages._plain_ids(copy_of);
-        v_targets := messages._forward_queues(client_id, copy_of, queues);
-        IF num_nulls(v_ids, v_copy_of, v_targets) = 0 THEN
-            v_ids := messages._forward(
-                regexp_replace(client_id, '^exchange[.]', ''), v_source.id, v_targets, v_ids, v_copy_of, marks, queues
+        v_ids := messages._parse_ids(elements);
+        v_copy_of := messages._parse_ids(copy_of);
+        v_destinations := messages._destination_queues(client_id, copy_of, queues);
+        IF num_nulls(v_ids, v_copy_of, v_destinations) = 0 THEN
+            v_ids := messages._deliver_unchanged(
+                v_exchange, v_source.id, v_destinations, v_ids, v_copy_of, marks, queues
             );
             PERFORM messages._schedule_housekeeping_if_due();
             RETURN ('{"Err":"0","Lost":' || CASE WHEN cardinality(v_ids) = cardinality(elements) THEN '[]'
@@ -269,30 +271,30 @@ BEGIN
     IF FOUND THEN
         RETURN messages._error(63, 'element', left(v_malformed, 100));
     END IF;
-    v_source := messages._queue(source);
-    SELECT * INTO v_held FROM messages._lock_elements(v_source.id, elements);
+    v_source := messages._get_or_create_queue(source);
+    SELECT * INTO v_locked FROM messages._lock_elements(v_source.id, elements);
     v_copies := ARRAY(
-        SELECT ROW(c.place, c.ref, h.id, c.mark, c.queue, c.headers, c.body, c.enc,
-                   c.mature, c.tries)::messages._copies
+        SELECT ROW(c.ordinal, c.ref, h.id, c.mark, c.queue, c.headers, c.body, c.enc,
+                   c.mature, c.tries)::messages._copy_rows
         FROM unnest(copy_of, marks, queues, headers, bodies, encs, matures, tries)
-            WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, place)
-        JOIN unnest(v_held.ids, v_held.held) AS h (id, ref) ON h.ref = c.ref
+            WITH ORDINALITY AS c (ref, mark, queue, headers, body, enc, mature, tries, ordinal)
+        JOIN unnest(v_locked.ids, v_locked.locked_refs) AS h (id, ref) ON h.ref = c.ref
     );
-    -- Without a rule, an element gets one copy to these queues.
+    -- An exchange needs no rule for these two queues, but then each element may have only one copy there.
     IF (SELECT count(*) FROM unnest(v_copies) AS c WHERE c.queue IN ('__no_route__', '__too_many_hops__'))
-        > cardinality(v_held.ids)
-        AND (messages._may_use(client_id, '__no_route__', 'W')
-            AND messages._may_use(client_id, '__too_many_hops__', 'W')) IS NOT TRUE
+        > cardinality(v_locked.ids)
+        AND (messages._may_use_queue(client_id, '__no_route__', 'W')
+            AND messages._may_use_queue(client_id, '__too_many_hops__', 'W')) IS NOT TRUE
     THEN
         RETURN messages._error(58, 'one copy of an element to __no_route__ or __too_many_hops__');
     END IF;
     v_allowed := ARRAY(
         SELECT c.queue FROM (SELECT DISTINCT d.queue FROM unnest(v_copies) AS d OFFSET 0) AS c
-        WHERE messages._may_use(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
+        WHERE messages._may_use_queue(client_id, c.queue, 'W') OR c.queue IN ('__no_route__', '__too_many_hops__')
     );
-    -- Most copies equal their source and go to an allowed queue.
+    -- Most copies need no further check: they are unchanged and go to an allowed queue.
     v_refused := ARRAY(
-        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.place)
+        SELECT json_build_array(c.mark, c.ref, f.error ->> 'Errstr', c.ordinal)
         FROM unnest(v_copies) AS c
         CROSS JOIN LATERAL (SELECT messages._copy_error(client_id, c) AS error OFFSET 0) AS f
         WHERE c.queue IS NOT NULL AND f.error IS NOT NULL
@@ -302,16 +304,16 @@ BEGIN
     IF cardinality(v_refused) > 0 THEN
         v_copies := ARRAY(
             SELECT c FROM unnest(v_copies) AS c
-            WHERE c.place <> ALL (ARRAY(SELECT (r.refusal ->> 3)::bigint FROM unnest(v_refused) AS r (refusal)))
+            WHERE c.ordinal <> ALL (ARRAY(SELECT (r.refusal ->> 3)::bigint FROM unnest(v_refused) AS r (refusal)))
         );
     END IF;
-    PERFORM messages._push_copies(regexp_replace(client_id, '^exchange[.]', ''), v_copies);
+    PERFORM messages._push_copies(v_exchange, v_copies);
     v_failed := ARRAY(
         SELECT DISTINCT split_part(f.ref, '.', 1)::bigint AS id
         FROM (
             SELECT unnest(failed) AS ref UNION ALL SELECT r.refusal ->> 1 FROM unnest(v_refused) AS r (refusal)
         ) AS f
-        WHERE split_part(f.ref, '.', 1)::bigint = ANY (v_held.ids) ORDER BY 1
+        WHERE split_part(f.ref, '.', 1)::bigint = ANY (v_locked.ids) ORDER BY 1
     );
     IF v_failed <> '{}' THEN
         UPDATE psqlmessages_element AS e
@@ -321,28 +323,27 @@ BEGIN
             WHERE c.element_id = ANY (v_failed) AND c.mark IS NOT NULL GROUP BY c.element_id
         ) AS m
         WHERE e.id = m.element_id;
-        PERFORM messages._give_back(v_failed, NULL);
+        PERFORM messages._roll_back_elements(v_failed, NULL);
     END IF;
     WITH finished AS (
         DELETE FROM psqlmessages_element AS e
-        WHERE e.id = ANY (ARRAY(SELECT i.id FROM unnest(v_held.ids) AS i (id) WHERE i.id <> ALL (v_failed)))
+        WHERE e.id = ANY (ARRAY(SELECT i.id FROM unnest(v_locked.ids) AS i (id) WHERE i.id <> ALL (v_failed)))
         RETURNING e.lease
     )
     SELECT count(*) FILTER (WHERE f.lease IS NULL) AS gets, count(f.lease) AS commits INTO v_counts FROM finished AS f;
     IF v_counts.gets + v_counts.commits > 0 THEN
-        PERFORM messages._count(v_source.id, gets => v_counts.gets, commits => v_counts.commits);
+        PERFORM messages._add_queue_counts(v_source.id, gets => v_counts.gets, commits => v_counts.commits);
     END IF;
     PERFORM messages._schedule_housekeeping_if_due();
-    RETURN ('{"Err":"0","Lost":' || to_json(v_held.lost) || ',"Refused":' || to_json(v_refused) || '}')::json;
+    RETURN ('{"Err":"0","Lost":' || to_json(v_locked.lost_refs) || ',"Refused":' || to_json(v_refused) || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.deliver IS
-    'Deliver elements of take or reserve: push the copies, remove the elements, and give back the failed ones. elements: ids from take, or leases; copy_of, marks and the rest: one entry for every copy, null for the value of the source. Lost: elements that another reader has; Refused: copies that could not be pushed, as [mark, element, error, place]. Errors: 54, 1, 15, 16, 62, 2, 3, 58, 63.';
+    'Deliver elements of take or reserve: push their copies, remove the elements, and give back the failed ones. elements: ids from take, or leases; failed: those to give back; copy_of and the arguments after it: one entry for each copy. copy_of: its element; queues: its destination, null if it is in another database; headers, bodies, encs, matures, tries: null for the value of the element. Lost: elements that another reader has taken; Refused: copies that could not be pushed, as [mark, element, error, index of the copy]. Errors: 54, 1, 15, 16, 62, 2, 3, 58, 63.';
 
--- Forwarding: move elements in one statement if all copies equal them.
 
-CREATE OR REPLACE FUNCTION messages._plain_ids(
+CREATE OR REPLACE FUNCTION messages._parse_ids(
     refs text[]
 )
 RETURNS bigint[]
@@ -364,11 +365,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._plain_ids IS
-    'The ids of elements; null if there is none, or one of the references is no id but, for instance, a lease.';
+COMMENT ON FUNCTION messages._parse_ids IS
+    'Convert refs of elements to ids; null if there are none, or if one is not an id, for example a lease.';
 
 
-CREATE OR REPLACE FUNCTION messages._forward_queues(
+CREATE OR REPLACE FUNCTION messages._destination_queues(
     client_id text,
     copy_of text[],
     queues text[]
@@ -380,9 +381,9 @@ DECLARE
     v_names text[] := ARRAY(
         SELECT DISTINCT u.queue FROM unnest(queues) AS u (queue) WHERE u.queue IS NOT NULL ORDER BY u.queue
     );
-    v_queues psqlmessages_queue[];
+    v_destinations psqlmessages_queue[];
 BEGIN
-    v_queues := ARRAY(
+    v_destinations := ARRAY(
         SELECT q FROM unnest(v_names) AS n (name)
         CROSS JOIN LATERAL (
             SELECT u AS q FROM messages._authorized_queue(client_id, n.name, 'W') AS u WHERE NOT u.is_removed
@@ -392,8 +393,8 @@ BEGIN
             LIMIT 1
         ) AS f
     );
-    -- Copies to these two queues need no rule if there is one for each element.
-    IF cardinality(v_queues) < cardinality(v_names)
+    -- An exchange needs no rule for these two queues, but then each element may have only one copy there.
+    IF cardinality(v_destinations) < cardinality(v_names)
         OR v_names && '{__no_route__,__too_many_hops__}' AND EXISTS (
             SELECT FROM unnest(copy_of, queues) AS c (ref, queue)
             WHERE c.queue IN ('__no_route__', '__too_many_hops__')
@@ -402,18 +403,18 @@ BEGIN
     THEN
         RETURN NULL;
     END IF;
-    RETURN v_queues;
+    RETURN v_destinations;
 END
 $$;
 
-COMMENT ON FUNCTION messages._forward_queues IS
-    'The queues that copies go to; null if one does not exist or the permission is not clear.';
+COMMENT ON FUNCTION messages._destination_queues IS
+    'The queues in the argument queues of deliver, each once; null if one does not exist, or if the permission needs a further check.';
 
 
-CREATE OR REPLACE FUNCTION messages._forward(
+CREATE OR REPLACE FUNCTION messages._deliver_unchanged(
     exchange text,
     source bigint,
-    targets psqlmessages_queue[],
+    destinations psqlmessages_queue[],
     elements bigint[],
     copy_of bigint[],
     marks text[],
@@ -421,7 +422,7 @@ CREATE OR REPLACE FUNCTION messages._forward(
 )
 RETURNS bigint[]
 LANGUAGE plpgsql
--- The plan must find elements by id and join copies by hash: the statistics may say that the table is empty.
+-- The plan must find elements by id and join copies by hash, even if the statistics say that the table is empty.
 SET enable_seqscan = off
 SET jit = off
 SET enable_sort = off
@@ -430,9 +431,9 @@ SET enable_nestloop = off
 AS $$
 DECLARE
     v_moved record;
-    v_target psqlmessages_queue;
+    v_destination psqlmessages_queue;
 BEGIN
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM psqlmessages_element AS e
         WHERE e.ctid = ANY (ARRAY(
             SELECT l.ctid FROM psqlmessages_element AS l
@@ -441,35 +442,37 @@ BEGIN
             FOR UPDATE SKIP LOCKED
         ))
         RETURNING e.id, e.lease, e.delivered, e.enc, e.body, e.headers,
-                  jsonb_set(e.headers, '{x-hop-count}', to_jsonb(messages._hops(e.headers) + 1)) AS hopped
+                  jsonb_set(e.headers, '{x-hop-count}', to_jsonb(messages._hop_count(e.headers) + 1)) AS headers_with_hop
     ), pushed AS (
         INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, tries, enc, headers, body)
-        SELECT t.id, clock_timestamp(), clock_timestamp(), 0, g.enc,
+        SELECT q.id, clock_timestamp(), clock_timestamp(), 0, d.enc,
                CASE c.queue
-                   WHEN '__no_route__' THEN g.hopped || jsonb_build_object('x-exchange-name', exchange)
-                   WHEN '__too_many_hops__' THEN g.headers || jsonb_build_object('x-exchange-name', exchange)
-                   ELSE g.hopped
+                   WHEN '__no_route__' THEN d.headers_with_hop || jsonb_build_object('x-exchange-name', exchange)
+                   WHEN '__too_many_hops__' THEN d.headers || jsonb_build_object('x-exchange-name', exchange)
+                   ELSE d.headers_with_hop
                END,
-               g.body
-        FROM unnest(copy_of, marks, queues) WITH ORDINALITY AS c (id, mark, queue, place)
-        JOIN unnest(targets) AS t ON t.name = c.queue
-        JOIN gone AS g ON g.id = c.id
-        WHERE g.delivered IS NULL OR c.mark IS NULL OR c.mark <> ALL (g.delivered)
-        ORDER BY c.place
+               d.body
+        FROM unnest(copy_of, marks, queues) WITH ORDINALITY AS c (id, mark, queue, ordinal)
+        JOIN unnest(destinations) AS q ON q.name = c.queue
+        JOIN deleted AS d ON d.id = c.id
+        WHERE d.delivered IS NULL OR c.mark IS NULL OR c.mark <> ALL (d.delivered)
+        ORDER BY c.ordinal
         RETURNING queue_id, available_at
     )
-    SELECT ARRAY(SELECT g.id FROM gone AS g) AS ids, (SELECT count(g.lease) FROM gone AS g) AS leased,
+    SELECT ARRAY(SELECT d.id FROM deleted AS d) AS ids, (SELECT count(d.lease) FROM deleted AS d) AS leased,
            ARRAY(SELECT p.queue_id FROM pushed AS p) AS pushed, (SELECT min(p.available_at) FROM pushed AS p) AS first_at
     INTO v_moved;
-    FOREACH v_target IN ARRAY targets LOOP
-        IF v_target.id = ANY (v_moved.pushed) THEN
-            PERFORM messages._reset_scan_start(v_target.id, v_moved.first_at);
-            PERFORM messages._count(v_target.id, puts => cardinality(array_positions(v_moved.pushed, v_target.id)));
-            PERFORM messages._wake_readers(v_target);
+    FOREACH v_destination IN ARRAY destinations LOOP
+        IF v_destination.id = ANY (v_moved.pushed) THEN
+            PERFORM messages._reset_scan_start(v_destination.id, v_moved.first_at);
+            PERFORM messages._add_queue_counts(
+                v_destination.id, puts => cardinality(array_positions(v_moved.pushed, v_destination.id))
+            );
+            PERFORM messages._notify_waiting_readers(v_destination);
         END IF;
     END LOOP;
     IF v_moved.ids <> '{}' THEN
-        PERFORM messages._count(
+        PERFORM messages._add_queue_counts(
             source, gets => cardinality(v_moved.ids) - v_moved.leased, commits => v_moved.leased
         );
     END IF;
@@ -477,5 +480,5 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._forward IS
-    'Push the copies that were not delivered before, in their order, and remove the elements. Returns the ids of the elements that it could lock.';
+COMMENT ON FUNCTION messages._deliver_unchanged IS
+    'Deliver unchanged copies: remove the elements, and push the copies that earlier calls of deliver have not pushed, in order. destinations: the queues named in queues; copy_of, marks, queues: as in deliver. Returns the ids of the removed elements; the others were locked by another reader.';

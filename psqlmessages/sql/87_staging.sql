@@ -1,7 +1,8 @@
--- Staging: several connections copy in many rows, which become messages or elements in one transaction.
+-- Staging: several connections copy many bodies into a table, and one transaction makes them messages or elements. Staged
+-- rows belong to a batch of a query, for example of Spark; a batch that is repeated changes nothing.
 
--- Not UNLOGGED, because a crash or failover would empty the table while queries run. Arrays of bodies, because one row
--- per body would take half of the total time.
+-- Not UNLOGGED, because a crash or failover would empty the table while queries run. Each row has arrays of bodies: storing
+-- one row for each body would take half of the total time.
 CREATE TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,
@@ -31,7 +32,7 @@ CREATE INDEX IF NOT EXISTS staged_by_place ON messages.staged (staging, place);
 CREATE INDEX IF NOT EXISTS staged_by_age ON messages.staged USING brin (staged_at);
 
 COMMENT ON TABLE messages.staged IS
-    'Bodies for publish_staged or push_staged. All roles may copy into (staging, place, bodies, encs, headers, keys); no role may read. staging: a uuid chosen by one writer; place: the order; bodies: some bodies; the other arrays: a value for each body, or null for none. Rows are removed after a day.';
+    'Bodies for publish_staged or push_staged. All roles may copy into (staging, place, bodies, encs, headers, keys); no role may read. staging: a uuid that the writer has chosen; place: the order of the rows; bodies: some bodies; the other arrays: one value for each body, or null. Rows are removed after a day.';
 
 -- The last committed batch of each query, to recognize repeated batches.
 CREATE TABLE IF NOT EXISTS messages._batch (
@@ -44,7 +45,7 @@ CREATE TABLE IF NOT EXISTS messages._batch (
 CREATE INDEX IF NOT EXISTS batch_by_age ON messages._batch (committed_at);
 
 
-CREATE OR REPLACE FUNCTION messages._staged_error(
+CREATE OR REPLACE FUNCTION messages._batch_argument_error(
     query text,
     batch bigint
 )
@@ -61,11 +62,11 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._staged_error IS
-    'Errors of a query name or batch number (54, 63), or null.';
+COMMENT ON FUNCTION messages._batch_argument_error IS
+    'The error of a query name or batch number (54, 63), or null.';
 
 
-CREATE OR REPLACE FUNCTION messages._batch_answer(
+CREATE OR REPLACE FUNCTION messages._committed_batch_answer(
     query text,
     batch bigint,
     stagings uuid[]
@@ -78,7 +79,7 @@ DECLARE
 BEGIN
     LOOP
         SELECT b.batch INTO v_last FROM messages._batch AS b
-        WHERE b.role = session_user AND b.query = _batch_answer.query FOR UPDATE;
+        WHERE b.role = session_user AND b.query = _committed_batch_answer.query FOR UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
     END LOOP;
@@ -87,16 +88,16 @@ BEGIN
     ELSIF batch < v_last THEN
         RETURN messages._error(65, batch::text, left(query, 100), v_last::text);
     END IF;
-    PERFORM messages._end_batch(query, batch, stagings);
+    PERFORM messages._record_batch(query, batch, stagings);
     RETURN '{"Err":"0","Already":1}';
 END
 $$;
 
-COMMENT ON FUNCTION messages._batch_answer IS
-    'The answer for a batch that was committed before: Already, or error 65 if a later one was; null for a new batch. Waits for a transaction that commits a batch of the query.';
+COMMENT ON FUNCTION messages._committed_batch_answer IS
+    'Null for a new batch. Already for the last committed batch, and its rows are removed; error 65 for an earlier one. Locks the query: waits for a transaction that commits a batch of it.';
 
 
-CREATE OR REPLACE FUNCTION messages._rows_error(
+CREATE OR REPLACE FUNCTION messages._staged_rows_error(
     stagings uuid[],
     row_count bigint
 )
@@ -119,8 +120,8 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION messages._rows_error IS
-    'Why the staged rows cannot be committed (errors 64, 51), or null.';
+COMMENT ON FUNCTION messages._staged_rows_error IS
+    'The error if the staged bodies are not row_count, or one is too large (64, 51); or null.';
 
 
 CREATE OR REPLACE FUNCTION messages._unstage(
@@ -132,20 +133,20 @@ AS $$
 DECLARE
     v_rows bigint;
 BEGIN
-    WITH gone AS (
+    WITH deleted AS (
         DELETE FROM messages.staged AS s WHERE s.staging = ANY (stagings) AND s.role = session_user
         RETURNING cardinality(s.bodies) AS rows
     )
-    SELECT coalesce(sum(g.rows), 0) INTO v_rows FROM gone AS g;
+    SELECT coalesce(sum(d.rows), 0) INTO v_rows FROM deleted AS d;
     RETURN v_rows;
 END
 $$;
 
 COMMENT ON FUNCTION messages._unstage IS
-    'Remove staged rows of this role. Returns how many.';
+    'Remove staged rows of this role. Returns the number of their bodies.';
 
 
-CREATE OR REPLACE FUNCTION messages._end_batch(
+CREATE OR REPLACE FUNCTION messages._record_batch(
     query text,
     batch bigint,
     stagings uuid[]
@@ -154,18 +155,18 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    UPDATE messages._batch AS b SET batch = _end_batch.batch, committed_at = clock_timestamp()
-    WHERE b.role = session_user AND b.query = _end_batch.query AND b.batch < _end_batch.batch;
+    UPDATE messages._batch AS b SET batch = _record_batch.batch, committed_at = clock_timestamp()
+    WHERE b.role = session_user AND b.query = _record_batch.query AND b.batch < _record_batch.batch;
     PERFORM messages._unstage(stagings);
     PERFORM messages._schedule_housekeeping_if_due();
 END
 $$;
 
-COMMENT ON FUNCTION messages._end_batch IS
-    'Record a batch as committed, and remove its staged rows.';
+COMMENT ON FUNCTION messages._record_batch IS
+    'Store that a batch is committed, and remove its staged rows.';
 
 
-CREATE OR REPLACE FUNCTION messages._forget_staged()
+CREATE OR REPLACE FUNCTION messages._delete_expired_staged_rows()
 RETURNS void
 LANGUAGE sql
 SET enable_seqscan = off
@@ -187,11 +188,11 @@ AS $$
     ))
 $$;
 
-COMMENT ON FUNCTION messages._forget_staged IS
-    'Remove some rows that were staged more than a day ago, and queries whose last batch is a year old (a day if the name starts with once/). Never waits.';
+COMMENT ON FUNCTION messages._delete_expired_staged_rows IS
+    'Remove some rows that were staged more than a day ago, and some queries without a batch for a year (a day if the name starts with once/). Skips locked rows.';
 
 
-CREATE OR REPLACE FUNCTION messages._staged_have_expired()
+CREATE OR REPLACE FUNCTION messages._has_expired_staged_rows()
 RETURNS boolean
 LANGUAGE sql
 SET enable_seqscan = off
@@ -207,30 +208,29 @@ AS $$
     )
 $$;
 
-COMMENT ON FUNCTION messages._staged_have_expired IS
-    'Whether _forget_staged has anything to remove.';
+COMMENT ON FUNCTION messages._has_expired_staged_rows IS
+    'Whether _delete_expired_staged_rows would remove anything.';
 
--- Staged rows are published or pushed as one batch of a query. A repeated batch changes nothing.
 
-CREATE OR REPLACE FUNCTION messages._see_rows(
-    rows bigint,
-    row_count bigint
+CREATE OR REPLACE FUNCTION messages._check_row_count(
+    stored bigint,
+    expected bigint
 )
 RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF rows <> row_count THEN
-        PERFORM messages._raise(messages._error(64, rows::text, row_count::text));
+    IF stored <> expected THEN
+        PERFORM messages._raise(messages._error(64, stored::text, expected::text));
     END IF;
 END
 $$;
 
-COMMENT ON FUNCTION messages._see_rows IS
-    'Raise error 64 if staged rows were removed or added since they were counted.';
+COMMENT ON FUNCTION messages._check_row_count IS
+    'Raise error 64 if staged rows were removed or added after _staged_rows_error has counted them.';
 
 
-CREATE OR REPLACE FUNCTION messages._distinct(
+CREATE OR REPLACE FUNCTION messages._deduplicate(
     stagings uuid[]
 )
 RETURNS uuid[]
@@ -238,13 +238,13 @@ LANGUAGE sql
 IMMUTABLE
 AS $$
     SELECT ARRAY(
-        SELECT u.staging FROM unnest(stagings) WITH ORDINALITY AS u (staging, place)
-        GROUP BY u.staging ORDER BY min(u.place)
+        SELECT u.staging FROM unnest(stagings) WITH ORDINALITY AS u (staging, ordinal)
+        GROUP BY u.staging ORDER BY min(u.ordinal)
     )
 $$;
 
-COMMENT ON FUNCTION messages._distinct IS
-    'The distinct elements, in the order of their first places.';
+COMMENT ON FUNCTION messages._deduplicate IS
+    'The same array without repeated elements.';
 
 
 CREATE OR REPLACE FUNCTION messages.publish_staged(
@@ -275,10 +275,10 @@ BEGIN
     IF v_error IS NOT NULL OR query IS NULL THEN
         RETURN coalesce(v_error, '{"Err":"0","Rows":0}');
     END IF;
-    v_stagings := messages._distinct(stagings);
+    v_stagings := messages._deduplicate(stagings);
     v_error := coalesce(
-        messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
-        messages._rows_error(v_stagings, row_count)
+        messages._batch_argument_error(query, batch), messages._committed_batch_answer(query, batch, v_stagings),
+        messages._staged_rows_error(v_stagings, row_count)
     );
     IF v_error IS NULL AND NOT messages._ensure_topic(client_id, topic) THEN
         -- The last rule was removed at this moment.
@@ -288,13 +288,13 @@ BEGIN
         RETURN v_error;
     END IF;
     SELECT * INTO v_topic FROM messages._publish_route(topic);
-    -- Take the locks before ids are drawn.
+    -- Take the locks before drawing ids.
     PERFORM messages._begin_publishing(v_topic.id, v_topic.last_id, v_topic.secret);
     INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)
     SELECT v_topic.id, nextval('messages._stream_id'), v_topic.slot, client_id, clock_timestamp(), b.enc,
            coalesce(b.body, '')
     FROM (
-        -- unnest not in FROM, because PostgreSQL would materialize each array.
+        -- unnest in the list of columns, because PostgreSQL materializes functions in FROM.
         SELECT unnest(s.bodies) AS body, unnest(s.encs) AS enc
         FROM unnest(v_stagings) AS u (staging)
         CROSS JOIN LATERAL (
@@ -303,21 +303,21 @@ BEGIN
         ) AS s
     ) AS b;
     GET DIAGNOSTICS v_rows = ROW_COUNT;
-    PERFORM messages._see_rows(v_rows, row_count);
+    PERFORM messages._check_row_count(v_rows, row_count);
     v_id := CASE WHEN v_rows > 0 THEN currval('messages._stream_id') END;
     PERFORM messages._wake_subscribers(topic, messages._current_wakeup_channels(topic, v_topic.wakes));
-    -- A rule may have been removed while this waited for another connection.
+    -- A rule may have been removed while this call waited for another connection.
     v_error := messages._publish_error(client_id, topic);
     IF v_error IS NOT NULL THEN
         PERFORM messages._raise(v_error);
     END IF;
-    PERFORM messages._end_batch(query, batch, v_stagings);
+    PERFORM messages._record_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Id":' || coalesce(v_id::text, 'null') || ',"Rows":' || row_count || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.publish_staged IS
-    'Publish the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Subscribers are woken once; listeners get nothing. Id: of the last; Rows: how many; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
+    'Publish the bodies of stagings in messages.staged as one batch of a query, exactly once. Subscribers are notified once; listeners get nothing. row_count: the expected number of bodies. Id: of the last message; Rows: number of messages; Already: 1 if this batch was committed before. If query is null, only check the rules. Errors: 54, 1, 15, 16, 9, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages._staged_rows(
@@ -342,7 +342,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._staged_rows IS
-    'The staged rows of this role, body by body, in order.';
+    'The staged bodies of this role, in order, one in each row.';
 
 
 CREATE OR REPLACE FUNCTION messages.push_staged(
@@ -371,72 +371,72 @@ DECLARE
     v_rows bigint;
 BEGIN
     PERFORM messages._log_command('push_staged', client_id, queue, query, batch::text);
-    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+    IF messages._may_use_queue(client_id, queue, 'W') IS NOT TRUE THEN
         RETURN messages._queue_error(client_id, queue, 'W');
     ELSIF query IS NULL THEN
         RETURN '{"Err":"0","Rows":0}';
     END IF;
-    v_stagings := messages._distinct(stagings);
+    v_stagings := messages._deduplicate(stagings);
     v_error := coalesce(
-        messages._staged_error(query, batch), messages._batch_answer(query, batch, v_stagings),
-        messages._rows_error(v_stagings, row_count)
+        messages._batch_argument_error(query, batch), messages._committed_batch_answer(query, batch, v_stagings),
+        messages._staged_rows_error(v_stagings, row_count)
     );
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     ELSIF EXISTS (
         SELECT FROM messages._staged_rows(v_stagings) AS s
-        WHERE s.headers <> '' AND messages._parsed_headers(s.headers) IS NULL
+        WHERE s.headers <> '' AND messages._parse_headers(s.headers) IS NULL
     ) THEN
         RETURN messages._error(63, 'headers', 'a JSON object of at most 64 KiB is needed');
     ELSIF EXISTS (SELECT FROM messages._staged_rows(v_stagings) AS s WHERE length(s.key) > 200) THEN
         RETURN messages._error(54);
     END IF;
-    v_queue := messages._queue(queue);
-    -- Before the time is read: _advance_scan_start must see this writer.
+    v_queue := messages._get_or_create_queue(queue);
+    -- Lock before reading the time: _advance_scan_start must see this writer.
     LOCK TABLE psqlmessages_element IN ROW EXCLUSIVE MODE;
     v_now := clock_timestamp();
     IF EXISTS (SELECT FROM messages.staged AS s WHERE s.staging = ANY (v_stagings) AND s.keys IS NOT NULL) THEN
         WITH staged AS MATERIALIZED (
-            SELECT s.*, row_number() OVER () AS place, nextval('psqlmessages_element_id_seq') AS id
+            SELECT s.*, row_number() OVER () AS ordinal, nextval('psqlmessages_element_id_seq') AS id
             FROM messages._staged_rows(v_stagings) AS s
         ), claimed AS MATERIALIZED (
-            -- In order of keys, so that two pushes cannot deadlock. Of equal keys the first one stays.
-            SELECT k.place, messages._claim_key(v_queue, k.key, k.id) AS id
-            FROM (SELECT s.place, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.place) AS k
+            -- In the order of keys, so that two pushes cannot deadlock. The first body with a key is stored.
+            SELECT k.ordinal, messages._claim_key(v_queue, k.key, k.id) AS id
+            FROM (SELECT s.ordinal, s.key, s.id FROM staged AS s WHERE s.key <> '' ORDER BY s.key, s.ordinal) AS k
         ), pushed AS (
             INSERT INTO psqlmessages_element (id, queue_id, mature_at, available_at, enc, headers, body)
             SELECT s.id, v_queue.id, v_now, v_now, s.enc,
-                   CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
-            FROM staged AS s LEFT JOIN claimed AS c ON c.place = s.place
-            WHERE c.id > 0 OR c.id IS NULL ORDER BY s.place
+                   CASE WHEN s.headers <> '' THEN messages._parse_headers(s.headers) ELSE '{}' END, s.body
+            FROM staged AS s LEFT JOIN claimed AS c ON c.ordinal = s.ordinal
+            WHERE c.id > 0 OR c.id IS NULL ORDER BY s.ordinal
             RETURNING 1
         )
         SELECT (SELECT count(*) FROM staged), (SELECT count(*) FROM pushed) INTO v_staged, v_rows;
-        PERFORM messages._see_rows(v_staged, row_count);
+        PERFORM messages._check_row_count(v_staged, row_count);
     ELSE
         INSERT INTO psqlmessages_element (queue_id, mature_at, available_at, enc, headers, body)
         SELECT v_queue.id, v_now, v_now, s.enc,
-               CASE WHEN s.headers <> '' THEN messages._parsed_headers(s.headers) ELSE '{}' END, s.body
+               CASE WHEN s.headers <> '' THEN messages._parse_headers(s.headers) ELSE '{}' END, s.body
         FROM messages._staged_rows(v_stagings) AS s;
         GET DIAGNOSTICS v_rows = ROW_COUNT;
-        PERFORM messages._see_rows(v_rows, row_count);
+        PERFORM messages._check_row_count(v_rows, row_count);
     END IF;
     IF v_rows > 0 THEN
         PERFORM messages._reset_scan_start(v_queue.id, v_now);
-        PERFORM messages._count(v_queue.id, puts => v_rows);
-        PERFORM messages._wake_readers(v_queue);
+        PERFORM messages._add_queue_counts(v_queue.id, puts => v_rows);
+        PERFORM messages._notify_waiting_readers(v_queue);
     END IF;
-    -- A rule may have been removed while this waited for another connection.
-    IF messages._may_use(client_id, queue, 'W') IS NOT TRUE THEN
+    -- A rule may have been removed while this call waited for another connection.
+    IF messages._may_use_queue(client_id, queue, 'W') IS NOT TRUE THEN
         PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
     END IF;
-    PERFORM messages._end_batch(query, batch, v_stagings);
+    PERFORM messages._record_batch(query, batch, v_stagings);
     RETURN ('{"Err":"0","Rows":' || v_rows || '}')::json;
 END
 $$;
 
 COMMENT ON FUNCTION messages.push_staged IS
-    'Push the rows of messages.staged as one batch of a query: all at the commit of this transaction, once. Rows: how many, without known keys; Already: 1 if this batch was committed before. If query is null, it only checks the rules. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
+    'Push the bodies of stagings in messages.staged as one batch of a query, exactly once. row_count: the expected number of bodies. Rows: number of new elements, without keys that were pushed before; Already: 1 if this batch was committed before. If query is null, only check the rules. Errors: 54, 1, 15, 16, 62, 2, 3, 63, 65, 64, 51.';
 
 
 CREATE OR REPLACE FUNCTION messages.unstage(
@@ -463,4 +463,4 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.unstage IS
-    'Remove rows that this role has copied into messages.staged and that will not be committed. Rows: how many bodies. Errors: 63.';
+    'Remove rows that this role has copied into messages.staged, instead of publishing or pushing them. Rows: the number of their bodies. Errors: 63.';

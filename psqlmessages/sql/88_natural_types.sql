@@ -86,8 +86,8 @@ COMMENT ON FUNCTION messages.publish(text, text, jsonb) IS
     'As publish with text, for a JSON value.';
 
 
--- With these names in this order, a call with null or untyped values fits only one of the two functions: at each
--- position where the types differ, one of them is text, which PostgreSQL prefers, and `delay` is a number.
+-- A call with null or untyped values must match only one of the two functions, so the order and names of the parameters
+-- matter: of two types at one position, one is text, which PostgreSQL prefers, and only the other function has `delay`.
 CREATE OR REPLACE FUNCTION messages.push(
     client_id text,
     queue text,
@@ -144,7 +144,7 @@ COMMENT ON FUNCTION messages.renew(text, text, interval, text[]) IS
     'As renew with seconds.';
 
 
--- No delay as an interval: a call with a null or untyped delay would then fit two functions.
+-- No overload has the delay as an interval: a call with a null or untyped delay would match both functions.
 CREATE OR REPLACE FUNCTION messages.rollback(
     client_id text,
     lease text

@@ -1,5 +1,5 @@
--- Views: the public part of the tables. Each shows the rows of a function: conditions of a query are not pushed down into
--- the function, so plans and their row counts reveal no hidden rows.
+-- Views: the public part of the tables. Each view except auth shows the rows of a function. PostgreSQL does not push
+-- conditions of a query into the function, so plans and their row counts reveal no hidden rows.
 
 CREATE OR REPLACE VIEW messages.auth AS
 SELECT a.id, a.role, a.ident, a.type, a.dest, a.mode, a.timeout
@@ -69,7 +69,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_topics IS
-    'The topics that match these names and patterns and that a rule lets this role use (all, for the owner), with their present notifiers and listeners. Errors: none.';
+    'The topics that match these names and patterns and that a rule lets this role use (all, for the owner), with their connected notifiers and listeners. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.topics AS
@@ -77,7 +77,7 @@ SELECT l.topic COLLATE "C" AS topic, l.notifiers COLLATE "C" AS notifiers, l.lis
 FROM messages.list_topics() AS l;
 
 COMMENT ON VIEW messages.topics IS
-    'list_topics of all topics.';
+    'The rows of list_topics for all topics.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_subscriptions(
@@ -114,7 +114,7 @@ SELECT l.client COLLATE "C" AS client, l.topic COLLATE "C" AS topic, l.subscript
 FROM messages.list_subscriptions() AS l;
 
 COMMENT ON VIEW messages.stream_subscriptions IS
-    'list_subscriptions of all topics.';
+    'The rows of list_subscriptions for all topics.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_streams(
@@ -138,7 +138,7 @@ BEGIN
     END IF;
     RETURN QUERY
     WITH subscribed AS (
-        -- It exceeds an int only if the clock was put back.
+        -- The number exceeds an int only if the clock was set back.
         SELECT s.topic, count(*) AS subscriptions,
                least(
                    ceil(extract(epoch FROM
@@ -161,7 +161,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_streams IS
-    'The streams of topics that match these names and patterns. relative_timeout: seconds that a message published now must be stored. Errors: none.';
+    'The topics of list_topics with their streams. last_msg_recv_timestamp: when the last message was published; relative_timeout: how many seconds a message published now would be stored at most. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stream_topics AS
@@ -169,7 +169,7 @@ SELECT l.topic COLLATE "C" AS topic, l.last_msg_recv_timestamp, l.relative_timeo
 FROM messages.list_streams() AS l;
 
 COMMENT ON VIEW messages.stream_topics IS
-    'list_streams of all topics.';
+    'The rows of list_streams for all topics.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_subscribers()
@@ -234,7 +234,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.list_stored IS
-    'All stored messages of topics that match these names and patterns and that a rule lets this role read (all, for the owner), in the snapshot of the caller. read_stream reads a range, and misses nothing. Errors: none.';
+    'All stored messages of topics that match these names and patterns and that a rule lets this role read (all, for the owner), in the snapshot of the caller. read_stream reads a range, and never skips a message that is committed later. Errors: none.';
 
 
 CREATE OR REPLACE VIEW messages.stored AS
@@ -242,7 +242,7 @@ SELECT l.id, l.topic COLLATE "C" AS topic, l.sender COLLATE "C" AS sender, l.bod
 FROM messages.list_stored() AS l;
 
 COMMENT ON VIEW messages.stored IS
-    'list_stored of all topics: each use reads all messages. read_stream reads a range.';
+    'The rows of list_stored for all topics: each query reads all messages. read_stream reads a range.';
 
 
 CREATE OR REPLACE FUNCTION messages._listed_queues(
@@ -318,7 +318,7 @@ SELECT l.queue COLLATE "C" AS queue, l.paused, l.max_tries, l.dead_letter_queue 
 FROM messages.list_queues() AS l;
 
 COMMENT ON VIEW messages.queues IS
-    'list_queues of all queues.';
+    'The rows of list_queues for all queues.';
 
 
 CREATE OR REPLACE FUNCTION messages.list_queued(
@@ -356,4 +356,4 @@ SELECT l.id, l.queue COLLATE "C" AS queue, l.body, l.enc, l.headers, l.mature, l
 FROM messages.list_queued() AS l;
 
 COMMENT ON VIEW messages.queued IS
-    'list_queued of all queues: each use reads all elements. peek reads one queue.';
+    'The rows of list_queued for all queues: each query reads all elements. peek reads one queue.';

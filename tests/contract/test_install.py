@@ -72,7 +72,7 @@ LEFTOVERS = {
     """,
     "a trigger of a function still there": """
         CREATE TRIGGER old BEFORE INSERT ON psqlmessages_topic
-            EXECUTE FUNCTION messages._rules_change()
+            EXECUTE FUNCTION messages._before_rules_change()
     """,
     "fewer parameters": """
         CREATE FUNCTION messages.topic_send(text, text) RETURNS json LANGUAGE sql

@@ -63,11 +63,11 @@ def test_a_dead_letter_can_be_put_back(desk: Desk) -> None:
     id_ = desk.push("a", headers='{"h":1}')
     desk.done("rollback", None, desk.lease())
     assert (
-        desk.world.owner.query("SELECT messages._requeue_dead_letters(%s)", [id_, 999_999_999]) == 1
+        desk.world.owner.query("SELECT messages._redrive_dead_letters(%s)", [id_, 999_999_999]) == 1
     )
     (row,) = desk.reserve()
     assert (row.id, row.body, row.headers, row.tries) == (id_, "a", {"h": 1}, 0)
-    assert desk.world.owner.query("SELECT messages._requeue_dead_letters(%s)", [id_]) == 0
+    assert desk.world.owner.query("SELECT messages._redrive_dead_letters(%s)", [id_]) == 0
     # Without a limit nothing becomes a dead letter.
     desk.limit(None)
     for tries in range(1, 5):
@@ -96,8 +96,8 @@ def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World) -> None:
         for queue in "QR"
         for name in ("OTHER", "Q", "bad*", "l" * 101, "NOWHERE")
     ]
-    assert world.owner.query("SELECT messages._requeue_dead_letters(%s)", forged) == 0
-    assert world.owner.query("SELECT messages._requeue_dead_letters(%s)", [true, *forged]) == 1
+    assert world.owner.query("SELECT messages._redrive_dead_letters(%s)", forged) == 0
+    assert world.owner.query("SELECT messages._redrive_dead_letters(%s)", [true, *forged]) == 1
     assert desk.pop(9) == ["x"] * 5 + ["true"]
 
 

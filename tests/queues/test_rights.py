@@ -81,7 +81,7 @@ def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | Non
 def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk) -> None:
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
-    calls = ("messages._requeue_dead_letters('{1}')", "messages._maintain_queues()")
+    calls = ("messages._redrive_dead_letters('{1}')", "messages._maintain_queues()")
     for source in (*tables, *calls):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             desk.reader.query(f"SELECT * FROM {source}")

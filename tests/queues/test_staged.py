@@ -245,7 +245,7 @@ def test_what_is_old_is_forgotten(loader: Loader) -> None:
     age = "UPDATE messages._batch SET committed_at = committed_at - %s::interval WHERE query = %s"
     for query, ago in (("once/1", "25 h"), ("named", "25 h"), ("a year ago", "367 days")):
         loader.world.execute(age, (ago, query))
-    loader.world.execute("SELECT messages._forget_staged()")
+    loader.world.execute("SELECT messages._delete_expired_staged_rows()")
     # Rows after a day; a batch written once after a day, one of a query after a year.
     left = loader.world.owner.query("SELECT array_agg(query ORDER BY query) FROM messages._batch")
     assert (loader.left(), left) == (1, ["named", "once/2"])

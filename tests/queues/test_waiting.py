@@ -59,7 +59,7 @@ def test_a_dead_letter_wakes_who_waits_for_dead_letters(desk: Desk, world: World
     desk.done("rollback", None, desk.lease())
     assert desk.wakes(waiter) == ["pushed __deadletter__"]
     desk.world.owner.query(
-        "SELECT messages._requeue_dead_letters(ARRAY(SELECT id FROM psqlmessages_element))"
+        "SELECT messages._redrive_dead_letters(ARRAY(SELECT id FROM psqlmessages_element))"
     )
     assert len(desk.reserve()) == 1
 

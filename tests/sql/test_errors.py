@@ -50,7 +50,7 @@ LEASE = "5.00000000-0000-0000-0000-000000000000"
 MAX_TRIES = "-1: 1 or more are needed, or 0 for no maximum"
 DELAY = "0 to 1,000,000,000 seconds are needed"
 TIMES = "infinity", "-infinity", "0001-01-01", "20000-01-01"
-TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000"
+TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000, is needed"
 HEADERS = "a JSON object of at most 64 KiB is needed"
 
 # Arguments that are right: of functions that have a topic, of those that have a queue, of others.

@@ -14,7 +14,7 @@ from tests.streams.conftest import Stream
 
 pytestmark = pytest.mark.versions
 SIZE = (
-    "SELECT sum(pg_relation_size(messages._stream_table(slot))) FROM generate_series(0, 3) AS slot"
+    "SELECT sum(pg_relation_size(messages._stream_partition(slot))) FROM generate_series(0, 3) AS slot"
 )
 DAY = 24 * 60 * 60
 removals = pytest.mark.parametrize("removal", ["tend", "prune"])
@@ -42,7 +42,7 @@ def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream) -> None
     """As where a publisher commits between the look at its table and the lock on it."""
     stream.got()
     stream.publish("x")
-    empty = "SELECT messages._empty_stream_table(s.slot) FROM messages._stream AS s"
+    empty = "SELECT messages._truncate_stream_partition(s.slot) FROM messages._stream AS s"
     assert (stream.query(empty), stream.stored()) == (False, ["x"])
     stream.got()
     assert (stream.query(empty), stream.stored()) == (True, [])
