@@ -13,9 +13,7 @@ from tests.sql.conftest import World
 from tests.streams.conftest import Stream
 
 pytestmark = pytest.mark.versions
-SIZE = (
-    "SELECT sum(pg_relation_size(messages._stream_partition(slot))) FROM generate_series(0, 3) AS slot"
-)
+SIZE = "SELECT sum(pg_relation_size(messages._stream_partition(s))) FROM generate_series(0, 3) AS s"
 DAY = 24 * 60 * 60
 removals = pytest.mark.parametrize("removal", ["tend", "prune"])
 
