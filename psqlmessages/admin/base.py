@@ -70,13 +70,13 @@ class BaseAdmin(ModelAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Show one object, with the context that the class adds."""
+        """Show one object, with the context of `object_context`."""
         if (found := self.get_object(request, unquote(object_id))) is not None:
-            extra_context = _CONTEXT | self.context_of(request, found) | (extra_context or {})
+            extra_context = _CONTEXT | self.object_context(request, found) | (extra_context or {})
         return super().change_view(request, object_id, form_url, extra_context)
 
-    def context_of(self, request: HttpRequest, found: Any) -> dict[str, Any]:
-        """Return what the template of an object's page needs."""
+    def object_context(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
+        """Return further context for the template of an object's page."""
         return {}
 
     def page(
@@ -93,25 +93,25 @@ class BaseAdmin(ModelAdmin):
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
         return HttpResponseRedirect(reverse(name, args=arguments))
 
-    def after_action(self, request: HttpRequest, found: list[Any]) -> HttpResponse | None:
-        """Redirect to the object's page if the action came from there; None for the list."""
-        if "from_change_page" not in request.POST or len(found) != 1:
+    def after_action(self, request: HttpRequest, objects: list[Any]) -> HttpResponse | None:
+        """Redirect to the object's page if the action was started there; None for the list."""
+        if "from_change_page" not in request.POST or len(objects) != 1:
             return None
-        return self.redirect("change", found[0].pk)
+        return self.redirect("change", objects[0].pk)
 
-    def report(self, request: HttpRequest, error: OperationalError) -> None:
-        """Show that nothing was saved because of a transient error; re-raise any other error."""
+    def report_transient_error(self, request: HttpRequest, error: OperationalError) -> None:
+        """Show the user that nothing was saved; re-raise an error that is not transient."""
         self.message_user(request, error_text(error), messages.ERROR)
 
 
 def column(
     description: str, value_of: Callable[[Any], Any], ordering: Any = None
 ) -> Callable[..., Any]:
-    """Create a column of a list, or a field of a page, from a function of the object."""
+    """Create a column of a list, or a field of a page; ``value_of`` reads it from an object."""
 
     @admin.display(description=description, ordering=ordering)
-    def show(_admin: ModelAdmin, found: Any) -> Any:
-        return value_of(found)
+    def show(_admin: ModelAdmin, obj: Any) -> Any:
+        return value_of(obj)
 
     return show
 
@@ -134,14 +134,11 @@ def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str
 
 
 class RuleLock:
-    """The lock that a request takes before it reads rules to change them.
-
-    After one timeout the request does not wait for it again.
-    """
+    """The lock that blocks other changes of rules. A request tries only once to take it."""
 
     @cached_property
-    def problem(self) -> str:
-        """Take the lock until the end of the transaction: "" or the error text."""
+    def error(self) -> str:
+        """Take the lock until the transaction ends, when first read; "" or the error text."""
         try:
             with transaction.atomic(using=database()):
                 lock_rules()
@@ -224,7 +221,7 @@ _MAX_CHOICES = 20
 
 
 class StateFilter(SimpleListFilter):
-    """Filter by state: ``states`` has the label and the condition of each value."""
+    """Filter by state. ``states``: for each value in the URL, its label and its condition."""
 
     states: ClassVar[dict[str, tuple[str, Q]]]
 
@@ -239,18 +236,18 @@ class StateFilter(SimpleListFilter):
 
 
 class FrequentValuesFilter(SimpleListFilter):
-    """The values with the most rows; the search finds the others."""
+    """Filter by a value of a field, one of the most frequent. Users can search for the others."""
 
-    def frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the values and their frequency, the most frequent first."""
+    def most_frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the values and their number of rows, the most frequent first."""
         values = objects.values_list(self.parameter_name).annotate(rows=Count("pk"))
         return values.order_by("-rows", self.parameter_name)
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the most frequent values, and always the chosen one."""
         objects = model_admin.model._default_manager.order_by()
-        found = {value for value, _ in self.frequent(objects)[:_MAX_CHOICES]}
-        return [(value, value) for value in sorted(found | ({self.value()} - {None, ""}))]
+        values = {value for value, _ in self.most_frequent(objects)[:_MAX_CHOICES]}
+        return [(value, value) for value in sorted(values | ({self.value()} - {None, ""}))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the rows with the chosen value."""
@@ -273,7 +270,7 @@ class IdentFilter(FrequentValuesFilter):
 
 
 class LockTimeoutMixin:
-    """Reports lock timeouts: nodes lock the rows of queues and topics until they commit."""
+    """Shows lock timeouts to the user: nodes lock rows of queues and topics until they commit."""
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Show or save one object; report a save that fails because of a lock."""
@@ -282,7 +279,7 @@ class LockTimeoutMixin:
         except OperationalError as error:
             if request.method != "POST":
                 raise
-            self.report(request, error)
+            self.report_transient_error(request, error)
             return HttpResponseRedirect(request.get_full_path())
 
 
@@ -310,7 +307,7 @@ def record_history(request: HttpRequest, entries: Iterable[tuple[Model, int, str
 
 
 class HistoryMixin:
-    """Records complete objects and changed values in the history."""
+    """Writes complete objects and changed values to the history."""
 
     def construct_change_message(
         self, request: HttpRequest, form: ModelForm, formsets: Any, add: bool = False
@@ -334,7 +331,7 @@ class HistoryMixin:
 
 
 def find_remarks(rules: Iterable[RuleEntry]) -> list[str]:
-    """Return the warnings about rules, without duplicates."""
+    """Return the warnings about rules, each text once."""
     rules = list(rules)
     missing = rows(
         "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"

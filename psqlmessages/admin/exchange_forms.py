@@ -30,12 +30,13 @@ _FIELDS_BY_PATH: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-_ANY_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
+# Valid, for checks of an exchange without its destinations, or of destinations without theirs.
+_VALID_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
 _MAX_CHARACTERS: Final = 100_000
 
 
 class _DefinitionForm(forms.ModelForm):
-    """Keeps spaces in names, which are significant, and shows errors at their fields."""
+    """Base form: keeps spaces at the ends of names, and shows errors at their fields."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,7 +62,7 @@ class _DefinitionForm(forms.ModelForm):
 class ExchangeForm(_DefinitionForm):
     """An exchange without its destinations; refuses to overwrite concurrent changes."""
 
-    # The time of the last change, when the page was shown.
+    # When the exchange was last changed before the page was shown.
     version = forms.CharField(required=False, widget=forms.HiddenInput)
 
     class Meta:
@@ -91,7 +92,7 @@ class ExchangeForm(_DefinitionForm):
         exchange = DefinedExchange(
             cleaned.get("name", ""),
             QueueRef(cleaned.get("source_namespace", ""), cleaned.get("source_queue", "")),
-            (_ANY_DESTINATION,),
+            (_VALID_DESTINATION,),
             cleaned.get("parallel") or 0,
             cleaned.get("wsize") or 0,
         )
@@ -100,7 +101,7 @@ class ExchangeForm(_DefinitionForm):
 
 
 class DestinationForm(_DefinitionForm):
-    """A destination; ``order`` is the position of its selector, by default the last."""
+    """A destination. ``order`` starts at 1 and is by default the last."""
 
     order = forms.IntegerField(
         required=False, min_value=1, widget=forms.NumberInput(attrs={"class": "vSmallIntegerField"})
@@ -148,7 +149,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
         if any(form.errors for form in self.forms):
             return
         destinations = tuple(form.definition for form in remaining)
-        exchange = DefinedExchange("x", _ANY_DESTINATION.queue, destinations)
+        exchange = DefinedExchange("x", _VALID_DESTINATION.queue, destinations)
         for error in exchange.errors():
             if error.path == ("dst",):
                 raise ValidationError(error.sentence)
@@ -156,7 +157,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
             form.instance.position = position
 
     def save_positions(self) -> None:
-        """Write the positions of unchanged destinations: Django saves changed ones only."""
+        """Save the positions of unchanged forms: Django saves only changed ones."""
         for form in self.forms:
             if form.instance.pk and not form.has_changed():
                 rows = Destination.objects.filter(pk=form.instance.pk)
@@ -219,7 +220,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _sort_key(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Sort by position; a new or raised destination goes before the one that is there already."""
+    """Sort by order. Of equal ones, new and raised forms go first, and lowered ones last."""
     index, form = entry
     new, old = form.cleaned_data.get("order"), form.fields["order"].initial
     if new is None:

@@ -96,8 +96,10 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
 
 
 _OUTCOME_SENTENCES = {
-    "no_route": "No selector matches: it would go to {}.",
-    "too_many_hops": "It has exceeded the hop limit: it would go to {}, and selectors are not run.",
+    "no_route": "No selector accepts the element: it would go to {}.",
+    "too_many_hops": (
+        "The element exceeds the hop limit: it would go to {}, and no selector would run."
+    ),
 }
 
 
@@ -202,12 +204,12 @@ class ExchangeAdmin(BaseAdmin):
 
     @admin.action(description="Start selected exchanges", permissions=["change"])
     def start_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
-        """Let workers take elements again."""
+        """Let workers take elements."""
         return self._set_running(request, list(queryset), is_running=True)
 
     @admin.action(description="Stop selected exchanges", permissions=["change"])
     def stop_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
-        """Let workers finish their current batch, and take no more."""
+        """Let workers finish their current batch, and then take no elements."""
         return self._set_running(request, list(queryset), is_running=False)
 
     def _set_running(
@@ -255,7 +257,7 @@ class ExchangeAdmin(BaseAdmin):
     def get_deleted_objects(
         self, objs: Iterable[Exchange], request: HttpRequest
     ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
-        """List the exchanges only: their destinations and counts are parts of them."""
+        """List only the exchanges, without their destinations and counts."""
         names = [str(exchange) for exchange in objs]
         missing = set() if self.has_delete_permission(request) else {"exchange"}
         return names, {"exchanges": len(names)}, missing, []
@@ -280,21 +282,21 @@ class ExchangeAdmin(BaseAdmin):
 
     # Pages of an exchange: dry run, and missing rules
 
-    def context_of(self, request: HttpRequest, found: Exchange) -> dict[str, Any]:
+    def object_context(self, request: HttpRequest, obj: Exchange) -> dict[str, Any]:
         """Return the statistics of an exchange, and its missing rules."""
-        missing = find_missing_rules([repository.to_definition(found)], base.database())
+        missing = find_missing_rules([repository.to_definition(obj)], base.database())
         is_in_this_database = any(rule.namespace == base.database() for rule in missing.rules)
         return {
-            "statistics": _read_statistics(found),
-            "may_change": self.has_change_permission(request, found),
-            "ident": ident_of(found.name),
+            "statistics": _read_statistics(obj),
+            "may_change": self.has_change_permission(request, obj),
+            "ident": ident_of(obj.name),
             "missing_rules": missing.rules,
             "rule_errors": missing.errors,
-            "may_add_rules": is_in_this_database and self._may_add_rules(request, found),
+            "may_add_rules": is_in_this_database and self._may_add_rules(request, obj),
         }
 
     def dry_run_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Run an element through the selectors without a queue, and show the result per route."""
+        """Run the selectors on an element from a form; show the result for each destination."""
         exchange = get_object_or_404(repository.rows(base.database()), pk=key)
         if not self.has_view_permission(request, exchange):
             raise PermissionDenied
@@ -319,7 +321,7 @@ class ExchangeAdmin(BaseAdmin):
         try:
             added = add_missing_rules(repository.to_definition(exchange), base.database())
         except OperationalError as error:
-            self.report(request, error)
+            self.report_transient_error(request, error)
         else:
             entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
             base.record_history(request, entries)

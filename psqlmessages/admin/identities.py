@@ -15,14 +15,14 @@ from psqlmessages.rules.document import Identity
 
 
 class WebIdentityForm(VerbatimForm):
-    """Keeps spaces in names, with a warning; the model refuses invalid values."""
+    """Keeps spaces at the ends of names, for which the admin shows a warning."""
 
     class Meta:
         model = WebIdentity
         fields = ("user", "group", "ident")
         help_texts: ClassVar = {
-            "user": "This user, or else a group.",
-            "group": "Every member of this group, or else a user.",
+            "user": "Choose either a user or a group.",
+            "group": "Applies to every member of the group.",
         }
 
 
@@ -40,9 +40,9 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     search_help_text = "Searches the ident, the user name and the group name."
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
-        """Offer a search if the project's admin can search users or groups.
+        """Return the fields with a search: those whose model the project's admin can search.
 
-        Otherwise the form asks for the primary key: a list of all could be too long.
+        The form asks for the primary key of the others, because a list of all may be too long.
         """
         admins = {
             name: self.admin_site._registry.get(self.opts.get_field(name).related_model)
@@ -60,6 +60,6 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
 
 
 def identity_of(entry: WebIdentity) -> Identity:
-    """Return a web identity by its names, as a document has it."""
+    """Convert a row to the entry that a document of definitions has for it."""
     user = entry.user.get_username() if entry.user else None
     return Identity(user, entry.group.name if entry.group else None, entry.ident)

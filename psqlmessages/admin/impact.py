@@ -19,24 +19,29 @@ _ENDED_TEXTS = {
     "observe": "no longer observes",
 }
 
-# Client id, ident, kind, topic. Kind and topic are empty for the registration of the node.
+# Client id, ident, kind and topic of a membership or observation. Kind and topic are empty for the
+# registration of a node.
 Activity = tuple[int, str, str, str]
 
 
 class RuleImpact:
-    """Collects the impact of all changes of one request, within their transaction."""
+    """Collects the impact of all changes of one request, within their transaction.
+
+    ``ended``: sentences about activities that have ended; ``idents``: nodes that the new rules
+    apply to; ``remarks``: warnings.
+    """
 
     def __init__(self) -> None:
         self.ended: list[str] = []
-        self.applying: set[str] = set()
+        self.idents: set[str] = set()
         self.remarks: list[str] = []
         self.is_changed = False
 
     @contextmanager
     def compare(self, idents: Iterable[str]) -> Iterator[None]:
-        """Compare nodes before and after the caller changes rules with these idents or patterns."""
-        # No node registers, leaves, or changes its topics between the two reads, except within an
-        # open transaction.
+        """Compare the nodes of these idents and patterns before and after the body of `with`."""
+        # The lock prevents nodes from registering, disconnecting and changing topics between the
+        # two reads, except in a transaction that is already open.
         base.lock_rules()
         nodes = list(_find_nodes(list(set(idents))))
         before = _read_activities(nodes)
@@ -48,7 +53,7 @@ class RuleImpact:
         """Add the connected nodes that these rules apply to now."""
         ((nodes,),) = base.rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
         clients = Client.objects.using(base.database()).filter(id__in=nodes)
-        self.applying |= set(_connected(clients).values_list("ident", flat=True))
+        self.idents |= set(_connected(clients).values_list("ident", flat=True))
 
     def messages(self) -> Iterator[tuple[int, str]]:
         """Yield levels and texts to show to the user; nothing if no rule was changed."""
@@ -56,16 +61,16 @@ class RuleImpact:
             return
         if self.ended:
             yield messages.WARNING, f"Immediately: {base.list_names(self.ended, _MAX_NAMES, '; ')}."
-        if self.applying:
-            nodes = "node" if len(self.applying) == 1 else "nodes"
-            idents = base.list_names(sorted(self.applying), _MAX_NAMES)
+        if self.idents:
+            nodes = "node" if len(self.idents) == 1 else "nodes"
+            idents = base.list_names(sorted(self.idents), _MAX_NAMES)
             yield messages.INFO, f"Applies to the connected {nodes} {idents}."
-        if not self.ended and not self.applying:
+        if not self.ended and not self.idents:
             yield messages.INFO, "No connected node is affected."
         for remark in self.remarks:
             yield messages.WARNING, remark
-        if remark := open_transactions.remark():
-            yield messages.WARNING, remark
+        if warning := open_transactions.warn_of_delays():
+            yield messages.WARNING, warning
 
 
 def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
@@ -97,7 +102,7 @@ def _read_activities(nodes: list[int]) -> set[Activity]:
 
 
 def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
-    """Describe each activity that ended, by ident; for a disconnected node, only that."""
+    """Describe the activities that ended, sorted; for a disconnected node, only that."""
     ended = sorted(before - after, key=lambda activity: activity[1:])
     disconnected = {client for client, _, kind, _ in ended if not kind}
     return [

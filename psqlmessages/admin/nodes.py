@@ -20,12 +20,12 @@ _MAX_NAMES = 10
 
 
 class ConnectionFilter(StateFilter):
-    """Nodes whose connection is open, or closed."""
+    """Nodes by the state of their connection: open or closed."""
 
     title = parameter_name = "connection"
     states: ClassVar = {
-        "there": ("Open", Q(is_live=True)),
-        "gone": ("Closed", Q(is_live=False)),
+        "open": ("Open", Q(is_live=True)),
+        "closed": ("Closed", Q(is_live=False)),
     }
 
 
@@ -41,12 +41,12 @@ class ClientAdmin(OpenTransactionsMixin):
     readonly_fields = fields
     actions = ("disconnect",)
 
-    # A node registers itself, and the action disconnects it with all consequences, in SQL.
+    # Nodes register themselves. To disconnect one, the action calls an SQL function.
     refused = ("add", "change", "delete")
     listens = column("listens to", lambda found: _topics(found, Membership.Kind.LISTEN))
     sends = column("sends to", lambda found: _topics(found, Membership.Kind.NOTIFY))
     observes = column(
-        "observes", lambda found: _join(each.pattern for each in found.observations.all())
+        "observes", lambda found: _format_names(each.pattern for each in found.observations.all())
     )
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
@@ -74,13 +74,13 @@ class ClientAdmin(OpenTransactionsMixin):
         pid = f"pid {client.session.pid}"
         return pid if client.is_live else f"closed (was {pid})"
 
-    def context_of(self, request: HttpRequest, found: Client) -> dict[str, Any]:
+    def object_context(self, request: HttpRequest, obj: Client) -> dict[str, Any]:
         """Return whether to show the button that disconnects a node."""
         return {"may_disconnect": self.has_disconnect_permission(request)}
 
     @admin.action(description="Disconnect selected nodes", permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
-        """Ask for confirmation, then disconnect the nodes; others of their sessions stay."""
+        """Ask for confirmation, then disconnect the nodes, but not others of their sessions."""
         clients = list(queryset)
         if "confirmed" not in request.POST:
             return self.page(request, "client/disconnect", "Disconnect nodes", clients=clients)
@@ -96,23 +96,25 @@ class ClientAdmin(OpenTransactionsMixin):
                 else:
                     closed.append(client)
         except OperationalError as error:
-            self.report(request, error)
+            self.report_transient_error(request, error)
         if closed:
-            # A node without a connection has crashed: let housekeeping send the event.
+            # A node without a connection has crashed: housekeeping sends the event.
             base.rows("SELECT messages.evaluate()")
         text = "Disconnected from {}."
         base.record_history(
             request, ((each, DELETION, text.format(each.session)) for each in disconnected)
         )
         if disconnected:
-            self.message_user(request, f"Disconnected: {_join(disconnected)}.", messages.SUCCESS)
+            text = f"Disconnected: {_format_names(disconnected)}."
+            self.message_user(request, text, messages.SUCCESS)
         if closed:
-            self.message_user(request, f"Already disconnected: {_join(closed)}.", messages.INFO)
+            text = f"Already disconnected: {_format_names(closed)}."
+            self.message_user(request, text, messages.INFO)
 
 
 def _topics(client: Client, kind: str) -> str:
-    return _join(entry.topic for entry in client.memberships.all() if entry.kind == kind)
+    return _format_names(entry.topic for entry in client.memberships.all() if entry.kind == kind)
 
 
-def _join(names: Iterable[Any]) -> str:
+def _format_names(names: Iterable[Any]) -> str:
     return list_names(names, _MAX_NAMES) or "-"

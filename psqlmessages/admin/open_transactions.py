@@ -1,4 +1,4 @@
-"""Open transactions that hold our locks in the admin, and ending their connections."""
+"""Admin page: open transactions that hold locks on our tables; a button ends a connection."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _MIN_OPEN_SECONDS = 1
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that holds locks. A field is None if PostgreSQL does not show it to our role.
+    """A transaction that holds locks. A field is None if PostgreSQL hides it from our role.
 
-    ``prepared``: the name of a prepared transaction, and ``prepared_literal`` the same, quoted.
+    ``prepared``: the name of a prepared transaction; ``prepared_literal``: the same, quoted;
+    ``waiting``: the number of processes that wait for it.
     """
 
     pid: int | None
@@ -47,7 +48,7 @@ class OpenTransaction:
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
-    """Return the transactions that have been open for at least this long, the oldest first."""
+    """Return the transactions that have been open for at least this time, the oldest first."""
     found = base.rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
@@ -59,8 +60,8 @@ def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
     return [OpenTransaction(*row) for row in found]
 
 
-def remark() -> str:
-    """Name the transactions that delay the events of a change of rules; "" if there are none."""
+def warn_of_delays() -> str:
+    """Return a warning that open transactions delay events of a change of rules, or ""."""
     ((has_delayed_events,),) = base.rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
@@ -68,9 +69,9 @@ def remark() -> str:
         return ""
     names = "; ".join(map(str, holders[:5]))
     return (
-        "The rules apply from now on. Some connected nodes may receive the event later, and are"
-        f" shown as connected until then, because transactions are open: {names}."
-        " See Connected nodes / Open transactions."
+        "The rules apply from now on. But open transactions may delay the events for some nodes,"
+        f" which are shown as connected until then: {names}. See Connected nodes / Open"
+        " transactions."
     )
 
 
@@ -96,7 +97,7 @@ class OpenTransactionsMixin(BaseAdmin):
             matching = (each for each in found if (str(each.pid), each.transaction) == key)
             chosen = next(matching, None)
             if chosen is None:
-                self.message_user(request, "This transaction is over.", messages.INFO)
+                self.message_user(request, "This transaction has already ended.", messages.INFO)
             elif "confirmed" in request.POST:
                 self._terminate(request, chosen)
             if chosen is None or "confirmed" in request.POST:
@@ -127,7 +128,7 @@ class OpenTransactionsMixin(BaseAdmin):
             self.message_user(request, f"Not ended: {text}", messages.ERROR)
             return
         if not is_ended:
-            self.message_user(request, "This transaction is over.", messages.INFO)
+            self.message_user(request, "This transaction has already ended.", messages.INFO)
             return
         session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
         text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."

@@ -22,7 +22,7 @@ _BUSY_WITHIN = timedelta(days=7)
 
 
 class WindowFilter(admin.SimpleListFilter):
-    """Windows of one length, by default a minute: the other lengths count the same messages."""
+    """Windows of one length, by default a minute. Windows of each length count all messages."""
 
     title = "window"
     parameter_name = "window_seconds"
@@ -37,7 +37,7 @@ class WindowFilter(admin.SimpleListFilter):
         return chosen if chosen in map(str, Traffic.Window.values) else str(Traffic.Window.MINUTE)
 
     def choices(self, changelist: ChangeList) -> Iterator[dict[str, Any]]:
-        """Yield the choices without `All`."""
+        """Yield the choices, without `All`."""
         for value, label in self.lookup_choices:
             yield {
                 "selected": self.value() == value,
@@ -51,11 +51,11 @@ class WindowFilter(admin.SimpleListFilter):
 
 
 class TopicFilter(FrequentValuesFilter):
-    """The busiest topics of the last 7 days; the search finds the others."""
+    """Filter by a topic, one of the busiest of the last 7 days."""
 
     title = parameter_name = "topic"
 
-    def frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
+    def most_frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
         """Return the topics and their number of messages, the busiest first."""
         hours = Traffic.objects.filter(
             window_seconds=Traffic.Window.HOUR, starts_at__gte=Now() - _BUSY_WITHIN
@@ -71,7 +71,7 @@ class TrafficAdmin(BaseAdmin):
     refused = ("add", "change", "delete")
     list_display = (
         *("starts_at", "topic", "sender", "count", "bytes"),
-        *("latency_half", "latency_most", "size_half", "size_most"),
+        *("median_latency", "p95_latency", "median_size", "p95_size"),
     )
     list_filter = (WindowFilter, TopicFilter)
     date_hierarchy = "starts_at"
@@ -85,20 +85,21 @@ class TrafficAdmin(BaseAdmin):
         *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
     )
 
-    latency_half = column("latency p50", lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50")
-    latency_most = column("latency p95", lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
-    size_half = column("size p50", lambda row: f"{row.size_p50:,.0f} B", "size_p50")
-    size_most = column("size p95", lambda row: f"{row.size_p95:,.0f} B", "size_p95")
+    median_latency = column("latency p50", lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50")
+    p95_latency = column("latency p95", lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
+    median_size = column("size p50", lambda row: f"{row.size_p50:,.0f} B", "size_p50")
+    p95_size = column("size p95", lambda row: f"{row.size_p95:,.0f} B", "size_p95")
 
 
 @admin.register(PipelineJob)
 class PipelineJobAdmin(BaseAdmin):
-    """The last reported status of jobs. A dead job can be deleted; starting it adds it again."""
+    """The last reported state of jobs. A dead job can be deleted; its next start adds it again."""
 
     refused = ("add", "change")
-    list_display = ("name", "condition", "lag", "rate", "rows", "last_batch", "seen_at")
+    list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen_at")
     fields = (
-        *("name", "condition", "error", "started_at", "seen_at", "last_batch", "last_batch_at"),
+        *("name", "current_state", "error", "started_at", "seen_at"),
+        *("last_batch", "last_batch_at"),
         *("rows", "rate", "lag"),
     )
     readonly_fields = fields
@@ -118,11 +119,11 @@ class PipelineJobAdmin(BaseAdmin):
         return super().get_queryset(request).annotate(is_alive=alive, now=Now())
 
     def has_delete_permission(self, request: HttpRequest, obj: PipelineJob | None = None) -> bool:
-        """Allow deleting dead jobs only: a live job would just disappear from the list."""
+        """Allow deleting dead jobs only: deleting a live one would only hide it."""
         return super().has_delete_permission(request, obj) and not (obj and obj.is_alive)
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        """Refuse to delete live jobs from the list, too."""
+        """Refuse to delete live jobs, also in the action of the list."""
         found, counts, missing, protected = super().get_deleted_objects(objs, request)
         alive = [f"{job}, which is alive" for job in objs if job.is_alive]
         if alive and super().has_delete_permission(request):
@@ -130,8 +131,8 @@ class PipelineJobAdmin(BaseAdmin):
         return found, counts, missing, [*protected, *alive]
 
     @admin.display(description="state", ordering="state")
-    def condition(self, job: PipelineJob) -> str:
-        """Return the state, or the time since the last heartbeat."""
+    def current_state(self, job: PipelineJob) -> str:
+        """Return the state; for a dead job, the time since its last heartbeat."""
         state = PipelineJob.State
         if job.is_alive or job.state in (state.STOPPED, state.FAILED):
             return job.get_state_display()

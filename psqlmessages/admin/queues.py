@@ -40,7 +40,7 @@ _MAX_NAMES = 20
 
 
 class Confirmation(NamedTuple):
-    """The question before an action that destroys data."""
+    """A page that asks for confirmation before an action that destroys data."""
 
     action: str
     title: str
@@ -94,7 +94,7 @@ class QueueForm(VerbatimForm):
 
 @admin.register(Queue)
 class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
-    """The queues. The first push or wait that a rule allows creates a queue."""
+    """The queues. The first push or `queue_listen` that a rule allows also creates a queue."""
 
     form = QueueForm
     list_display = (
@@ -156,15 +156,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         if edited:
             obj.save(update_fields=edited)
 
-    def context_of(self, request: HttpRequest, found: Queue) -> dict[str, Any]:
+    def object_context(self, request: HttpRequest, obj: Queue) -> dict[str, Any]:
         """Return the sizes, counters, rules and actions of a queue."""
         kinds = ("total", "available", "scheduled", "reserved")
         return {
-            "sizes": {kind: sizes_of(found).format_count(kind) for kind in kinds},
-            "counts": counters_of(found)._asdict(),
-            "actions": self._actions_on(request, found),
+            "sizes": {kind: sizes_of(obj).format_count(kind) for kind in kinds},
+            "counts": counters_of(obj)._asdict(),
+            "actions": self._actions_on(request, obj),
             "may_view_elements": self.has_view_elements_permission(request),
-            "rules": rules_for(Auth.Type.QUEUE, found.name),
+            "rules": rules_for(Auth.Type.QUEUE, obj.name),
             "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
         }
 
@@ -238,7 +238,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             keys = [queue.pk for queue in queues]
             changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
         except OperationalError as error:
-            self.report(request, error)
+            self.report_transient_error(request, error)
             return self.after_action(request, queues)
         changed = [queue for queue in queues if queue.pk in changed_keys]
         base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
@@ -262,10 +262,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
 
 def sizes_of(queue: Queue) -> ElementCounts:
-    """Return the sizes that the list's query read."""
+    """Return the sizes that `get_queryset` has read."""
     return ElementCounts.of(queue.sizes, MAX_LISTED)
 
 
 def counters_of(queue: Queue) -> QueueCounters:
-    """Return the counters that the list's query read."""
+    """Return the counters that `get_queryset` has read."""
     return QueueCounters(*queue.counters)

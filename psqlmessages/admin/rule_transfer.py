@@ -28,7 +28,7 @@ from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
 
-# Import plan: shown first, stored in the page, and applied only as shown
+# Import plan: shown to the user first, who sends it back to apply it
 
 _SALT = "psqlmessages.import.2"
 _LIFETIME = timedelta(hours=1)
@@ -42,7 +42,11 @@ class UnusablePlan(Exception):
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """A document, the current definitions, and their fingerprint when the page was shown."""
+    """The difference between a document and the current definitions, to apply only as shown.
+
+    ``is_replacing``: whether to remove entries that the document does not contain;
+    ``fingerprint``: of the definitions that were current when the page was shown.
+    """
 
     wanted: document.Definitions
     is_replacing: bool
@@ -87,7 +91,7 @@ class ImportPlan:
 
     @property
     def saved_rules(self) -> list[RuleEntry]:
-        """The added rules, and the changed ones as they will be."""
+        """The rules that will be added or changed, with their new values."""
         difference = self.difference
         return [*difference.rules_added, *(new for _, new in difference.rules_changed)]
 
@@ -101,7 +105,7 @@ class ImportPlan:
         return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
     def apply(self, request: HttpRequest) -> RuleImpact:
-        """Apply the plan in one transaction; raises like `changes.apply`. It must not be stale."""
+        """Apply the plan in one transaction. Raises as `changes.apply`, for example if it is stale."""
         impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
             with impact.compare(rule.ident for rule in difference.rules):
@@ -138,12 +142,12 @@ def _history_entries(
     for rule in difference.rules_added:
         yield rules[rule.key], ADDITION, f"Import: added {rule}."
     for old, new in difference.rules_changed:
-        yield rules[new.key], CHANGE, f"Import: {_changes(old, new)}."
+        yield rules[new.key], CHANGE, f"Import: {_describe_change(old, new)}."
     for identity in difference.identities_added:
         yield identities[identity], ADDITION, f"Import: added {identity}."
 
 
-def _changes(old: RuleEntry, new: RuleEntry) -> str:
+def _describe_change(old: RuleEntry, new: RuleEntry) -> str:
     return "; ".join(
         f"{field}: {before} → {after}"
         for field, before, after in zip(RuleEntry._fields, old, new, strict=True)
@@ -161,7 +165,7 @@ class UploadForm(forms.Form):
     replace = forms.BooleanField(
         required=False,
         label="Remove entries that the document does not contain",
-        help_text="Otherwise rules and web identities that it does not contain stay.",
+        help_text="Entries are rules and web identities.",
     )
 
     def __init__(self, *args: Any, may_replace: bool, **kwargs: Any) -> None:
@@ -203,7 +207,7 @@ class TransferMixin:
         return HttpResponse(document.write(found), content_type="application/json", headers=headers)
 
     def import_view(self, request: HttpRequest) -> HttpResponse:
-        """Read a document, show its changes, and apply exactly these."""
+        """Show the changes that an uploaded document makes; then apply exactly these."""
         if not self._may_import(request):
             raise PermissionDenied
         if "plan" in request.POST:
@@ -239,7 +243,7 @@ class TransferMixin:
         except changes.DefinitionsChanged:
             return self._show_conflict(request, plan)
         except OperationalError as error:
-            self.report(request, error)
+            self.report_transient_error(request, error)
             return self._preview(request, plan)
         self.message_user(request, f"Imported: {plan.difference.summary()}.", messages.SUCCESS)
         self.show_impact(request, impact)

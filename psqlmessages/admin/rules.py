@@ -33,7 +33,7 @@ from psqlmessages.rules.document import RuleEntry
 class RuleForm(VerbatimForm):
     """Refuses invalid rules, and refuses to overwrite concurrent changes."""
 
-    # Set per request, on the class that the admin creates for it.
+    # Set on the class that the admin creates for each request.
     lock: ClassVar[base.RuleLock]
 
     class Meta:
@@ -52,25 +52,25 @@ class RuleForm(VerbatimForm):
         super().__init__(*args, **kwargs)
         if self.instance.pk:
             for field in self.fields.values():
-                # Submits the value that the page showed, for _read_unchanged.
+                # Also submit the value that the page showed, for _read_current_rule.
                 field.show_hidden_initial = True
 
     def clean(self) -> dict[str, Any]:
-        """Check the rule as a whole, and block other changes from here on."""
+        """Check the rule as a whole, and block other changes of rules until this one commits."""
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if self.lock.problem:
-            raise ValidationError(self.lock.problem)
-        values = {**self._read_unchanged(), **cleaned}
+        if self.lock.error:
+            raise ValidationError(self.lock.error)
+        values = {**self._read_current_rule(), **cleaned}
         for name, sentence in RuleEntry(
             **{field: values[field] for field in RuleEntry._fields}
         ).errors():
             self.add_error(name if name in self.fields else None, sentence)
         return cleaned
 
-    def _read_unchanged(self) -> dict[str, Any]:
-        """Read the current rule; raise ValidationError if it differs from the page."""
+    def _read_current_rule(self) -> dict[str, Any]:
+        """Read the rule; raise ValidationError if it differs from what the page showed."""
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
@@ -93,7 +93,7 @@ class RuleForm(VerbatimForm):
 
 
 class RuleRowForm(RuleForm):
-    """A row of the list: modes are letters, so that the columns fit."""
+    """A row of the list. Its modes are shown as letters, to save space."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -178,7 +178,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
             with transaction.atomic(using=base.database()):
                 response = view()
         except OperationalError as error:
-            self.report(request, error)
+            self.report_transient_error(request, error)
             return HttpResponseRedirect(request.get_full_path())
         self.show_impact(request, request.impact)
         return response

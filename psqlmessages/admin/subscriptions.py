@@ -15,19 +15,19 @@ from psqlmessages.admin.base import BaseAdmin, StateFilter, column
 from psqlmessages.models import Subscription
 
 _MAX_COUNTED = 10_000
-_WAITING = """(
+_BACKLOG = """(
     SELECT count(*) FROM (
         SELECT FROM psqlmessages_topic AS t
         JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
         WHERE t.name = psqlmessages_subscription.topic
           AND m.id > psqlmessages_subscription.position
         LIMIT %s
-    ) AS w
+    ) AS unread
 )"""
 
 
 class SubscriptionStateFilter(StateFilter):
-    """Subscriptions that are alive, or timed out."""
+    """Subscriptions by state: alive or timed out."""
 
     title = parameter_name = "state"
     states: ClassVar = {
@@ -47,31 +47,32 @@ class SubscriptionAdmin(BaseAdmin):
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
     readonly_fields = fields
 
-    # A node subscribes itself; moving a position could lose messages; unused ones expire.
+    # Nodes subscribe themselves, and unused subscriptions expire. A changed position could lose
+    # messages.
     refused = ("add", "change", "delete")
     expires = column("expires", lambda subscription: subscription.expires_at, "expires_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""
-        end = ExpressionWrapper(
+        expires_at = ExpressionWrapper(
             F("pinged_at") + F("timeout") * Value(timedelta(seconds=1)),
             output_field=DateTimeField(),
         )
         # The ORM cannot count up to a limit per row.
-        waiting = RawSQL(_WAITING, [_MAX_COUNTED + 1])  # noqa: S611 - contains no input
-        return super().get_queryset(request).annotate(expires_at=end, waiting=waiting)
+        unread = RawSQL(_BACKLOG, [_MAX_COUNTED + 1])  # noqa: S611 - contains no input
+        return super().get_queryset(request).annotate(expires_at=expires_at, unread=unread)
 
     @admin.display(description="backlog")
     def backlog(self, subscription: Subscription) -> str:
         """Return the number of unread messages."""
         if not _is_alive(subscription):
             return "-"
-        number = subscription.waiting
-        return f"over {_MAX_COUNTED:,}" if number > _MAX_COUNTED else f"{number:,}"
+        unread = subscription.unread
+        return f"over {_MAX_COUNTED:,}" if unread > _MAX_COUNTED else f"{unread:,}"
 
     @admin.display(description="state")
     def state(self, subscription: Subscription) -> str:
-        """Return whether it is alive, and whether it has missed messages."""
+        """Return whether the subscription is alive, and whether it has missed messages."""
         if not _is_alive(subscription):
             return "timed out"
         return "alive" if subscription.is_recovered else "alive, after a gap"

@@ -22,13 +22,13 @@ from psqlmessages.admin.base import BaseAdmin, LockTimeoutMixin, column, rules_f
 from psqlmessages.exceptions import IdentNotExistent, MessagesError, NotAuthorized
 from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
 
-# Topic archive: a mark that stores a topic's messages until the pipeline has archived them
+# Archive mark of a topic: its messages are stored until the pipeline has archived them
 
 ARCHIVE_IDENT: Final = "pipeline.archive"
 
 
 def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
-    """Set or remove the mark; return the message for the user, and its level."""
+    """Set or remove the archive mark; return the message for the user, and its level."""
     using = base.database()
     try:
         change = archive_marks.mark if is_marked else archive_marks.unmark
@@ -52,7 +52,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
 
 @admin.register(Topic)
 class TopicAdmin(LockTimeoutMixin, BaseAdmin):
-    """The topics. Rules create them, and so do nodes that a pattern allows to use them."""
+    """The topics. Rules create them, and so do nodes if a rule with a pattern allows it."""
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
@@ -84,21 +84,21 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         base.limit_lock_waits()
         obj.save(update_fields=form.changed_data)
 
-    def context_of(self, request: HttpRequest, found: Topic) -> dict[str, Any]:
-        """Return the status of a topic, which the page keeps current, its rules and its mark."""
-        mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=found.name).first()
+    def object_context(self, request: HttpRequest, obj: Topic) -> dict[str, Any]:
+        """Return the nodes of a topic, which the page updates, its rules and its archive mark."""
+        mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=obj.name).first()
         return {
-            "status": {kind.value: _idents(found, kind) for kind in Membership.Kind},
-            "rules": rules_for(Auth.Type.TOPIC, found.name),
+            "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},
+            "rules": rules_for(Auth.Type.TOPIC, obj.name),
             "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
             "archive": {"is_set": mark is not None, "position": mark.position if mark else None},
-            "may_change": self.has_change_permission(request, found),
+            "may_change": self.has_change_permission(request, obj),
             "may_watch": request.user.has_perm("psqlmessages.view_monitor"),
         }
 
     @method_decorator(require_POST)
     def archive_view(self, request: HttpRequest, key: int) -> HttpResponse:
-        """Set or remove the mark, as the button requests."""
+        """Set or remove the archive mark; the form's field ``archive`` says which."""
         topic = get_object_or_404(Topic, pk=key)
         if not self.has_change_permission(request, topic):
             raise PermissionDenied

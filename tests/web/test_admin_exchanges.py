@@ -186,7 +186,7 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk, 
     failed = tried(desk, choosing).text
     assert "country" in failed.split("default/eu no", 1)[1][:80], "why it failed"
     text = tried(desk, choosing, headers='{"x-hop-count": 17}').text
-    assert "It has exceeded the hop limit: it would go to default/__too_many_hops__" in text
+    assert "The element exceeds the hop limit: it would go to default/__too_many_hops__" in text
     assert "default/eu" not in text, "no selector was asked"
     Destination.objects.filter(queue="eu").update(selector="@gone")
     assert any("x1.dst[0].selector" in error for error in tried(desk, choosing).errors)
@@ -199,7 +199,7 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
     assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
     text = tried(desk, exchange, body='{"amount": 11}').text
     assert "default/big no" in text
-    assert "No selector matches: it would go to default/__no_route__." in text
+    assert "No selector accepts the element: it would go to default/__no_route__." in text
     assert '"x-exchange-name": "x1"' in text
 
 

@@ -49,8 +49,8 @@ def test_the_list_shows_what_each_node_does_and_lost_connections(desk: Desk, gat
         desk.world.execute("SELECT FROM psqlmessages_client FOR UPDATE")
         desk.world.kill(gateway)
         assert f"closed (was pid {pid})" in desk.open(CLIENTS).text
-        assert "2 connected nodes" in desk.open(f"{CLIENTS}?connection=gone").text
-        assert "1 connected node" in desk.open(f"{CLIENTS}?connection=there").text
+        assert "2 connected nodes" in desk.open(f"{CLIENTS}?connection=closed").text
+        assert "1 connected node" in desk.open(f"{CLIENTS}?connection=open").text
         assert "PRICES 0 0" in desk.open(TOPICS).text
         page = ask_to_disconnect(desk, "ONE")
     page = desk.send(page, "Disconnect")
