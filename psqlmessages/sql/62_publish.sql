@@ -1,5 +1,5 @@
--- Streams and publishing: messages are stored until every subscription has read them, in four tables that are filled in
--- turn. slot: the number of the table.
+-- Streams and publishing: messages are stored until every subscription has read them, in four partitions that are
+-- filled in turn. slot: the number of the partition.
 
 CREATE TABLE IF NOT EXISTS psqlmessages_streammessage (
     topic_id bigint NOT NULL,

@@ -1,6 +1,6 @@
 -- Retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
--- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages. If
--- few are still needed, it first moves them to the current partition.
+-- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages.
+-- If few are still needed, it first moves them to the current partition.
 
 CREATE OR REPLACE FUNCTION messages._expire_subscriptions()
 RETURNS void
@@ -91,8 +91,8 @@ BEGIN
     BEGIN
         LOCK TABLE messages._gate, psqlmessages_membership IN ROW SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        -- A change of rules holds the gate, and may name one of the topics. Or the memberships are locked, and DELETE
-        -- would wait when it checks their foreign key.
+        -- A change of rules holds the rules lock, and may name one of the topics. Or the memberships are locked, and
+        -- DELETE would wait when it checks their foreign key.
         RETURN;
     END;
     WITH locked AS (
@@ -298,8 +298,8 @@ BEGIN
     IF v_needed_bytes <= pg_relation_size(messages._stream_partition(slot)) * 0.25 THEN
         RETURN true;
     END IF;
-    -- If no partition is empty, the current one grows until one is. Move more rows then, if the current partition is twice
-    -- as large as they are and at least half of it is not needed.
+    -- If no partition is empty, the current one grows until one is. Move more rows then, if the current partition is
+    -- twice as large as they are and at least half of it is not needed.
     RETURN v_needed_bytes * 2 <= v_current_bytes
         AND NOT EXISTS (
             SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_partition(s.slot)) = 0

@@ -277,7 +277,7 @@ BEGIN
     END IF;
     -- Prevent a TRUNCATE from here on; the last statement shows earlier ones.
     LOCK TABLE psqlmessages_streammessage IN ACCESS SHARE MODE;
-    -- Lock the subscriptions in the order of topics, then the gate, then the topics, as all functions do.
+    -- Lock the subscriptions in the order of topics, then the rules lock, then the topics, as all functions do.
     PERFORM messages._lock_subscription(client_id, n.name, timeout)
     FROM (SELECT DISTINCT u.name FROM unnest(topics) AS u (name) ORDER BY 1) AS n;
     v_started_topics := ARRAY(
@@ -369,7 +369,8 @@ RETURNS SETOF messages.stored_rows
 LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
--- Read in index order. The partitions are never analyzed; with a parallel scan, 50,000 rows took 230 ms instead of 7 ms.
+-- Read in index order. The partitions are never analyzed; with a parallel scan, 50,000 rows took 230 ms instead of 7
+-- ms.
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_sort = off

@@ -534,7 +534,7 @@ BEGIN
         PERFORM messages._record_unfinished(v_result.locked_topics, v_result.locked_nodes, NULL);
     END IF;
     PERFORM messages._record_unfinished(NULL, NULL, v_locked_queues);
-    -- Without the gate, or in an older snapshot, other nodes and members may exist that are not visible here.
+    -- Without the rules lock, or in an older snapshot, other nodes and members may exist that are not visible here.
     IF NOT v_are_created OR NOT messages._holds_rules_lock() OR current_setting('transaction_isolation') <> 'read committed' THEN
         INSERT INTO messages._recheck (idents, topics, channels) VALUES (idents, topics, v_channels);
     END IF;
@@ -625,8 +625,8 @@ COMMENT ON FUNCTION messages._after_rules_change IS
     'Trigger after each statement that changes rules: apply the changes.';
 
 
--- role_identity: the role for which a rule was saved, because another role may get this name later. The Django model does
--- not have this column, and permission checks do not read it.
+-- role_identity: the role for which a rule was saved, because another role may get this name later. The Django model
+-- does not have this column, and permission checks do not read it.
 DO $$
 BEGIN
     -- ADD COLUMN IF NOT EXISTS would block all readers of rules in each installation.

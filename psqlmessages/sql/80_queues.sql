@@ -1,7 +1,7 @@
 -- Queues: find and create them, check permissions, count changes. Calls need no session: they name the node that acts.
 
--- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only change options that differ: ALTER
--- waits for a running vacuum, and meanwhile calls wait for the other locks of the installation.
+-- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only change options that differ:
+-- ALTER waits for a running vacuum, and meanwhile calls wait for the other locks of the installation.
 DO $$
 DECLARE
     v_table record;
@@ -26,7 +26,8 @@ BEGIN
 END
 $$;
 
--- When housekeeping last maintained queues, and the id of the last row of psqlmessages_queuecount when it summed them up.
+-- When housekeeping last maintained queues, and the id of the last row of psqlmessages_queuecount when it summed them
+-- up.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
@@ -37,15 +38,16 @@ CREATE TABLE IF NOT EXISTS messages._queues (
 ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT NULL DEFAULT false;
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
--- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without it
--- each reader would skip the index entries of all elements taken since the oldest open transaction began, because VACUUM
--- cannot remove them. Only the row with the highest version is valid. Rows are inserted and deleted but never updated, so
--- no transaction waits for another. UNLOGGED, because after a crash readers can start at the beginning.
+-- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without
+-- it each reader would skip the index entries of all elements taken since the oldest open transaction began, because
+-- VACUUM cannot remove them. Only the row with the highest version is valid. Rows are inserted and deleted but never
+-- updated, so no transaction waits for another. UNLOGGED, because after a crash readers can start at the beginning.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._scan_start (
     queue_id bigint NOT NULL,
     version bigint NOT NULL,
     start_at timestamp with time zone NOT NULL,
-    -- The next start and its version. It becomes valid when these virtual transactions, which write elements, have ended.
+    -- The next start and its version. It becomes valid when these virtual transactions, which write elements, have
+    -- ended.
     pending_at timestamp with time zone NOT NULL,
     pending_version bigint NOT NULL,
     pending_writers text[] NOT NULL,
@@ -158,7 +160,8 @@ BEGIN
             UPDATE psqlmessages_queue AS q SET is_removed = false
             WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         END IF;
-        -- A transaction that creates the queue holds this lock until its commit. Until then the queue is empty for others.
+        -- A transaction that creates the queue holds this lock until its commit. Until then the queue is empty for
+        -- others.
         EXIT WHEN v_queue.id IS NOT NULL
             OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_get_or_create_queue.name)) AND NOT may_wait;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)
@@ -314,8 +317,8 @@ SET enable_sort = off
 SET jit = off
 AS $$
 DECLARE
-    -- The order matters: a transaction that is not among the writers locks the table after v_now, so it stores later times,
-    -- or resets the start with a higher version.
+    -- The order matters: a transaction that is not among the writers locks the table after v_now, so it stores later
+    -- times, or resets the start with a higher version.
     v_version bigint := nextval('messages._scan_version');
     v_next_version bigint := nextval('messages._scan_version');
     v_now timestamp with time zone := clock_timestamp();
@@ -455,8 +458,8 @@ BEGIN
     IF reserves = 0 AND current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    -- Each call inserts a row; housekeeping sums them up. A single row would have a version for each change since the oldest
-    -- transaction began, and each update would read them all.
+    -- Each call inserts a row; housekeeping sums them up. A single row would have a version for each change since the
+    -- oldest transaction began, and each update would read them all.
     INSERT INTO psqlmessages_queuecount (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes)
     VALUES (queue_id, puts, gets, reserves, commits, rollbacks, dead_letters, removes);
 END

@@ -185,7 +185,8 @@ BEGIN
             PERFORM messages._add_queue_counts(v_queue.id, puts => v_puts);
             PERFORM messages._notify_waiting_readers(v_queue);
         END IF;
-        -- A rule may have been removed while this call waited for a transaction that creates the queue or pushes the key.
+        -- A rule may have been removed while this call waited for a transaction that creates the queue or pushes the
+        -- key.
         IF messages._may_use_queue(client_id, queue, 'W') IS NOT TRUE THEN
             PERFORM messages._raise(messages._queue_error(client_id, queue, 'W'));
         END IF;

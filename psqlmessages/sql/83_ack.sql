@@ -96,8 +96,8 @@ BEGIN
     SELECT * INTO v_parsed FROM messages._parse_leases(leases);
     error := v_parsed.error;
     IF error IS NULL THEN
-        -- Lock in the order of ids, so that two calls cannot deadlock. The plan must use the primary key and a hash of the
-        -- leases: IS TRUE prevents a join, which might read the whole table.
+        -- Lock in the order of ids, so that two calls cannot deadlock. The plan must use the primary key and a hash of
+        -- the leases: IS TRUE prevents a join, which might read the whole table.
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.queue_id) INTO ids, v_queues
         FROM (
             SELECT h.id, h.queue_id FROM psqlmessages_element AS h

@@ -49,7 +49,8 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Check before taking the gate, so that a role without permission cannot delay changes of rules, and again after it.
+    -- Check before taking the rules lock, so that a role without permission cannot delay changes of rules, and again
+    -- after it.
     IF messages._may_use_queue(client_id, queue, mode) THEN
         PERFORM messages._share_rules_lock();
         IF messages._may_use_queue(client_id, queue, mode) THEN
@@ -61,7 +62,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._begin_queue_change IS
-    'Check the permission before the row of a queue changes, and share the gate. Returns the error if this role may not change the queue, or null. mode: as in _may_use_queue.';
+    'Check the permission before the row of a queue changes, and share the rules lock. Returns the error if this role may not change the queue, or null. mode: as in _may_use_queue.';
 
 
 CREATE OR REPLACE FUNCTION messages._set_paused(
@@ -190,8 +191,8 @@ RETURNS boolean
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    -- Keep the row, so that other calls need no lock: a push at the same moment stores its element under the same id, and
-    -- the element makes the queue exist again.
+    -- Keep the row, so that other calls need no lock: a push at the same moment stores its element under the same id,
+    -- and the element makes the queue exist again.
     UPDATE psqlmessages_queue AS q
     SET is_removed = true, is_paused = DEFAULT, max_tries = DEFAULT, dead_letter_queue = DEFAULT, key_timeout = DEFAULT
     WHERE q.id = queue.id AND NOT EXISTS (SELECT FROM psqlmessages_element AS e WHERE e.queue_id = q.id);
@@ -549,7 +550,8 @@ BEGIN
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
-    -- If a lease has expired in the last try, the element is a dead letter. Others are available again without an update.
+    -- If a lease has expired in the last try, the element is a dead letter. Others are available again without an
+    -- update.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q
         WHERE q.max_tries IS NOT NULL AND EXISTS (
@@ -637,7 +639,7 @@ DECLARE
     v_replaced bigint[];
 BEGIN
     -- Also for queues without a recent queue_listen, because earlier callers may still LISTEN. If awaited_until is the
-    -- epoch, no session has the channel, unless a transaction reads it at this moment, which the gate prevents.
+    -- epoch, no session has the channel, unless a transaction reads it at this moment, which the rules lock prevents.
     v_all := ARRAY(
         SELECT q.id FROM psqlmessages_queue AS q
         WHERE (queues IS NULL OR q.id = ANY (queues)) AND (q.awaited_until > 'epoch' OR NOT (SELECT messages._holds_rules_lock()))

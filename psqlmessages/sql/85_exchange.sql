@@ -97,7 +97,8 @@ BEGIN
         ) AS e
         WHERE n.lease IS NULL
     ), leased AS (
-        -- Wait for locks, in the order of ids: a reader that began before the element was reserved locks it for a moment.
+        -- Wait for locks, in the order of ids: a reader that began before the element was reserved locks it for a
+        -- moment.
         SELECT e.id, n.ref
         FROM (SELECT * FROM named ORDER BY id) AS n
         CROSS JOIN LATERAL (

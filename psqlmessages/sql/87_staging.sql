@@ -1,8 +1,8 @@
--- Staging: several connections copy many bodies into a table, and one transaction makes them messages or elements. Staged
--- rows belong to a batch of a query, for example of Spark; a batch that is repeated changes nothing.
+-- Staging: several connections copy many bodies into a table, and one transaction makes them messages or elements.
+-- Staged rows belong to a batch of a query, for example of Spark; a batch that is repeated changes nothing.
 
--- Not UNLOGGED, because a crash or failover would empty the table while queries run. Each row has arrays of bodies: storing
--- one row for each body would take half of the total time.
+-- Not UNLOGGED, because a crash or failover would empty the table while queries run. Each row has arrays of bodies:
+-- storing one row for each body would take half of the total time.
 CREATE TABLE IF NOT EXISTS messages.staged (
     staging uuid NOT NULL,
     place bigint NOT NULL,

@@ -1,7 +1,7 @@
 -- Settings of SECURITY DEFINER functions, and grants: public functions and views for all roles, all else for the owner.
 
--- Any role may switch these settings on, and PostgreSQL would then show the client channels, and plans with the values of
--- variables. So switch them off in each function. Not every version of PostgreSQL has all of them.
+-- Any role may switch these settings on, and PostgreSQL would then show the client channels, and plans with the values
+-- of variables. So switch them off in each function. Not every version of PostgreSQL has all of them.
 DO $$
 DECLARE
     v_alter text;
