@@ -17,9 +17,9 @@ from psqlmessages.sql import SCRIPTS, digest, scripts
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal to the scripts of a folder.
 
-    Replaces functions, views and triggers, and drops what the scripts do not contain. Keeps data,
-    and grants on whole functions and views. Calls wait until it is done. Raises PostgreSQL's error
-    if one of your objects depends on a dropped one.
+    Replaces functions, views and triggers, and drops those that the scripts do not contain. Data
+    and grants on whole functions and views stay. Calls wait until the installation ends. Raises
+    PostgreSQL's error if one of your objects depends on a dropped one.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -38,10 +38,10 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
                 lock_tables(cursor, "some")
                 _replace_objects(cursor, folder)
         except OperationalError:
-            # A lock was not available: a drop would not help.
+            # A lock was not available: dropping the objects would not help.
             raise
         except Error:
-            # Some changes need a drop, for instance a new result type or parameter name.
+            # Some objects cannot be replaced, only dropped: for instance if a parameter is renamed.
             lock_tables(cursor, "all")
             _drop_objects(cursor)
             _run_scripts(cursor, scripts(folder))
@@ -52,7 +52,7 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
 
 
 def _create_schema(cursor: Any) -> None:
-    """Create the schema; raise an error with the GRANT if the privilege is missing."""
+    """Create the schema if it is missing. An error names the GRANT that this role lacks."""
     cursor.execute("SELECT to_regnamespace('messages') IS NOT NULL")
     if cursor.fetchone()[0]:
         return
@@ -88,7 +88,7 @@ def removal_statements() -> list[str]:
 
 
 def lock_tables(cursor: Any, scope: str) -> None:
-    """Lock out calls before a change; ``scope`` is "some" to replace objects, "all" to drop."""
+    """Lock tables, so that calls wait: "some" to replace objects, "all" to drop them."""
     cursor.execute("SELECT set_config('messages.locks', %s, true)", [scope])
     cursor.execute(_read_script("lock_tables.sql"))
 
@@ -121,13 +121,13 @@ def write_settings(*, using: str, **_: Any) -> None:
 
 
 def _replace_objects(cursor: Any, folder: Path) -> None:
-    """Run the scripts, and drop all other objects."""
-    before = _list_code(cursor)
-    # The last script grants and revokes, which changes the marks of all functions.
+    """Run the scripts, and drop the objects that they have not created or replaced."""
+    versions = _read_versions(cursor)
+    # The last script grants and revokes, which gives all functions a new version.
     *code, grants = scripts(folder)
     _run_scripts(cursor, code)
-    written = [oid for oid, mark in _list_code(cursor).items() if before.get(oid) != mark]
-    _drop_objects(cursor, keep=written)
+    installed = [oid for oid, row in _read_versions(cursor).items() if versions.get(oid) != row]
+    _drop_objects(cursor, keep=installed)
     _run_scripts(cursor, [grants])
 
 
@@ -141,7 +141,8 @@ def _drop_objects(cursor: Any, keep: Iterable[int] = ()) -> None:
     cursor.execute(_read_script("drop_code.sql"))
 
 
-def _list_code(cursor: Any) -> dict[int, str]:
+def _read_versions(cursor: Any) -> dict[int, str]:
+    """Read the row version of each function, view and trigger, by oid."""
     cursor.execute(_read_script("list_code.sql"))
     return dict(cursor.fetchall())
 
@@ -151,7 +152,7 @@ def _read_script(name: str) -> str:
 
 
 def _find_objects(cursor: Any, kind: str, name: str) -> list[str]:
-    """Return the views or functions of a name, quoted; functions with the types of arguments."""
+    """Return the functions or views with a name, quoted; functions with their argument types."""
     cursor.execute(
         "SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc AS p"
         " WHERE p.pronamespace = 'messages'::regnamespace AND p.proname = %s"
@@ -169,9 +170,9 @@ STORED_SCRIPTS = Path(__file__).parent / "migrations" / "sql"
 class InstallSQL(Operation):
     """Make the SQL functions equal to the scripts of one version.
 
-    Uses the current scripts if they have the given digest, else those that a later migration stored
-    under ``migrations/sql/<version>/``. Backward it installs the scripts of ``before``, or removes
-    everything if there was no earlier version.
+    These are the current scripts if they have this digest, and otherwise those under
+    ``migrations/sql/<version>/``, where a later migration has stored them. Backward it installs the
+    scripts of the version ``before``, or removes everything if that is None.
     """
 
     reversible = True
@@ -189,7 +190,7 @@ class InstallSQL(Operation):
     ) -> None:
         """Install the scripts of this version."""
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            _install_or_collect(schema_editor, self.folder())
+            _install_or_collect(schema_editor, self.find_folder())
 
     def database_backwards(
         self, app_label: str, schema_editor: BaseDatabaseSchemaEditor, *states: ProjectState
@@ -204,8 +205,8 @@ class InstallSQL(Operation):
         else:
             remove(schema_editor.connection)
 
-    def folder(self) -> Path:
-        """Find the scripts of this version; raise FileNotFoundError if they are missing."""
+    def find_folder(self) -> Path:
+        """Return the folder with the scripts of this version; raise FileNotFoundError."""
         for folder in (SCRIPTS, STORED_SCRIPTS / self.version):
             if digest(folder) == self.digest:
                 return folder
@@ -222,7 +223,7 @@ class InstallSQL(Operation):
 
     @property
     def migration_name_fragment(self) -> str:
-        """The suffix of a generated migration's name."""
+        """The end of the name of a generated migration."""
         return f"sql_{self.version}"
 
     def deconstruct(self) -> tuple[str, list[Any], dict[str, Any]]:
@@ -231,10 +232,10 @@ class InstallSQL(Operation):
 
 
 class ReinstallSQL(InstallSQL):
-    """Replace the SQL functions that an earlier state of this version installed.
+    """Update the SQL functions of a database with an earlier development state of this version.
 
-    Until 1.0 the first migrations are rewritten in place, so a new database already has the
-    current scripts. Backward it changes nothing: the previous migration has the same scripts.
+    Until 1.0 the earlier migrations are rewritten, so a new database already has the current
+    scripts. Backward it changes nothing, because the earlier migrations have the same scripts.
     """
 
     def __init__(self) -> None:
@@ -264,11 +265,11 @@ class ReinstallSQL(InstallSQL):
 
 
 def _install_or_collect(schema_editor: BaseDatabaseSchemaEditor, folder: Path) -> None:
-    """Install the scripts of a folder; for ``sqlmigrate``, only collect them."""
+    """Install the scripts of a folder; for ``sqlmigrate``, only collect their text."""
     if not schema_editor.collect_sql:
         install(schema_editor.connection, folder)
         return
-    # `install` also drops objects of an earlier version, and restores grants on functions.
+    # Unlike `install`, they drop no objects of an earlier version, and restore no grants.
     schema_editor.collected_sql += [
         "CREATE SCHEMA IF NOT EXISTS messages;",
         *(script.read_text() for script in scripts(folder)),

@@ -105,7 +105,7 @@ class ImportPlan:
         return {name for name in self.difference.permissions() if not user.has_perm(name)}
 
     def apply(self, request: HttpRequest) -> RuleImpact:
-        """Apply the plan in one transaction. Raises as `changes.apply`, for example if it is stale."""
+        """Apply the plan in one transaction. Raises DefinitionsChanged if it is stale."""
         impact, using, difference = RuleImpact(), base.database(), self.difference
         with transaction.atomic(using=using):
             with impact.compare(rule.ident for rule in difference.rules):

@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
 
     operations: ClassVar = [
         InstallSQL("0.1", digest="23d1637f03b3fce0"),
-        # The tables that these scripts make: partitioned, which Django cannot do.
+        # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[
                 migrations.CreateModel(

@@ -1,4 +1,4 @@
-"""Nothing: 0010 brings a database that an earlier state of this version installed up to date."""
+"""Empty: 0010 does what this migration did in earlier development states."""
 
 from typing import ClassVar
 

@@ -1,6 +1,6 @@
-"""Bring a database that an earlier state of this version installed up to date.
+"""Update a database with an earlier development state of this version.
 
-Until 1.0 the migrations before this one are rewritten in place: a new database has all of it.
+Until 1.0 the earlier migrations are rewritten, so this changes nothing in a new database.
 """
 
 from typing import ClassVar

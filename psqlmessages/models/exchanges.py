@@ -86,7 +86,7 @@ class Exchange(models.Model):
 
 
 class Destination(models.Model):
-    """A queue that gets a copy if its selector agrees. Selectors run in order of position."""
+    """A queue that gets a copy of each element that the selector accepts. Ordered by position."""
 
     exchange = models.ForeignKey(Exchange, models.CASCADE, related_name="destinations")
     position = models.SmallIntegerField()
@@ -127,13 +127,12 @@ class Destination(models.Model):
 
 
 class ExchangeCount(models.Model):
-    """Counters of a worker process for an exchange, by outcome; sum them over all workers.
+    """Counter of a worker process for one exchange and outcome; sum it over all workers.
 
-    ``seconds`` is a sum, ``buckets`` is a histogram of durations, and ``seen_at`` is the last
-    heartbeat of the worker. The outcomes ``to`` and ``bad_selector`` count the copies and the
-    selector failures of one destination, given by its position; for the other outcomes
-    ``destination`` is -1. ``missing_rules`` names the rules that the worker lacks, in its row of
-    the outcome ``ok``.
+    ``seconds`` is the sum of durations, ``buckets`` their histogram, and ``seen_at`` the worker's
+    last heartbeat. The outcomes ``to`` and ``bad_selector`` count the copies and the selector
+    failures of one destination, given by its position; for the other outcomes ``destination`` is
+    -1. In the row of outcome ``ok``, ``missing_rules`` lists the rules that the worker lacks.
     """
 
     class Outcome(models.TextChoices):

@@ -16,8 +16,8 @@ def is_name(name: str) -> bool:
 
 
 def patterns(name: str) -> list[str]:
-    """List the values that match a name: itself, and each of its prefixes followed by *."""
-    # Rules contain no longer patterns, and the cost grows with the square of the length.
+    """List the values in rules that match a name: itself, and each of its prefixes with *."""
+    # Rules contain no longer patterns, and time grows with the square of the length.
     longest = min(len(name), NAME_CHARACTERS)
     return [name, *(f"{name[:length]}*" for length in range(longest + 1))]
 

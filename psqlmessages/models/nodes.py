@@ -12,7 +12,7 @@ from psqlmessages.models.names import NameField, RoleField
 
 
 class Session(models.Model):
-    """One PostgreSQL connection with nodes. It exists while its backend holds the advisory lock."""
+    """A PostgreSQL connection with nodes. It is alive while its backend holds an advisory lock."""
 
     id = models.IntegerField(primary_key=True)
     pid = models.IntegerField()
@@ -33,7 +33,7 @@ class Session(models.Model):
 
 
 class Client(models.Model):
-    """A registration of a node. A node that returns gets a new registration."""
+    """The registration of a connected node. When the node connects again, it gets a new one."""
 
     session = models.ForeignKey(Session, models.DO_NOTHING, related_name="clients")
     ident = NameField()
@@ -55,9 +55,10 @@ class Client(models.Model):
 
 
 class Topic(models.Model):
-    """A topic. Fields that are not editable are derived, so that a send reads only this row.
+    """A topic. SQL functions set the fields that are not editable: a send reads only this row.
 
-    ``wakes``: channels of the connected subscribers, which a publish notifies.
+    ``channels``: of sessions with listeners; ``wakes``: of sessions with subscribers, which a
+    publish notifies.
     """
 
     name = NameField()
@@ -94,9 +95,9 @@ class Topic(models.Model):
 class Membership(models.Model):
     """A node that sends to a topic or listens to it.
 
-    The fields after ``kind`` are derived when the state or the rules change, so that a send reads
-    one row: the caller (channel, pid, role), the constant part of the header, and the timeout of
-    the rules in seconds.
+    SQL functions set the fields after ``kind`` when the state or the rules change, so that a send
+    reads only this row: the session's channel, pid and role, the constant part of the header, and
+    the timeout of the rules in seconds.
     """
 
     class Kind(models.TextChoices):
@@ -152,7 +153,7 @@ class Observation(models.Model):
 
 
 class Body(models.Model):
-    """A large body for the listeners of a topic, or for one registration (RPC and its answer).
+    """A large body for the listeners of a topic, or for one node (an RPC request or answer).
 
     ``sql/50_large_bodies.sql`` creates the table: unlogged partitions, emptied in turn.
     """

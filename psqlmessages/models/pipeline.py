@@ -11,11 +11,11 @@ from psqlmessages.models.names import NameField
 
 
 class Traffic(models.Model):
-    """Messages of one sender to one topic within a time window.
+    """Number, sizes and latencies of messages of one sender to one topic within a time window.
 
-    Windows begin at multiples of their length since 1970, by ``published_at``. Sizes are bytes of
-    the stored payload. Latencies are milliseconds from publishing until the pipeline has read the
-    message. A job overwrites whole values and never adds differences.
+    Windows begin at multiples of their length since 1970; ``published_at`` assigns a message to
+    one. Sizes are bytes of the stored payload. Latencies are milliseconds from publishing until the
+    pipeline has read the message. Jobs replace values and never add to them.
     """
 
     class Window(models.IntegerChoices):
@@ -56,7 +56,7 @@ class Traffic(models.Model):
 
 
 class PipelineJob(models.Model):
-    """State of a pipeline job, reported by its process. It is alive while ``seen_at`` changes."""
+    """State of a pipeline job, as its process reports it. ``seen_at``: its last heartbeat."""
 
     class State(models.TextChoices):
         STARTING = "starting", _("starting")

@@ -16,16 +16,16 @@ DEAD_LETTERS = "__deadletter__"
 
 
 class ExistingQueues(models.Manager["Queue"]):
-    """All queues but the removed ones. A removed queue exists again as soon as it has elements."""
+    """The queues, without removed ones. A removed queue exists again as soon as it has elements."""
 
     def get_queryset(self) -> models.QuerySet[Queue]:
-        """Leave out the removed queues."""
+        """Exclude removed queues without elements."""
         elements = Element.objects.filter(queue=models.OuterRef("pk"))
         return super().get_queryset().filter(Q(is_removed=False) | models.Exists(elements))
 
 
 class Queue(models.Model):
-    """A queue. Fields that are not editable are derived, or are used by waiting consumers.
+    """A queue. SQL functions set the fields that are not editable.
 
     ``channel``: waiting consumers listen to it, and pushes notify it until ``awaited_until``.
     """
@@ -92,8 +92,7 @@ class Element(models.Model):
     """An element. It is available from ``available_at``: its mature time, or the end of a lease.
 
     ``wait_began_at``: when ``available_at`` was set; null if the push has set it.
-    ``delivered``: marks of the destinations that have received their copy, if an exchange must
-    deliver the element again to the others.
+    ``delivered``: marks of copies that an exchange has pushed, if it must still push others.
     """
 
     queue = models.ForeignKey(
@@ -150,9 +149,9 @@ class ElementKey(models.Model):
 
 
 class QueueCount(models.Model):
-    """Counts of operations on a queue's elements. A queue has several rows: sum them.
+    """Counts of operations on a queue's elements. Sum the rows of a queue.
 
-    Housekeeping merges rows.
+    Each operation adds a row, and housekeeping merges rows.
     """
 
     queue = models.ForeignKey(

@@ -12,7 +12,7 @@ from psqlmessages.models.names import NameField, RoleField
 
 
 class Auth(models.Model):
-    """A rule. Matching rules add up: the union of their modes, the longest timeout.
+    """A rule. If several rules match, all their modes are allowed, and the longest timeout counts.
 
     Triggers apply a change to connected nodes in the same transaction. In psql, use the view
     ``messages.auth``.
@@ -92,7 +92,7 @@ class Auth(models.Model):
 class WebIdentity(models.Model):
     """Lets a user, or the members of a group, act as the nodes that an ident or pattern names.
 
-    The rules decide what such a node may do, as for any other.
+    Rules give these nodes their permissions, as for all nodes.
     """
 
     user = models.ForeignKey(

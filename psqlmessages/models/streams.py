@@ -11,9 +11,9 @@ from psqlmessages.models.names import NameField
 
 
 class Subscription(models.Model):
-    """A node's position in the stream of a topic. It ends ``timeout`` seconds after its last ping.
+    """A node's position in the stream of a topic. Ends ``timeout`` seconds after the last ping.
 
-    It refers to the topic by name: a topic without messages may be removed and created again.
+    The topic is a name: a topic without messages may be removed and created again.
     """
 
     ident = NameField()
@@ -42,7 +42,7 @@ class Subscription(models.Model):
 class StreamMessage(models.Model):
     """A message that is stored as long as a subscription or a retention needs it.
 
-    ``sql/62_publish.sql`` creates the table: partitions, filled and emptied in turn.
+    ``sql/62_publish.sql`` creates the table; its partitions are filled and truncated in turn.
     """
 
     pk = models.CompositePrimaryKey("topic_id", "id", "slot")

@@ -187,10 +187,10 @@ def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
     installing = [operation for operation in operations if isinstance(operation, InstallSQL)]
     assert installing
     for operation in installing:
-        assert operation.folder() in (SCRIPTS, STORED_SCRIPTS / operation.version)
+        assert operation.find_folder() in (SCRIPTS, STORED_SCRIPTS / operation.version)
         assert operation.before is None or (STORED_SCRIPTS / operation.before).is_dir()
     with pytest.raises(FileNotFoundError, match=digest()):
-        InstallSQL("0.0", digest="0" * 16).folder()
+        InstallSQL("0.0", digest="0" * 16).find_folder()
 
 
 def sqlmigrate(name: str, **how: bool) -> str:
