@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from psqlmessages.exchanges.result import SelectorResult
 
 
+# Limits of a cache: headers in a key, characters of each value, and entries.
 MAX_CACHED_HEADERS: Final = 4
-MAX_ENTRIES: Final = 256
-MAX_CACHED_CHARACTERS: Final = 100
+_MAX_VALUE_CHARACTERS: Final = 100
+_MAX_ENTRIES: Final = 256
 
 Key = tuple[str, ...]
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class DecisionCache(Generic[T]):
         values = []
         for name in self.headers:
             value = headers.get(name)
-            if type(value) is not str or len(value) > MAX_CACHED_CHARACTERS:
+            if type(value) is not str or len(value) > _MAX_VALUE_CHARACTERS:
                 return None
             values.append(value)
         return tuple(values)
@@ -75,7 +76,7 @@ class DecisionCache(Generic[T]):
 
     def put(self, key: Key, result: T) -> None:
         """Store a result; clear the cache first if it is full."""
-        if len(self._entries) >= MAX_ENTRIES:
+        if len(self._entries) >= _MAX_ENTRIES:
             self._entries.clear()
         self._entries[key] = result
 
@@ -83,6 +84,7 @@ class DecisionCache(Generic[T]):
 MAX_CHARACTERS: Final = 1000
 
 _LOCATION: Final = re.compile(r"ERROR: <input>:(?P<line>-?\d+):(?P<column>-?\d+): (?P<text>.*)")
+# An expression that compiles any pattern, because it reads the pattern from the state.
 _PATTERN_PROBE: Final = '"".matches(state.pattern)'
 
 
@@ -136,8 +138,9 @@ def compile_expression(text: str) -> CompiledExpression:
         if part.value == "matches" and part.kind == "call":
             _check_pattern(part.parts[1].literal or "")
     is_bool = expression.return_type().name() == "BOOL"
-    results: DecisionCache[SelectorResult] | None
-    results = DecisionCache.of(fields.tree) if is_bool else None
+    results: DecisionCache[SelectorResult] | None = None
+    if is_bool:
+        results = DecisionCache.of(fields.tree)
     return CompiledExpression(expression, fields, is_bool, results)
 
 
