@@ -89,8 +89,8 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
 .PHONY: audit
-audit: .venv/test .venv/audited  ## look all that is installed up among known vulnerabilities, with pip-audit
-	@$(BIN)/python -m project.audit
+audit: .venv/test .venv/audited  ## check all installed packages for known vulnerabilities, with pip-audit
+	@$(BIN)/python -m tools.audit
 
 .PHONY: docs
 docs: .venv/docs  ## build the documentation into build/docs; a warning or a dead link is an error

@@ -1,4 +1,4 @@
-"""The example project as an ASGI application: pages by Django, WebSockets by the relay."""
+"""ASGI application of the example project: Django serves pages, the relay serves WebSockets."""
 
 import os
 
@@ -7,7 +7,7 @@ from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
 
-# Django's application comes first: it loads the apps, whose models the relay needs.
+# Create Django's application first: it loads the apps, and the relay imports their models.
 http = get_asgi_application()
 
 from psqlmessages.relay.asgi import websocket_application  # noqa: E402

@@ -1,4 +1,4 @@
-"""What the example needs in its database: an administrator, rules, exchanges, who may chat."""
+"""Data of the example: an administrator, rules, exchanges, and an identity for the chat."""
 
 import secrets
 from pathlib import Path
@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from project import orders
-from project.kept import kept
+from project.generated_secrets import read_or_generate
 from psqlmessages.cli.demo import TRAFFIC_RULES
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.store import definitions, permissions, repository
@@ -16,31 +16,31 @@ from psqlmessages.models import Auth, Exchange, WebIdentity
 
 ADMINISTRATOR = "admin"
 CHAT_TOPIC = "DEMO.CHAT"
-EXCHANGES = Path(__file__).parent / "exchanges.yaml"
-FIELDS = ("role", "ident", "type", "dest", "mode", "timeout")
+EXCHANGES_FILE = Path(__file__).parent / "exchanges.yaml"
+RULE_FIELDS = ("role", "ident", "type", "dest", "mode", "timeout")
 
-# The rule of the live traffic that the index page invites to change.
+# The rule by which the demo's board receives prices: the index page suggests to change it.
 BOARD_RULE: dict[str, Any] = next(
-    named
-    for named in (dict(zip(FIELDS, rule, strict=True)) for rule in TRAFFIC_RULES)
-    if (named["ident"], named["dest"]) == ("DEMO.BOARD", "DEMO.PRICES")
+    rule
+    for rule in (dict(zip(RULE_FIELDS, values, strict=True)) for values in TRAFFIC_RULES)
+    if (rule["ident"], rule["dest"]) == ("DEMO.BOARD", "DEMO.PRICES")
 )
 
 
-def prepare(password_file: Path) -> str | None:
-    """Make what is not there yet. Return the administrator's password; None if it was changed."""
-    password = kept(password_file, lambda: secrets.token_urlsafe(12))
+def create_example_data(password_file: Path) -> str | None:
+    """Create the data that is missing. Return the administrator's password; None if changed."""
+    password = read_or_generate(password_file, lambda: secrets.token_urlsafe(12))
     user = User.objects.filter(username=ADMINISTRATOR).first()
     if user is None:
         user = User.objects.create_superuser(ADMINISTRATOR, password=password)
-    _prepare_rules()
-    _prepare_exchanges()
+    _create_rules()
+    _create_exchanges()
     WebIdentity.objects.get_or_create(user=user, ident=f"chat/{ADMINISTRATOR}/*")
     return password if user.is_active and user.check_password(password) else None
 
 
-def _prepare_rules() -> None:
-    """Let the monitor observe, the pipeline read, nodes chat and the shop trade: Django's role."""
+def _create_rules() -> None:
+    """Create the rules of monitor, pipeline, chat, shop and desk, all for Django's role."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user")
         (role,) = cursor.fetchone()
@@ -49,17 +49,17 @@ def _prepare_rules() -> None:
         ("pipeline.*", "Topic", "*", "R"),
         ("chat/*", "Topic", CHAT_TOPIC, "RW"),
         (orders.SHOP, "Queue", orders.ORDERS, "W"),
-        *((orders.DESK, "Queue", queue, "R") for queue in orders.TAKEN),
+        *((orders.DESK, "Queue", queue, "R") for queue in orders.ORDERS_PER_POP),
     ):
         Auth.objects.get_or_create(
             role=role, ident=ident, type=kind, dest=dest, defaults={"mode": mode, "timeout": 60}
         )
 
 
-def _prepare_exchanges() -> None:
-    """Define the exchanges that are not there yet, with the rules that they need."""
-    there = set(Exchange.objects.values_list("name", flat=True))
-    for exchange in definitions.parse_text(EXCHANGES.read_text()):
-        if exchange.name not in there:
+def _create_exchanges() -> None:
+    """Create the exchanges that are missing, with the rules that they need."""
+    existing = set(Exchange.objects.values_list("name", flat=True))
+    for exchange in definitions.parse_text(EXCHANGES_FILE.read_text()):
+        if exchange.name not in existing:
             repository.store(exchange)
             permissions.add_missing_rules(exchange)

@@ -1,6 +1,6 @@
-"""Orders of the example: pushed for its exchanges to sort, and taken where these put them.
+"""Orders of the example: the shop pushes them for the exchanges, the desk pops the copies.
 
-PSQLMESSAGES_DSN    the database, as whoever the rules of example.py name
+PSQLMESSAGES_DSN    the database, with the role of the rules that example.py creates
 """
 
 import json
@@ -16,53 +16,47 @@ import psycopg
 
 SHOP, DESK = "demo.shop", "demo.desk"
 ORDERS: Final = "demo.orders"
-# From where the desk takes, and every how many orders.
-TAKEN: Final = {"demo.eu": 7, "demo.audit": 25}
+# The queues of the desk, and after how many pushed orders it pops from each.
+ORDERS_PER_POP: Final = {"demo.eu": 7, "demo.audit": 25}
 ARTICLES: Final = ("apple", "pear", "plum", "quince")
 COUNTRIES: Final = ("it", "de", "fr", "us", "jp")
-# Between two orders, on average; and before another attempt where PostgreSQL is away.
+# The mean pause between two orders.
 PAUSE_SECONDS: Final = 0.3
-AWAY_SECONDS: Final = 2.0
+RECONNECT_SECONDS: Final = 2.0
 
 PUSH: Final = "SELECT messages.push(%s, %s, %s, 'json', %s)"
-TAKE: Final = "SELECT count(*) FROM messages.pop(%s, %s, 100)"
+POP: Final = "SELECT count(*) FROM messages.pop(%s, %s, 100)"
 
 
 def main() -> NoReturn:
-    """Push and take until it is asked to end."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+    """Push and pop until SIGINT or SIGTERM; reconnect if the connection is lost."""
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, _exit)
     pause = Event()
     while True:
         try:
             with psycopg.connect(os.environ["PSQLMESSAGES_DSN"], autocommit=True) as connection:
-                _trade(connection, pause)
+                _push_and_pop(connection, pause)
         except psycopg.OperationalError:
-            pause.wait(AWAY_SECONDS)
+            pause.wait(RECONNECT_SECONDS)
 
 
-def _trade(connection: psycopg.Connection, pause: Event) -> NoReturn:
+def _push_and_pop(connection: psycopg.Connection, pause: Event) -> NoReturn:
+    chance = random.SystemRandom()
     number = 0
     while True:
         number += 1
-        order = {"number": number, "article": _any(ARTICLES), "amount": _number(1, 100)}
-        headers = {"country": _any(COUNTRIES)}
+        article, amount = chance.choice(ARTICLES), chance.randint(1, 100)
+        order = {"number": number, "article": article, "amount": amount}
+        headers = {"country": chance.choice(COUNTRIES)}
         connection.execute(PUSH, (SHOP, ORDERS, json.dumps(order), json.dumps(headers)))
-        for queue, interval in TAKEN.items():
+        for queue, interval in ORDERS_PER_POP.items():
             if number % interval == 0:
-                connection.execute(TAKE, (DESK, queue))
-        pause.wait(PAUSE_SECONDS * _number(50, 150) / 100)
+                connection.execute(POP, (DESK, queue))
+        pause.wait(PAUSE_SECONDS * chance.uniform(0.5, 1.5))
 
 
-def _any(choices: tuple[str, ...]) -> str:
-    return random.choice(choices)  # noqa: S311 - no secret
-
-
-def _number(least: int, most: int) -> int:
-    return random.randint(least, most)  # noqa: S311
-
-
-def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+def _exit(_signal: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(0)
 
 

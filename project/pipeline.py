@@ -1,6 +1,6 @@
-"""`make pipeline`: Spark counts the live traffic of `make run`, until Ctrl-C.
+"""`make pipeline`: Spark counts the live traffic of `make run` until Ctrl-C.
 
-What follows on the command line is handed on: ARGS="--once".
+Arguments are passed on to the traffic job: make pipeline ARGS="--once"
 """
 
 import signal
@@ -9,24 +9,24 @@ import sys
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import ManagementUtility
 
-from project.serve import bring_up, foreground
+from project.serve import prepare_database, take_terminal
 
-# One of those that talk as long as `make run` does.
+# A node of the demo that is connected while `make run` is running.
 TICKER = "DEMO.TICKER"
 PAGE = "http://127.0.0.1:8000/monitor/traffic/"
-# PostgreSQL and the demonstration need something to run on as well.
+# Two threads for Spark: more would slow down PostgreSQL and the demo on a small machine.
 MASTER = "local[2]"
 
 
 def main() -> int:
     """Count until Ctrl-C; return the exit code."""
-    # Whoever starts programs in the background may have left Ctrl-C ignored.
+    # A shell that starts us in the background may have set SIGINT to be ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with foreground():
+        with take_terminal():
             _run(sys.argv[1:])
     except KeyboardInterrupt:
-        print("\nEnded.")
+        print("\nStopped.")
     except ImproperlyConfigured as error:
         print(error, file=sys.stderr)
         return 1
@@ -35,12 +35,12 @@ def main() -> int:
 
 def _run(arguments: list[str]) -> None:
     print("Starting PostgreSQL and Spark ...", flush=True)
-    bring_up()
+    prepare_database()
     from psqlmessages.models import Client
 
     if not Client.objects.filter(ident=TICKER).exists():
-        print("Nobody talks just now: start `make run` in another terminal.", flush=True)
-    print(f"The figures: {PAGE} (the port is that of `make run`). Ctrl-C ends it.\n", flush=True)
+        print("There is no live traffic: start `make run` in another terminal.", flush=True)
+    print(f"Results: {PAGE} (use the port of `make run`). Press Ctrl-C to stop.\n", flush=True)
     command = ("manage.py", "psqlmessages", "pipeline", "traffic", "--master", MASTER)
     ManagementUtility([*command, *arguments]).execute()
 

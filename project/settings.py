@@ -1,12 +1,12 @@
-"""Settings of the example project; the environment may give another database, key or host.
+"""Settings of the example project. Environment variables change some of them.
 
 DATABASE_URL    a PostgreSQL of yours; without it the embedded one is started
-SECRET_KEY      without it one is generated and kept in .secret_key
+SECRET_KEY      without it one is generated and stored in .secret_key
 DEBUG           "0" turns it off: then everything is HTTPS
-ALLOWED_HOSTS   names, separated by commas; needed where DEBUG is off
-PLAIN_HTTP      "1" allows HTTP where DEBUG is off, for a trial
-PROXY           "1" where a proxy in front ends TLS, and itself sets X-Forwarded-Proto
-METRICS         "1" lets /metrics answer Prometheus
+ALLOWED_HOSTS   host names, separated by commas; required if DEBUG is off
+PLAIN_HTTP      "1" allows HTTP if DEBUG is off, for a trial
+PROXY           "1" if a proxy terminates TLS and sets X-Forwarded-Proto itself
+METRICS         "1" turns /metrics on, for Prometheus
 """
 
 import os
@@ -15,9 +15,10 @@ from pathlib import Path
 import dj_database_url
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management.utils import get_random_secret_key
 
+from project.generated_secrets import read_or_generate
 from project.postgres import ServerError, embedded
-from project.secret_key import secret_key
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -35,11 +36,13 @@ def _is_on(variable: str, default: str = "0") -> bool:
     return os.environ.get(variable, default) not in ("", "0")
 
 
-SECRET_KEY = secret_key(BASE_DIR / ".secret_key")
+SECRET_KEY = os.environ.get("SECRET_KEY") or read_or_generate(
+    BASE_DIR / ".secret_key", get_random_secret_key
+)
 DEBUG = _is_on("DEBUG", "1")
 ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "").split(",") if host]
 
-# daphne first: `manage.py runserver` is then its own, and serves WebSockets too.
+# daphne comes first, so that `manage.py runserver` is daphne's command, which serves WebSockets.
 INSTALLED_APPS = [
     "daphne",
     "django.contrib.admin",
@@ -84,8 +87,8 @@ TEMPLATES = [
 ]
 
 DATABASES = {"default": dj_database_url.parse(_database_url(), conn_health_checks=True)}
-# A connection that a firewall has forgotten is found dead in about 20 s; what the address says
-# counts more.
+# Detect a connection that a firewall has dropped silently, within about 20 s. Options in the URL
+# take precedence.
 DATABASES["default"]["OPTIONS"] = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -112,7 +115,8 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 
-# With DEBUG, files are served from where they lie; without, as `collectstatic` has compressed them.
+# With DEBUG, files are served from their source folders; without it, the compressed copies that
+# `collectstatic` has created.
 STATIC_URL = "static/"
 STATIC_ROOT = BASE_DIR / ".static"
 STATICFILES_DIRS = [BASE_DIR / "static"]
@@ -123,7 +127,7 @@ STORAGES = {
 WHITENOISE_AUTOREFRESH = WHITENOISE_USE_FINDERS = DEBUG
 WHITENOISE_ALLOW_ALL_ORIGINS = False
 
-# Every page, the admin's too, works with nothing but files of this server.
+# All pages, including the admin, load files from this server only.
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {
         "default-src": [NONE],
@@ -143,7 +147,7 @@ CSRF_COOKIE_HTTPONLY = True
 
 if not DEBUG and not _is_on("PLAIN_HTTP"):
     SECURE_SSL_REDIRECT = True
-    SECURE_REDIRECT_EXEMPT = [r"^healthz$"]  # who looks after the process asks it directly
+    SECURE_REDIRECT_EXEMPT = [r"^healthz$"]  # health checks bypass the proxy
     SECURE_HSTS_SECONDS = 365 * 24 * 60 * 60
     SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = True
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True

@@ -1,4 +1,4 @@
-"""Static files: WhiteNoise as a middleware of asynchronous requests too."""
+"""Middleware for static files: WhiteNoise, without a thread for each asynchronous request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,10 +11,10 @@ from whitenoise.responders import StaticFile
 
 
 class StaticFiles(WhiteNoiseMiddleware):
-    """Serve what lies under STATIC_URL; all else goes on.
+    """Serves the files under STATIC_URL, and passes all other requests on.
 
-    WhiteNoise's own middleware is synchronous: it would keep a thread busy for as long as each
-    request lasts.
+    WhiteNoise's own middleware is synchronous: under ASGI, Django would run it in a thread that
+    stays reserved until the response is complete.
     """
 
     sync_capable = async_capable = True
@@ -25,27 +25,27 @@ class StaticFiles(WhiteNoiseMiddleware):
             markcoroutinefunction(self)
 
     def __call__(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
-        """Answer with the file, or with what the next one answers."""
+        """Return the requested file, or the response of the next middleware."""
         if iscoroutinefunction(self.get_response):
             return self._respond(request)
-        return self._read(request) or self.get_response(request)
+        return self._read_file(request) or self.get_response(request)
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         response = None
         if request.path_info.startswith(self.static_prefix):
-            response = await asyncio.to_thread(self._read, request)
+            response = await asyncio.to_thread(self._read_file, request)
         return response or await self.get_response(request)
 
-    def _read(self, request: HttpRequest) -> HttpResponse | None:
+    def _read_file(self, request: HttpRequest) -> HttpResponse | None:
         path = request.path_info
-        found: StaticFile | None = (
+        static_file: StaticFile | None = (
             self.find_file(path) if self.autorefresh else self.files.get(path)
         )
-        if found is None:
+        if static_file is None:
             return None
-        answer = found.get_response(request.method, request.META)
+        response = static_file.get_response(request.method, request.META)
         content = b""
-        if answer.file is not None:
-            with answer.file:
-                content = answer.file.read()
-        return HttpResponse(content, status=int(answer.status), headers=dict(answer.headers))
+        if response.file is not None:
+            with response.file:
+                content = response.file.read()
+        return HttpResponse(content, status=int(response.status), headers=dict(response.headers))

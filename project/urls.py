@@ -1,4 +1,4 @@
-"""The addresses of the example project."""
+"""URLs of the example project."""
 
 from django.contrib import admin
 from django.contrib.auth.views import LoginView, LogoutView

@@ -1,6 +1,5 @@
-"""The pages of the example project: what to do in two minutes, and a small chat."""
+"""Pages of the example project: an introduction of two minutes, and a small chat."""
 
-from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.auth.decorators import login_required
@@ -15,35 +14,30 @@ from psqlmessages.models import Auth
 
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """Say what there is to see, with links."""
-    rule = Auth.objects.filter(**_board_rule("role", "ident", "type", "dest")).first()
+    """Show the introduction, with links."""
+    key = {field: BOARD_RULE[field] for field in ("role", "ident", "type", "dest")}
+    rule = Auth.objects.filter(**key).first()
     return render(
         request,
         "index.html",
         {
             "rule": BOARD_RULE,
-            "is_rule_there": rule is not None,
-            "rule_url": _change_url(rule) if rule is not None else _add_url(),
+            "rule_exists": rule is not None,
+            "rule_url": _rule_form_url(rule),
             "topic_url": reverse("psqlmessages:monitor_topic", args=[BOARD_RULE["dest"]]),
         },
     )
 
 
-def _board_rule(*fields: str) -> dict[str, Any]:
-    return {field: BOARD_RULE[field] for field in fields}
-
-
-def _change_url(rule: Auth) -> str:
-    return reverse("admin:psqlmessages_auth_change", args=[rule.pk])
-
-
-def _add_url() -> str:
-    """Lead to the form that adds the rule again, filled in."""
+def _rule_form_url(rule: Auth | None) -> str:
+    """Return the URL of the rule's form; if the rule was deleted, of a filled-in form to add it."""
+    if rule is not None:
+        return reverse("admin:psqlmessages_auth_change", args=[rule.pk])
     return f"{reverse('admin:psqlmessages_auth_add')}?{urlencode(BOARD_RULE)}"
 
 
 @never_cache
 @login_required
 def chat(request: HttpRequest) -> HttpResponse:
-    """Show the room; the page itself connects as a node of the user's, see chat.js."""
+    """Show the chat. Its script chat.js connects as a node that the user may act as."""
     return render(request, "chat.html", {"topic": CHAT_TOPIC})

@@ -115,7 +115,7 @@ def make_roles(superuser: psycopg.Connection, server: Server) -> None:
                 sql.Identifier(role), sql.Literal(password)
             )
         )
-        server.home.passwords.keep(role, password)
+        server.home.passwords.store(role, password)
         verb = "GRANT {} TO {}" if role in MEMBERS else "REVOKE {} FROM {}"
         superuser.execute(sql.SQL(verb).format(sql.Identifier(GROUP), sql.Identifier(role)))
 

@@ -84,7 +84,7 @@ def cluster_of_this_run() -> Iterator[Server]:
             CLUSTERS / (name if number == 1 else f"{name}-{number}"), binaries, SETTINGS
         )
         server.home.prepare()
-        with (server.home.asked_folder / "run.lock").open("w") as lock:
+        with (server.home.requested_folder / "run.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

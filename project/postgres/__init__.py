@@ -1,6 +1,6 @@
-"""The embedded PostgreSQL: its own server for who has none, started on demand.
+"""Embedded PostgreSQL: a private server for users who have none, started on demand.
 
-Who may want it: the settings of the example project, the tests, and ``python -m project.postgres``.
+The settings of the example project, the tests and ``python -m project.postgres`` use it.
 """
 
 from pathlib import Path
@@ -15,5 +15,5 @@ __all__ = ["CLUSTERS", "Server", "ServerError", "binaries_of_wheel", "embedded"]
 
 
 def embedded() -> Server:
-    """Return the server of the example project; it is not started here."""
+    """Return the server of the example project, without starting it."""
     return Server(CLUSTERS / "18", binaries_of_wheel(18))

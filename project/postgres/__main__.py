@@ -1,4 +1,4 @@
-"""The command ``python -m project.postgres``: start, stop, look at the embedded server."""
+"""The command ``python -m project.postgres``: start, stop and inspect the embedded server."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from project.postgres import CLUSTERS, Server, ServerError, binaries_of_wheel, e
 
 
 def main() -> int:
-    """Do what the command line says and return the exit code."""
+    """Run the command line and return the exit code."""
     arguments = _parser().parse_args()
     try:
         if arguments.action == "binaries":
@@ -16,7 +16,7 @@ def main() -> int:
             return 0
         if arguments.action == "remove":
             return _remove_all()
-        return _act(arguments.action, _server(arguments.data, arguments.bin))
+        return _run(arguments.action, _server(arguments.data, arguments.bin))
     except (ServerError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -28,15 +28,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     actions = parser.add_subparsers(dest="action", required=True)
     for action, description in {
-        "start": "start it, unless it runs",
-        "stop": "stop it",
-        "status": "say whether it runs; the exit code is 1 if not",
-        "url": "print the address of its database, password included; starts it",
+        "start": "start the server, unless it is running",
+        "stop": "stop the server",
+        "status": "print whether the server is running; if not, the exit code is 1",
+        "url": "start the server, and print the URL of its database with the password",
     }.items():
-        one = actions.add_parser(action, help=description)
-        one.add_argument("--bin", type=Path, help="the folder of PostgreSQL's programs")
-        one.add_argument("--data", type=Path, help="the folder of the cluster")
-    actions.add_parser("remove", help=f"stop every server under {CLUSTERS.name}/ and delete it")
+        subparser = actions.add_parser(action, help=description)
+        subparser.add_argument("--bin", type=Path, help="the folder of PostgreSQL's programs")
+        subparser.add_argument("--data", type=Path, help="the folder of the cluster")
+    actions.add_parser("remove", help=f"stop all servers under {CLUSTERS.name}/ and delete them")
     binaries = actions.add_parser("binaries", help="print the folder of the wheel's programs")
     binaries.add_argument("major", type=int, choices=(16, 18))
     return parser
@@ -48,7 +48,7 @@ def _server(data: Path | None, binaries: Path | None) -> Server:
     return Server(data or CLUSTERS / "18", binaries or binaries_of_wheel(18))
 
 
-def _act(action: str, server: Server) -> int:
+def _run(action: str, server: Server) -> int:
     if action == "url":
         print(server.start().url())
         return 0
@@ -68,7 +68,7 @@ def _act(action: str, server: Server) -> int:
 
 def _remove_all() -> int:
     for folder in CLUSTERS.glob("*/"):
-        if not folder.name.startswith("binaries-"):  # copied programs, no cluster
+        if not folder.name.startswith("binaries-"):  # copies of programs
             server = Server(folder, binaries_of_wheel(18))
             server.stop()
             server.home.remove()

@@ -1,4 +1,4 @@
-"""The account the server runs as: ours, or an ordinary one when root starts it."""
+"""Operating-system account of the server: ours, or an ordinary one if root starts the server."""
 
 import os
 import pwd
@@ -10,13 +10,13 @@ from typing import Any
 
 from project.postgres.errors import ServerError
 
-# PostgreSQL refuses to run as root; the first of these that exists runs it then.
+# PostgreSQL refuses to run as root. Root starts it as the first of these accounts that exists.
 ORDINARY_ACCOUNTS = ("postgres", "nobody")
 
 
 @dataclass(frozen=True)
 class Account:
-    """An operating system's user that may own a cluster and run its server."""
+    """An operating-system user that owns a cluster and runs its server."""
 
     name: str
     uid: int
@@ -24,13 +24,14 @@ class Account:
 
     @classmethod
     def own(cls) -> "Account":
-        """Return the account this process runs as."""
+        """Return the account of this process."""
         return cls(f"user {os.geteuid()}", os.geteuid(), os.getegid())
 
     @classmethod
-    def for_root(cls, remembered: str | None) -> "Account":
-        """Return the account that served a cluster of root's before, or the first ordinary one."""
-        for name in (remembered,) if remembered else ORDINARY_ACCOUNTS:
+    def for_root(cls, only: str | None) -> "Account":
+        """Return the account of the given name, by default the first ordinary one that exists."""
+        names = (only,) if only else ORDINARY_ACCOUNTS
+        for name in names:
             try:
                 entry = pwd.getpwnam(name)
             except KeyError:
@@ -38,16 +39,16 @@ class Account:
             return cls(name, entry.pw_uid, entry.pw_gid)
         raise ServerError(
             "PostgreSQL does not run as root, and none of these users exists to run it:"
-            f" {remembered or ', '.join(ORDINARY_ACCOUNTS)}. Try again as an ordinary user."
+            f" {', '.join(names)}. Try again as an ordinary user."
         )
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is another account than the one this process runs as."""
+        """Whether this process runs as another account."""
         return self.uid != os.geteuid()
 
     def run(self, *command: Path | str, output: int) -> int:
-        """Run a command as this account, away from our terminal, and return its exit code."""
+        """Run a command as this account, without a terminal, and return its exit code."""
         identity: Mapping[str, Any] = (
             {"user": self.uid, "group": self.gid, "extra_groups": []} if self.is_foreign else {}
         )
@@ -58,7 +59,7 @@ class Account:
             stderr=subprocess.STDOUT,
             check=False,
             cwd="/",
-            # PGPORT, PGDATA and their like would change the server; English is what we read.
+            # Without PGPORT, PGDATA and similar variables. Server._launch parses English messages.
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             umask=0o077,
             start_new_session=True,
@@ -66,19 +67,19 @@ class Account:
         ).returncode
 
     def can_reach(self, path: Path) -> bool:
-        """Whether this account may enter the folder, or execute the program, at `path`."""
+        """Return whether this account may enter the folder, or execute the program, at `path`."""
         if not self.is_foreign:
             return os.access(path, os.X_OK)
         return self.run("/usr/bin/test", "-x", path, output=subprocess.DEVNULL) == 0
 
-    def make_folder(self, path: Path) -> None:
-        """Make a folder that belongs to this account alone; it may be there already."""
+    def create_folder(self, path: Path) -> None:
+        """Create a folder that only this account can read, unless it exists."""
         path.mkdir(mode=0o700, exist_ok=True)
         if self.is_foreign:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def write(self, path: Path, text: str) -> None:
-        """Write a new file that this account alone can read."""
+        """Create a file that only this account can read."""
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             if self.is_foreign:

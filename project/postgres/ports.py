@@ -1,18 +1,18 @@
-"""Ports for servers that go away and come back to the same one."""
+"""Free TCP ports for servers that use the same port again after a restart."""
 
 import random
 import socket
 
-# Below what Linux gives to outgoing connections. Else one may take the port of a server that is
-# down: even a client that tries to reach just that server, which then talks to itself.
+# Below Linux's range for outgoing connections. Otherwise an outgoing connection may occupy the port
+# of a stopped server. If it is a client's connection to that port, the client connects to itself.
 PORTS = range(20_000, 32_768)
-TRIES = 1_000
+MAX_ATTEMPTS = 1_000
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could have this port of 127.0.0.1 now."""
+    """Return whether a server can listen on this port of 127.0.0.1 now."""
     with socket.socket() as probe:
-        # As PostgreSQL does: connections that have just ended do not occupy a port.
+        # As PostgreSQL does: connections in TIME_WAIT do not occupy a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -22,9 +22,9 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Choose a free port by chance; OSError where all that were tried are taken."""
-    for _ in range(TRIES):
-        port = random.choice(PORTS)  # noqa: S311  no secret
+    """Choose a random free port; raise OSError if none is found."""
+    for _ in range(MAX_ATTEMPTS):
+        port = random.choice(PORTS)  # noqa: S311 - not a secret
         if is_free(port):
             return port
-    raise OSError(f"No free port was found from {PORTS.start} to {PORTS.stop - 1} of 127.0.0.1.")
+    raise OSError(f"There is no free port from {PORTS.start} to {PORTS.stop - 1} of 127.0.0.1.")

@@ -1,4 +1,4 @@
-"""The processes of a cluster: the one that postmaster.pid names, and those it left behind."""
+"""Processes of a cluster: its postmaster, and backends that outlived a crashed postmaster."""
 
 import os
 import signal
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROCESSES = Path("/proc")
-DEAD = ("Z", "X")  # a zombie has ended, but nobody has asked for its exit code yet
+DEAD_STATES = ("Z", "X")  # Z, a zombie, has ended, but its parent has not read its exit code
 
 
 @dataclass(frozen=True)
 class Postmaster:
-    """A process that a cluster's postmaster.pid names."""
+    """The process that a cluster's postmaster.pid names, alive or not."""
 
     pid: int
     data: Path
 
     @classmethod
-    def named_in(cls, data: Path) -> "Postmaster | None":
-        """Read a data folder's postmaster.pid; None if there is none or it says nothing."""
+    def read(cls, data: Path) -> "Postmaster | None":
+        """Read a data folder's postmaster.pid; None if it is missing or empty."""
         try:
             first_line = (data / "postmaster.pid").read_text().partition("\n")[0]
             return cls(int(first_line), data)
@@ -28,7 +28,7 @@ class Postmaster:
 
     @property
     def pid_exists(self) -> bool:
-        """Whether any process has this pid, be it a zombie or somebody else's."""
+        """Whether any process has this pid, even a zombie or a process of another user."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -39,31 +39,31 @@ class Postmaster:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is a living PostgreSQL server of this very data folder."""
-        if not PROCESSES.joinpath("self", "stat").exists():  # macOS: the pid is all there is
+        """Whether the process is a running PostgreSQL server of this data folder."""
+        if not PROCESSES.joinpath("self", "stat").exists():  # macOS has no /proc
             return self.pid_exists
-        return _serves(PROCESSES / str(self.pid), self.data)
+        return _is_postgres_of(PROCESSES / str(self.pid), self.data)
 
 
-def end_orphans(data: Path) -> None:
-    """End what works on the data though its postmaster is dead: a busy backend does not notice.
+def stop_orphans(data: Path) -> None:
+    """Stop the backends of a dead postmaster: a busy backend does not notice its death.
 
-    SIGQUIT is what the postmaster itself sends to the rest after a crash.
+    They get SIGQUIT, which a postmaster also sends to all backends if one of them crashes.
     """
     for process in PROCESSES.glob("[0-9]*"):
-        if _serves(process, data):
+        if _is_postgres_of(process, data):
             with suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGQUIT)
 
 
-def _serves(process: Path, data: Path) -> bool:
-    """Whether a process, given by its folder in /proc, is a living PostgreSQL on these data."""
+def _is_postgres_of(process: Path, data: Path) -> bool:
+    """Return whether a process, given by its folder in /proc, is PostgreSQL on this data folder."""
     try:
         name, _, rest = process.joinpath("stat").read_text().partition("(")[2].rpartition(")")
-        if name != "postgres" or rest.split()[0] in DEAD:
+        if name != "postgres" or rest.split()[0] in DEAD_STATES:
             return False
-        # PostgreSQL works in its data folder. Who may not look at that (root in a container without
-        # ptrace) reads the command line instead; the first holds even after the folder was moved.
+        # The working directory of PostgreSQL is its data folder, even after that was moved. Without
+        # permission to read it (root in a container without ptrace), compare the command line.
         try:
             return process.joinpath("cwd").samefile(data)
         except PermissionError:

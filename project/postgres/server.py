@@ -1,4 +1,4 @@
-"""One PostgreSQL server of our own: made, started and stopped, whoever else tries the same."""
+"""Embedded PostgreSQL server: creation of its cluster, start and stop."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ from project.postgres.binaries import runnable_binaries
 from project.postgres.errors import ServerError
 from project.postgres.home import Home
 from project.postgres.passwords import new_password
-from project.postgres.postmaster import Postmaster, end_orphans
+from project.postgres.postmaster import Postmaster, stop_orphans
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -28,22 +28,21 @@ SETTINGS = {
     "log_line_prefix": "%m [%p] %u@%d ",
 }
 INITDB = ("--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8")
-PATIENCE_SECONDS = 60
-LINES_SHOWN = 15
+TIMEOUT_SECONDS = 60
+SHOWN_LOG_LINES = 15
 
-# The log's words for what goes away by itself: another took the port in that very moment; the
-# backends of a killed postmaster have not all left.
-PASSING_TROUBLES = (
-    "could not create any TCP/IP sockets",
-    "pre-existing shared memory block",
+# Log messages after which another attempt to start may succeed.
+TEMPORARY_FAILURES = (
+    "could not create any TCP/IP sockets",  # another process has just taken the port
+    "pre-existing shared memory block",  # a backend of a killed postmaster is still running
 )
 
 
 class Server:
-    """A cluster in `folder` and the server that serves it; all methods may run concurrently.
+    """A cluster in `folder` and its server; several processes may call all methods concurrently.
 
-    Once started it goes on without us, until `stop`. Its superuser is `postgres`; the ordinary role
-    `psqlmessages` owns the database of that name and may create databases and roles.
+    A started server runs until `stop`, even after this process ends. Its superuser is `postgres`.
+    The role `psqlmessages` owns the database `psqlmessages`, and may create databases and roles.
     """
 
     superuser = "postgres"
@@ -63,59 +62,59 @@ class Server:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server is there and takes connections."""
-        return self.postmaster is not None and self._answers()
+        """Whether the server accepts connections."""
+        return self.postmaster is not None and self._is_answering()
 
     @property
     def postmaster(self) -> Postmaster | None:
-        """The living process that serves this cluster; None if there is none."""
-        found = Postmaster.named_in(self.home.data)
-        return found if found is not None and found.is_alive else None
+        """The running postmaster of this cluster; None if there is none."""
+        postmaster = Postmaster.read(self.home.data)
+        return postmaster if postmaster is not None and postmaster.is_alive else None
 
     def url(self, database: str = owner, user: str = owner, password: str | None = None) -> str:
-        """Return the address of a database for a role; roles of the starter need no password."""
+        """Return the URL of a database for a role, by default with the stored password."""
         password = password or self.home.passwords.get(user)
         if not self.home.port or password is None:
-            raise ServerError(f"The server in {self.home.folder} has no address for {user!r} yet.")
+            raise ServerError(f"No password of {user!r} is stored: start the server first.")
         credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
         return f"postgresql://{credentials}@127.0.0.1:{self.home.port}/{quote(database, safe='')}"
 
     def superuser_url(self, database: str = "postgres") -> str:
-        """Return the address of a database for the superuser."""
+        """Return the URL of a database for the superuser."""
         return self.url(database, self.superuser)
 
     def start(self) -> "Server":
-        """Make the cluster where there is none, and start the server unless it runs."""
+        """Create the cluster if it is missing, and start the server unless it is running."""
         with self._lock():
-            self.home.bound_log()
+            self.home.rotate_log()
             if not self.home.data.exists():
-                self._make_cluster()
-            deadline = time.monotonic() + PATIENCE_SECONDS
+                self._create_cluster()
+            deadline = time.monotonic() + TIMEOUT_SECONDS
             while not self.is_running:
                 if self.postmaster is None:
                     self._launch(deadline)
                 elif time.monotonic() > deadline:
-                    raise self._failure("The server does not answer")
+                    raise self._failure("The server did not answer")
                 else:
                     time.sleep(0.05)
             if self.home.passwords.get(self.owner) is None:
-                self._make_owner()
+                self._create_owner()
         return self
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> bool:
-        """Stop the server; False if it did not run."""
+        """Stop the server; return False if it was not running."""
         if not self.home.folder.exists():
             return False
         with self._lock():
             if self.postmaster is None:
                 return False
             if self._pg_ctl("stop", "-m", mode) != 0:
-                raise self._failure("The server does not stop")
+                raise self._failure("The server did not stop")
         return True
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         port = str(self.home.port)
-        return self._program("pg_isready", "-q", "-h", "127.0.0.1", "-p", port, "-t", "5") == 0
+        return self._run_program("pg_isready", "-q", "-h", "127.0.0.1", "-p", port, "-t", "5") == 0
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -124,11 +123,11 @@ class Server:
             descriptor = os.open(self.home.folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
         except PermissionError as error:
             raise ServerError(
-                f"{error.filename} belongs to another user: work as that user, or let them run"
-                " `make clean`, or set DATABASE_URL to a database of yours."
+                f"{error.filename} belongs to another user: work as that user, or ask them to"
+                " run `make clean`, or set DATABASE_URL to a database of yours."
             ) from error
         try:
-            # Whoever holds it and dies lets it go; the server does not inherit it.
+            # Released if this process dies: the server does not inherit the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -138,8 +137,8 @@ class Server:
     def _runnable_binaries(self) -> Path:
         return runnable_binaries(self.binaries, self.home.account, self.home.folder.parent)
 
-    def _program(self, name: str, *arguments: str) -> int:
-        """Run one of PostgreSQL's programs as the server's account; what it prints is logged."""
+    def _run_program(self, name: str, *arguments: str) -> int:
+        """Run a PostgreSQL program as the server's account, with output to the log; exit code."""
         log = os.open(self.home.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         try:
             return self.home.account.run(self._runnable_binaries / name, *arguments, output=log)
@@ -147,69 +146,69 @@ class Server:
             os.close(log)
 
     def _pg_ctl(self, *arguments: str) -> int:
-        patience = str(PATIENCE_SECONDS)
-        data = str(self.home.data)
-        return self._program("pg_ctl", *arguments, "-D", data, "-s", "-w", "-t", patience)
+        timeout, data = str(TIMEOUT_SECONDS), str(self.home.data)
+        return self._run_program("pg_ctl", *arguments, "-D", data, "-s", "-w", "-t", timeout)
 
-    def _make_cluster(self) -> None:
-        """Run initdb beside the place of the data, which then appears there whole."""
+    def _create_cluster(self) -> None:
+        """Run initdb in a temporary folder and rename it, so that the data folder is complete."""
         home, password = self.home, new_password()
         draft, password_file = home.folder / "data.new", home.folder / "data.password"
         shutil.rmtree(draft, ignore_errors=True)
         password_file.unlink(missing_ok=True)
-        home.account.make_folder(draft)
+        home.account.create_folder(draft)
         try:
             home.account.write(password_file, password)
-            how = (*INITDB, f"--pwfile={password_file}", f"--pgdata={draft}")
-            if self._program("initdb", *how) != 0:
-                raise self._failure("The cluster could not be made")
+            options = (*INITDB, f"--pwfile={password_file}", f"--pgdata={draft}")
+            if self._run_program("initdb", *options) != 0:
+                raise self._failure("The cluster could not be created")
         finally:
             password_file.unlink(missing_ok=True)
-        home.passwords.keep(self.superuser, password)
+        home.passwords.store(self.superuser, password)
         draft.rename(home.data)
 
     def _launch(self, deadline: float) -> None:
-        """Start the postmaster and wait for it; again, where the trouble passes by itself."""
+        """Start the postmaster and wait until it is ready; retry after temporary failures."""
         while True:
             self.home.claim_data()
-            self._remove_traces()
-            mine = {
+            self._remove_stale_files()
+            addresses = {
                 "port": str(self.home.choose_port()),
                 "unix_socket_directories": str(self.home.socket_folder()),
             }
-            options = shlex.join(f"-c{k}={v}" for k, v in {**self.settings, **mine}.items())
+            options = shlex.join(f"-c{k}={v}" for k, v in {**self.settings, **addresses}.items())
             start = self.home.log.stat().st_size if self.home.log.exists() else 0
             if self._pg_ctl("start", "-o", options) == 0:
                 return
-            news = self.home.log.read_bytes()[start:].decode(errors="replace")
-            passes = any(trouble in news for trouble in PASSING_TROUBLES)
-            if not passes or time.monotonic() > deadline:
-                raise self._failure("The server does not start")
+            output = self.home.log.read_bytes()[start:].decode(errors="replace")
+            is_temporary = any(message in output for message in TEMPORARY_FAILURES)
+            if not is_temporary or time.monotonic() > deadline:
+                raise self._failure("The server did not start")
             time.sleep(0.2)
 
-    def _remove_traces(self) -> None:
-        """Remove what a crashed server left, where PostgreSQL would take it for a living one.
+    def _remove_stale_files(self) -> None:
+        """Remove files of a crashed server that would prevent a start.
 
-        It looks after traces of pids that are gone. A zombie's, or one that another process got,
-        looks alive to it. The data stays safe: it also refuses data that old backends still use.
+        PostgreSQL itself removes files whose pid does not exist. But if a zombie or another process
+        has the pid, it assumes that the server is running. Removal is safe: PostgreSQL also refuses
+        to start while old backends use the data.
         """
-        end_orphans(self.home.data)
-        trace = Postmaster.named_in(self.home.data)
-        if trace is not None and trace.pid_exists:
+        stop_orphans(self.home.data)
+        crashed = Postmaster.read(self.home.data)
+        if crashed is not None and crashed.pid_exists:
             (self.home.data / "postmaster.pid").unlink()
         for path in self.home.socket_folder().glob(".s.PGSQL.*"):
             path.unlink()
 
-    def _make_owner(self) -> None:
-        """Make the ordinary role and its database; what is there already is kept."""
+    def _create_owner(self) -> None:
+        """Create the ordinary role and its database if missing; set a new password."""
         role, password = sql.Identifier(self.owner), new_password()
         with psycopg.connect(self.superuser_url(), autocommit=True) as connection:
-            found = connection.execute(
+            row = connection.execute(
                 "SELECT to_regrole(%(name)s) IS NOT NULL,"
                 " EXISTS (SELECT FROM pg_database WHERE datname = %(name)s)",
                 {"name": self.owner},
             ).fetchone()
-            has_role, has_database = found or (False, False)
+            has_role, has_database = row or (False, False)
             verb = sql.SQL("ALTER" if has_role else "CREATE")
             connection.execute(
                 sql.SQL("{} ROLE {} LOGIN CREATEDB CREATEROLE PASSWORD {}").format(
@@ -218,8 +217,8 @@ class Server:
             )
             if not has_database:
                 connection.execute(sql.SQL("CREATE DATABASE {0} OWNER {0}").format(role))
-        self.home.passwords.keep(self.owner, password)
+        self.home.passwords.store(self.owner, password)
 
     def _failure(self, sentence: str) -> ServerError:
-        lines = self.home.log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]
+        lines = self.home.log.read_text(errors="replace").splitlines()[-SHOWN_LOG_LINES:]
         return ServerError("\n".join((f"{sentence}. The end of {self.home.log}:", *lines)))

@@ -1,30 +1,32 @@
-/** The chat: this window is a node, and talks with the others through one topic. */
+/** Chat: this window is a node that sends to one topic and listens to it. */
 import { connect, MessagesError } from "../psqlmessages/node.js";
 
-const AGAIN_MILLISECONDS = 1000;
-const LINES = 200;
+const RETRY_MS = 1000;
+const MAX_LINES = 200;
+const ABORTED = "56";
 
 const chat = document.getElementById("chat");
 const { topic, user } = chat.dataset;
-const [state, who, lines, form, text, button, identity] = [
-  "state", "who", "lines", "say", "text", "send", "ident",
+const [state, participants, lines, form, text, button, identity] = [
+  "state", "participants", "lines", "say", "text", "send", "ident",
 ].map((id) => document.getElementById(id));
 
-// One name for each window: a name belongs to one WebSocket.
+// Each window needs its own node name: the server allows one WebSocket per node.
 const suffix = crypto.getRandomValues(new Uint16Array(1))[0].toString(36);
 const ident = `chat/${user}/${suffix}`;
 identity.textContent = ident;
 
 let node = null;
-let isAway = false;
-// What an administrator took away, or did not give yet: asked for again until it is there.
-const wanted = new Set(["listen", "notify"]);
+let isDatabaseAway = false;
+// Registrations that are missing, for example because an administrator deleted the rule. Each is
+// retried every second until a rule allows it.
+const missing = new Set(["listen", "notify"]);
 
-function show(name, reason = "") {
+function showState(name, reason = "") {
   const words = {
     connecting: "connecting …",
     open: "live",
-    away: "PostgreSQL is away",
+    away: "PostgreSQL is unreachable",
     muted: "a rule is missing",
     closed: "closed",
     denied: "refused",
@@ -34,118 +36,118 @@ function show(name, reason = "") {
   text.disabled = button.disabled = name !== "open";
 }
 
-function tell(content, { from = "", kind = "note" } = {}) {
+function addLine(content, { from = "", kind = "note" } = {}) {
   const isAtEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 60;
   const line = document.createElement("li");
   line.className = kind;
   if (from) line.append(Object.assign(document.createElement("b"), { textContent: from }));
   line.append(content);
   lines.append(line);
-  while (lines.childElementCount > LINES) lines.firstElementChild.remove();
+  while (lines.childElementCount > MAX_LINES) lines.firstElementChild.remove();
   if (isAtEnd) lines.scrollTop = lines.scrollHeight;
 }
 
-/** "chat/alice/4f2" is alice, in the window 4f2. */
+/** The displayed name of a node: "alice · 4f2" for "chat/alice/4f2". */
 function nameOf(sender) {
   const [, name, window] = /^chat\/([^/]+)\/([^/]+)$/.exec(sender) ?? [];
   if (sender === ident) return `${user} (you)`;
   return name ? `${name} · ${window}` : sender;
 }
 
-function heard(message) {
+function onMessage(message) {
   const isMine = message.from === ident;
   const body = message.error ? message.error.message : String(message.body);
-  tell(body, { from: nameOf(message.from), kind: isMine ? "mine" : "other" });
+  addLine(body, { from: nameOf(message.from), kind: isMine ? "mine" : "other" });
 }
 
-async function showWho() {
+async function showParticipants() {
   try {
-    const { Listeners: there } = await node.status(topic);
-    const others = there.filter((name) => name !== ident).map(nameOf);
-    who.textContent = others.length ? `Here: you, ${others.join(", ")}.` : "You are alone here. Open a second window.";
+    const { Listeners: listeners } = await node.status(topic);
+    const others = listeners.filter((name) => name !== ident).map(nameOf);
+    participants.textContent = others.length ? `Participants: you, ${others.join(", ")}.` : "You are the only participant. Open a second window.";
   } catch (error) {
     if (!(error instanceof MessagesError)) throw error;
-    who.textContent = "";
+    participants.textContent = "";
   }
 }
 
-function happened({ Evt: event, Ident: subject, Topic: about, Err: why }) {
+function onEvent({ Evt: event, Ident: eventIdent, Topic: eventTopic, Err: error }) {
   if (event === "connection_lost" || event === "reconnected") {
-    isAway = event === "connection_lost";
-    tell(isAway ? "PostgreSQL is away." : "PostgreSQL is back; what was said meanwhile is lost.");
-  } else if (about === topic && subject === ident && /^topic_un/.test(event) && why !== "56") {
-    wanted.add(event.replace("topic_un", ""));
-    tell(`A rule was taken away: you no longer ${event === "topic_unlisten" ? "hear" : "speak"} here.`);
-  } else if (about === topic && event === "topic_listen") tell(`${nameOf(subject)} came.`);
-  else if (about === topic && event === "topic_unlisten") tell(`${nameOf(subject)} left.`);
-  present();
+    isDatabaseAway = event === "connection_lost";
+    addLine(isDatabaseAway ? "PostgreSQL is unreachable." : "PostgreSQL is reachable again. Messages sent in between are lost.");
+  } else if (eventTopic === topic && eventIdent === ident && /^topic_un/.test(event) && error !== ABORTED) {
+    missing.add(event.replace("topic_un", ""));
+    addLine(`You may no longer ${event === "topic_unlisten" ? "receive" : "send"} messages: the rule has changed.`);
+  } else if (eventTopic === topic && event === "topic_listen") addLine(`${nameOf(eventIdent)} joined.`);
+  else if (eventTopic === topic && event === "topic_unlisten") addLine(`${nameOf(eventIdent)} left.`);
+  refresh();
 }
 
-function present() {
+function onState(name, reason) {
+  showState(name, reason);
+  if (name === "denied") forgetNode();
+  refresh();
+}
+
+function refresh() {
   if (node === null || node.state !== "open") return;
-  if (isAway) show("away");
-  else if (wanted.size) show("muted");
-  else show("open");
-  showWho();
+  if (isDatabaseAway) showState("away");
+  else showState(missing.size ? "muted" : "open");
+  showParticipants();
 }
 
-async function join() {
-  for (const act of [...wanted]) {
-    // The page may have been left meanwhile.
+async function connectNode() {
+  try {
+    node = await connect(ident, { onstate: onState, onevent: onEvent });
+  } catch (error) {
+    if (!(error instanceof MessagesError)) throw error;
+    showState("denied", error.message);
+  }
+}
+
+function forgetNode() {
+  node = null;
+  missing.add("listen").add("notify");
+}
+
+async function registerMissing() {
+  for (const operation of [...missing]) {
+    // The page may have been left during the previous request.
     if (node === null) return;
     try {
-      await (act === "listen" ? node.listen(topic, heard) : node.notify(topic));
-      wanted.delete(act);
+      await (operation === "listen" ? node.listen(topic, onMessage) : node.notify(topic));
+      missing.delete(operation);
     } catch (error) {
       if (!(error instanceof MessagesError)) throw error;
     }
   }
 }
 
-/** Come in, and again and again where it is refused: a rule may be on its way. */
-async function come() {
-  try {
-    node = await connect(ident, { onstate: changed, onevent: happened });
-  } catch (error) {
-    if (!(error instanceof MessagesError)) throw error;
-    show("denied", error.message);
+/** Connect and register if necessary, now and every second. */
+async function keepRegistered() {
+  if (node === null) await connectNode();
+  if (node !== null && node.state === "open" && !isDatabaseAway && missing.size) {
+    await registerMissing();
+    refresh();
   }
-}
-
-function changed(name, reason) {
-  show(name, reason);
-  if (name === "denied") {
-    node = null;
-    wanted.add("listen").add("notify");
-  }
-  present();
-}
-
-async function keep() {
-  if (node === null) await come();
-  if (node !== null && node.state === "open" && !isAway && wanted.size) {
-    await join();
-    present();
-  }
-  setTimeout(keep, AGAIN_MILLISECONDS);
+  setTimeout(keepRegistered, RETRY_MS);
 }
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  const said = text.value;
+  const body = text.value;
   text.value = "";
   try {
-    await node.send(topic, said);
+    await node.send(topic, body);
   } catch (error) {
-    tell(`Not sent: ${error.message}`);
+    addLine(`Not sent: ${error.message}`);
   }
   text.focus();
 });
-// The page may be shown again as it was left: then it comes in anew.
+// If the browser shows this page again from its cache, keepRegistered connects a new node.
 addEventListener("pagehide", () => {
   node?.close();
-  node = null;
-  wanted.add("listen").add("notify");
+  forgetNode();
 });
 
-keep();
+keepRegistered();

@@ -19,7 +19,7 @@ from tests.conftest import TestedServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 300
-READY = "Ctrl-C ends it."
+READY = "Press Ctrl-C to stop."
 
 
 class Example:

@@ -1,4 +1,4 @@
-"""The arithmetic of `make bench` and `make audit`: what is reached, what fell, what is shown."""
+"""The arithmetic of `make bench`: what is reached, what fell, what is shown."""
 
 from benchmarks import kept, tables
 from benchmarks.programs import PROGRAMS

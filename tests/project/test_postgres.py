@@ -43,7 +43,7 @@ def server(shared: Server) -> Server:
 def command(server: Server, *arguments: str) -> subprocess.Popen[str]:
     """Run the starter's command line in a process of its own."""
     line = [sys.executable, "-m", "project.postgres", *arguments]
-    line += ["--data", str(server.home.asked_folder), "--bin", str(server.binaries)]
+    line += ["--data", str(server.home.requested_folder), "--bin", str(server.binaries)]
     pipe = subprocess.PIPE
     return subprocess.Popen(line, cwd=ROOT, text=True, stdout=pipe, stderr=subprocess.STDOUT)
 
@@ -166,7 +166,7 @@ def test_a_taken_port_is_exchanged_for_another(server: Server):
 
 def test_a_failing_start_shows_the_end_of_the_log(server: Server):
     server.stop()
-    wrong = Server(server.home.asked_folder, server.binaries, {"shared_buffers": "a lot"})
+    wrong = Server(server.home.requested_folder, server.binaries, {"shared_buffers": "a lot"})
     with pytest.raises(ServerError, match=r'invalid value for parameter "shared_buffers"'):
         wrong.start()
 
@@ -179,7 +179,7 @@ def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pyte
     refuge.mkdir(mode=0o700)
     os.chown(refuge, server.home.account.uid, -1)
     try:
-        with pytest.raises(ServerError, match="belongs to somebody else"):
+        with pytest.raises(ServerError, match="belongs to another user"):
             server.start()
     finally:
         refuge.rmdir()

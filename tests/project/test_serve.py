@@ -14,7 +14,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from project import serve
-from project.example import prepare
+from project.example import create_example_data
 from project.postgres.ports import free_port
 from psqlmessages.models import Auth, Exchange, WebIdentity
 from tests.conftest import TestedServer
@@ -58,7 +58,7 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
     with psycopg.connect(example.database_url, autocommit=True) as owner:
         until(lambda: owner.execute(COPIES).fetchone() == (True,))
         os.kill(example.pid_of("exchange"), signal.SIGKILL)
-        example.until("What runs the exchanges has ended, with code -9; the pages go on.")
+        example.until("The exchange worker has ended with exit code -9; the pages still work.")
         code = example.press_ctrl_c()
         assert (code, example.children()) == (0, [])
         assert "is killed" not in example.shown
@@ -69,19 +69,19 @@ def test_it_shows_all_and_ends_by_itself_at_ctrl_c(example: Example):
 
 def test_the_password_is_the_same_again_until_it_is_changed(transactional_db: None, tmp_path: Path):
     file = tmp_path / "password"
-    password = prepare(file)
+    password = create_example_data(file)
     assert password
-    assert prepare(file) == password == file.read_text()
+    assert create_example_data(file) == password == file.read_text()
     administrator = User.objects.get()
     assert administrator.is_superuser
     administrator.set_password("another one")
     administrator.save()
-    assert prepare(file) is None
+    assert create_example_data(file) is None
 
 
 def test_what_it_prepares_is_there_once(world: World, transactional_db: None, tmp_path: Path):
     for _ in range(2):
-        prepare(tmp_path / "password")
+        create_example_data(tmp_path / "password")
     assert sorted(map(" ".join, Auth.objects.values_list("ident", "dest", "mode"))) == [
         "chat/* DEMO.CHAT RW",
         "demo.desk demo.audit R", "demo.desk demo.eu R", "demo.shop demo.orders W",
@@ -102,11 +102,11 @@ def test_it_takes_another_port_where_the_usual_one_is_taken_unless_one_was_asked
     monkeypatch.delenv("PORT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        monkeypatch.setattr(serve, "USUAL_PORT", taken)
+        monkeypatch.setattr(serve, "DEFAULT_PORT", taken)
         with serve._listening_socket() as listening:
             assert listening.getsockname()[1] != taken
-        assert capsys.readouterr().out.startswith(f"Port {taken} is taken")
+        assert capsys.readouterr().out.startswith(f"Port {taken} is in use")
         for port in (str(taken), "many", "-1", "70000"):
             monkeypatch.setenv("PORT", port)
-            with pytest.raises(serve.Unable, match=f"Cannot serve on PORT={port}: "):
+            with pytest.raises(serve.ServeError, match=f"Cannot serve on PORT={port}: "):
                 serve._listening_socket()
