@@ -1,4 +1,4 @@
-"""The REST API: its routers and error handlers."""
+"""The REST API as a django-ninja application: its routers and error handlers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from typing import Any, Final
 
 import psycopg
-from django.db import Error
+from django import db
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -15,7 +15,7 @@ from psqlmessages.exceptions import MessagesError
 from psqlmessages.rest import exchanges, queues, topics
 from psqlmessages.rest.auth import BySession, ByToken
 from psqlmessages.rest.docs import DocsPage
-from psqlmessages.rest.errors import RETRY_SECONDS, ApiError, ServiceUnavailable, to_api_error
+from psqlmessages.rest.errors import RETRY_AFTER_SECONDS, ApiError, ServiceUnavailable, to_api_error
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
@@ -30,14 +30,13 @@ api = NinjaAPI(
 )
 
 
-def build_response(error: ApiError) -> HttpResponse:
-    """Build the response of an error."""
+def _build_response(error: ApiError) -> HttpResponse:
     content: dict[str, Any] = {"detail": error.detail, "err": error.number}
     if error.errors is not None:
         content["errors"] = error.errors
     response = JsonResponse(content, status=error.status)
     if error.status == 503:
-        response.headers["Retry-After"] = str(RETRY_SECONDS)
+        response.headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     elif error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     return response
@@ -45,7 +44,7 @@ def build_response(error: ApiError) -> HttpResponse:
 
 @api.exception_handler(ApiError)
 def _on_api_error(_request: HttpRequest, error: ApiError) -> HttpResponse:
-    return build_response(error)
+    return _build_response(error)
 
 
 @api.exception_handler(MessagesError)
@@ -56,36 +55,37 @@ def _on_failed_call(_request: HttpRequest, error: Any) -> HttpResponse:
     if api_error is None:
         raise error
     if api_error.status == 503:
-        log.warning("a call of the API failed: %s", error)
-    return build_response(api_error)
+        log.warning("an API call failed: %s", error)
+    return _build_response(api_error)
 
 
-@api.exception_handler(Error)
+@api.exception_handler(db.Error)
 def _on_django_database_error(_request: HttpRequest, error: Exception) -> HttpResponse:
-    log.warning("a call of the API failed: %s", error)
-    return build_response(ServiceUnavailable())
+    log.warning("an API call failed: %s", error)
+    return _build_response(ServiceUnavailable())
 
 
 @api.exception_handler(AuthenticationError)
 def _on_unauthenticated(_request: HttpRequest, _error: AuthenticationError) -> HttpResponse:
-    return build_response(ApiError(401, "log in, or send a token: Authorization: Bearer …"))
+    return _build_response(ApiError(401, "log in, or send a token: Authorization: Bearer …"))
 
 
 @api.exception_handler(HttpError)
 def _on_http_error(_request: HttpRequest, error: HttpError) -> HttpResponse:
-    return build_response(ApiError(error.status_code, str(error)))
+    return _build_response(ApiError(error.status_code, str(error)))
 
 
 @api.exception_handler(Http404)
 def _on_not_found(_request: HttpRequest, _error: Http404) -> HttpResponse:
-    return build_response(ApiError(404, "not found"))
+    return _build_response(ApiError(404, "not found"))
 
 
 @api.exception_handler(ValidationError)
 def _on_invalid_argument(_request: HttpRequest, error: ValidationError) -> HttpResponse:
     first = error.errors[0]
-    argument = ".".join(str(step) for step in first["loc"][1:])
-    return build_response(ApiError(400, f"{argument}: {first['msg']}"))
+    # For example ("query", "limit"), or ("path", "number").
+    argument = ".".join(str(part) for part in first["loc"][1:])
+    return _build_response(ApiError(400, f"{argument}: {first['msg']}"))
 
 
 for endpoints in (queues, exchanges, topics):

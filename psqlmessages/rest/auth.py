@@ -1,4 +1,4 @@
-"""Authentication of REST calls: session or token, and the acting node."""
+"""Authentication of REST calls by session or token, and the node that a call acts as."""
 
 from __future__ import annotations
 
@@ -16,48 +16,53 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.middleware.csrf import CsrfViewMiddleware
 from ninja.security.base import AuthBase
 
-from psqlmessages.relay import auth
-from psqlmessages.relay.auth import idents_of, matches_any
+from psqlmessages.relay import auth as relay_auth
 from psqlmessages.relay.revalidation import Credentials, in_thread
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 
 # API tokens cannot open a WebSocket, and WebSocket tokens cannot call the API.
 PURPOSE: Final = "psqlmessages.rest"
-_TIMEOUT_SECONDS: Final = 5.0
+_QUERY_TIMEOUT_SECONDS: Final = 5.0
 _SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
-_MAX_LISTED: Final = 50
+_MAX_LISTED_IDENTS: Final = 50
 
 T = TypeVar("T")
 
 
 def token_for(user: Any, lifetime: timedelta) -> str:
-    """Issue a token for calls as a user: ``Authorization: Bearer …``.
+    """Issue a token for API calls as a user, to send as ``Authorization: Bearer TOKEN``.
 
     Anyone who has the token acts as the user. It becomes invalid after its lifetime, and if the
     user's password changes or the user is deactivated or deleted.
     """
-    return auth.token_for(user, lifetime, purpose=PURPOSE)
+    return relay_auth.token_for(user, lifetime, purpose=PURPOSE)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """The caller: the user, the credentials, and the idents and patterns that the user may use."""
+    """The user of a call, how the call was authenticated, and the nodes that the user may act as.
+
+    ``allowed_idents`` may contain patterns, which end in ``*``.
+    """
 
     user: Any
     credentials: Credentials
-    allowed: frozenset[str]
+    allowed_idents: frozenset[str]
 
     def choose_ident(self, ident: str | None) -> str:
-        """Return the acting node: the given one, or the only node that the user may act as."""
-        if not self.allowed:
+        """Return the given ident if it is allowed; without one, the only allowed ident.
+
+        Raises ApiError 400 or 403.
+        """
+        if not self.allowed_idents:
             raise ApiError(403, "no web identity allows you to act as a node")
         if ident is not None:
-            if ident.endswith("*") or not matches_any(ident, self.allowed):
+            if ident.endswith("*") or not relay_auth.matches_any(ident, self.allowed_idents):
                 raise ApiError(403, f"you may not act as {ident:.100}")
             return ident
-        idents = [allowed for allowed in self.allowed if not allowed.endswith("*")]
+        idents = [each for each in self.allowed_idents if not each.endswith("*")]
         if len(idents) != 1:
-            listed = ", ".join(sorted(self.allowed)[:_MAX_LISTED])
+            listed = ", ".join(sorted(self.allowed_idents)[:_MAX_LISTED_IDENTS])
             raise ApiError(400, f"name the acting node in ?ident=: you may act as {listed}")
         return idents[0]
 
@@ -69,27 +74,28 @@ class ByToken(AuthBase):
     openapi_scheme = "bearer"
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Authenticate; without a token, leave it to the session."""
+        """Return the caller; None if the token is invalid or missing."""
         token = _bearer_token(request)
         if token is None:
             return None
         batch = _batches.setdefault(asyncio.get_running_loop(), _TokenBatch())
         return await batch.find_caller(token)
 
+    # django-ninja inspects this attribute: it awaits the call if this is a coroutine function.
     authenticate = __call__
 
 
 class BySession(AuthBase):
-    """A Django session. Calls that change or take something also need the header X-CSRFToken."""
+    """A Django session. Changing data or taking an element also needs the header X-CSRFToken."""
 
     openapi_type = "apiKey"
     openapi_in = "cookie"
     openapi_name = settings.SESSION_COOKIE_NAME
-    # The documentation page reads this: it must send the header.
+    # django-ninja reads this: its documentation page then sends the header.
     csrf = True
 
     async def __call__(self, request: HttpRequest) -> ApiCaller | None:
-        """Authenticate, unless the request has a token, which takes precedence."""
+        """Return the caller; None without a login, or with a token, which takes precedence."""
         if _bearer_token(request) is not None or not hasattr(request, "session"):
             return None
         caller = await _query(_find_caller_of_session, request)
@@ -101,31 +107,32 @@ class BySession(AuthBase):
 
 
 class _TokenBatch:
-    """Looks up the tokens of concurrent calls in one batch; equal tokens only once."""
+    """Looks up the tokens of concurrent calls together, each different token once."""
 
     def __init__(self) -> None:
-        self._callers: dict[str, asyncio.Future[ApiCaller | None]] = {}
+        # By token, for the next batch.
+        self._futures: dict[str, asyncio.Future[ApiCaller | None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def find_caller(self, token: str) -> ApiCaller | None:
-        """Look up the current owner of a token; raises ServiceUnavailable."""
-        caller = self._callers.get(token)
-        if caller is None:
-            caller = self._callers[token] = asyncio.get_running_loop().create_future()
+        """Return the caller with this token; None if it is invalid. Raises ServiceUnavailable."""
+        future = self._futures.get(token)
+        if future is None:
+            future = self._futures[token] = asyncio.get_running_loop().create_future()
         if self._task is None:
-            self._task = asyncio.create_task(self._find_callers(), name="rest reads tokens")
-        # Other calls wait for the same future.
-        return await asyncio.shield(caller)
+            self._task = asyncio.create_task(self._run(), name="rest token lookup")
+        # Cancelling one call must not cancel the future that others wait for.
+        return await asyncio.shield(future)
 
-    async def _find_callers(self) -> None:
-        while self._callers:
-            futures, self._callers = self._callers, {}
+    async def _run(self) -> None:
+        while self._futures:
+            futures, self._futures = self._futures, {}
             try:
                 callers = await _query(_find_callers_of_tokens, list(futures))
-            except Exception as error:  # noqa: BLE001 - passed on to the callers
+            except Exception as error:  # noqa: BLE001 - raised by find_caller
                 for future in futures.values():
                     future.set_exception(error)
-                    # Mark the exception as retrieved, in case all callers have gone.
+                    # Mark the exception as retrieved, in case all calls were cancelled.
                     future.exception()
             else:
                 for token, future in futures.items():
@@ -139,17 +146,17 @@ _batches: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenBatch] = WeakKeyDic
 async def _query(function: Callable[[Any], T], argument: Any) -> T:
     """Call a function that queries the database, in a thread; raises ServiceUnavailable."""
     try:
-        async with asyncio.timeout(_TIMEOUT_SECONDS):
+        async with asyncio.timeout(_QUERY_TIMEOUT_SECONDS):
             return await in_thread(function, argument)
     except (DatabaseError, TimeoutError):
         raise ServiceUnavailable from None
 
 
 def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
-    claims = {token: auth.read_token(token, purpose=PURPOSE) for token in tokens}
-    allowed = idents_of({claim.user.pk for claim in claims.values() if claim})
+    claims = {token: relay_auth.read_token(token, purpose=PURPOSE) for token in tokens}
+    idents = relay_auth.idents_of({claim.user.pk for claim in claims.values() if claim})
     return {
-        token: claim and _caller(claim.user, allowed, expires_at=claim.expires_at)
+        token: claim and _build_caller(claim.user, idents, expires_at=claim.expires_at)
         for token, claim in claims.items()
     }
 
@@ -158,12 +165,12 @@ def _find_caller_of_session(request: HttpRequest) -> ApiCaller | None:
     user = request.user
     if not user.is_authenticated or not request.session.session_key:
         return None
-    return _caller(user, idents_of([user.pk]), session=request.session.session_key)
+    return _build_caller(user, relay_auth.idents_of([user.pk]), session=request.session.session_key)
 
 
-def _caller(user: Any, allowed: Mapping[Any, Iterable[str]], **source: Any) -> ApiCaller:
+def _build_caller(user: Any, idents: Mapping[Any, Iterable[str]], **source: Any) -> ApiCaller:
     credentials = Credentials(user.pk, user.get_session_auth_hash(), **source)
-    return ApiCaller(user, credentials, frozenset(allowed[user.pk]))
+    return ApiCaller(user, credentials, frozenset(idents[user.pk]))
 
 
 def _bearer_token(request: HttpRequest) -> str | None:
@@ -172,12 +179,13 @@ def _bearer_token(request: HttpRequest) -> str | None:
 
 
 def require_csrf_header(request: HttpRequest) -> None:
-    """Refuse a session call without a valid X-CSRFToken header, whatever its method."""
+    """Raise ApiError 403 if a session call has no valid X-CSRFToken header, even for GET."""
     if _bearer_token(request) is not None:
         return
+    # The middleware ignores GET.
     post = copy(request)
     post.method = "POST"
-    # Only the header counts: looking for a form field would read the body.
+    # Without form data, the middleware checks the header only, and does not read the body.
     post.POST = QueryDict()  # type: ignore[misc]
     post.csrf_processing_done = False  # type: ignore[attr-defined]
     middleware = CsrfViewMiddleware(_empty_response)

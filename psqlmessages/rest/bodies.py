@@ -1,4 +1,4 @@
-"""Conversion between HTTP bodies and queue bodies. Pure functions."""
+"""Conversion between HTTP bodies and bodies of elements and messages. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from psqlmessages.wire import BASE64, JSON, EncodedBody, MalformedPayload
 
 CONTENT_TYPE: Final = "content-type"
 HEADER_PREFIX: Final = "x-ks-hdr-"
+# All headers of an element as one JSON object. If it is too long for a response, only its length.
 ALL_HEADERS: Final = "x-ks-headers"
 HEADERS_LENGTH: Final = "x-ks-headers-length"
 
+# By encoding of the body; None: plain text.
 _DEFAULT_TYPES: Final = {
     None: "text/plain; charset=utf-8",
     JSON: "application/json",
     BASE64: "application/octet-stream",
 }
-# Other codecs of Python are not accepted: some are slow, or are not text encodings.
+# By charset. Other codecs of Python are not used: some are slow, or are not text encodings.
 _CODECS: Final = {"utf-8": "utf-8", "us-ascii": "ascii", "iso-8859-1": "latin-1"}
 _CONTENT_TYPE: Final = re.compile(
     r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}(?:[ \t]*;[ -~]{0,300})?", re.ASCII
 )
 _CHARSET: Final = re.compile(r';\s*charset="?([\w-]+)"?', re.ASCII | re.IGNORECASE)
-_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^`|~-]{1,100}")
-_PRINTABLE: Final = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?|")
-_NOT_ASCII: Final = re.compile("[^ -~]")
+_HEADER_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^`|~-]{1,100}")
+_HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?|")
+_NOT_PRINTABLE_ASCII: Final = re.compile("[^ -~]")
 # HTTP clients limit headers: Python's http.client accepts 100, in lines of up to 64 KiB.
 _MAX_SINGLE_HEADERS: Final = 40
-_MAX_HEADERS_CHARACTERS: Final = 16 * 1024
+_MAX_ALL_HEADERS_CHARACTERS: Final = 16 * 1024
 
 
 class _Numeral(str):
-    """The digits of a number in JSON: a float has fewer digits than a number of PostgreSQL."""
+    """A JSON number as text: converting it to float would lose digits of PostgreSQL's numeric."""
 
     __slots__ = ()
 
@@ -53,9 +55,9 @@ class Content(NamedTuple):
 def parse_request(
     data: bytes, content_type: str, http_headers: Mapping[str, str]
 ) -> tuple[EncodedBody, str]:
-    """Parse a request; return the encoded body and the element's headers as JSON text.
+    """Parse a request; return the encoded body, and the element's headers as JSON text.
 
-    ``http_headers`` are the request's headers by lower-case name. Raises ApiError 400.
+    The names in ``http_headers`` are in lower case. Raises ApiError 400.
     """
     if content_type and not _CONTENT_TYPE.fullmatch(content_type):
         raise ApiError(400, "the content type is malformed")
@@ -66,7 +68,7 @@ def parse_request(
 
 
 def build_content(text: str, enc: str | None, headers: str) -> Content:
-    """Convert an element, with its headers as JSON text, to a response; never fails."""
+    """Convert an element's body, encoding and headers (JSON text) to a response; never fails."""
     values = json.loads(headers, parse_int=_Numeral, parse_float=_Numeral)
     data, content_type = _decode_body(text, enc, values.get(CONTENT_TYPE))
     return Content(data, content_type, _format_headers(values, _escape_non_ascii(headers)))
@@ -90,8 +92,7 @@ def _encode_body(data: bytes, content_type: str) -> EncodedBody:
         try:
             return EncodedBody(data.decode(codec))
         except UnicodeDecodeError:
-            # The charset is wrong. Store the raw bytes, so that they are delivered unchanged.
-            pass
+            pass  # The charset is wrong: store the bytes below, to deliver them unchanged.
     return EncodedBody(base64.b64encode(data).decode("ascii"), BASE64)
 
 
@@ -123,7 +124,7 @@ def _is_json(content_type: str) -> bool:
 
 
 def _find_codec(content_type: str) -> str | None:
-    """Return the codec of a content type; None if it is not supported."""
+    """Return the codec for the charset of a content type; None if it is not supported."""
     match = _CHARSET.search(content_type)
     return _CODECS.get(match[1].lower()) if match else "utf-8"
 
@@ -132,16 +133,16 @@ def _find_codec(content_type: str) -> str | None:
 
 
 def _decode_body(text: str, enc: str | None, stored_type: Any) -> tuple[bytes, str]:
-    """Return the bytes of a body, and its content type: the stored one if it fits the body."""
-    is_type = isinstance(stored_type, str) and _CONTENT_TYPE.fullmatch(stored_type) is not None
+    """Return the bytes of a body and its content type: the stored type if it fits the encoding."""
+    is_valid = isinstance(stored_type, str) and _CONTENT_TYPE.fullmatch(stored_type) is not None
     if enc == BASE64:
         try:
             data = wire.decode(text, BASE64)
         except MalformedPayload:
             return text.encode(), _DEFAULT_TYPES[None]
-        return data, stored_type if is_type else _DEFAULT_TYPES[BASE64]
+        return data, stored_type if is_valid else _DEFAULT_TYPES[BASE64]
     default = _DEFAULT_TYPES.get(enc, _DEFAULT_TYPES[None])
-    if not is_type or _is_json(stored_type) != (enc == JSON):
+    if not is_valid or _is_json(stored_type) != (enc == JSON):
         return text.encode(), default
     try:
         return text.encode(_find_codec(stored_type) or "utf-8"), stored_type
@@ -150,20 +151,20 @@ def _decode_body(text: str, enc: str | None, stored_type: Any) -> tuple[bytes, s
 
 
 def _format_headers(values: Mapping[str, Any], as_json: str) -> dict[str, str]:
-    """Return the headers that HTTP can carry one by one, and all of them as JSON."""
+    """Return one HTTP header for each value that is valid in HTTP, and ALL_HEADERS."""
     single: dict[str, str] = {}
     for name, value in values.items():
         text = json.dumps(value) if value is None or isinstance(value, bool) else value
-        is_sendable = isinstance(text, str) and _PRINTABLE.fullmatch(text)
-        if name != CONTENT_TYPE and _NAME.fullmatch(name) and is_sendable:
+        has_valid_value = isinstance(text, str) and _HEADER_VALUE.fullmatch(text)
+        if name != CONTENT_TYPE and _HEADER_NAME.fullmatch(name) and has_valid_value:
             single[HEADER_PREFIX + name] = text
         if len(single) == _MAX_SINGLE_HEADERS:
             break
-    if len(as_json) > _MAX_HEADERS_CHARACTERS:
+    if len(as_json) > _MAX_ALL_HEADERS_CHARACTERS:
         return {**single, HEADERS_LENGTH: str(len(as_json))}
     return {**single, ALL_HEADERS: as_json}
 
 
 def _escape_non_ascii(text: str) -> str:
-    """Escape non-ASCII characters in JSON text, and change nothing else, including numbers."""
-    return _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    """Escape non-ASCII characters in JSON text, without decoding its numbers."""
+    return _NOT_PRINTABLE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)

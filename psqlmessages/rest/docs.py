@@ -1,4 +1,4 @@
-"""Documentation page of the API, without scripts."""
+"""Documentation page of the API: Swagger UI, without inline scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 
 
 class DocsPage(DocsBase):
-    """Swagger UI, served by this app: "ninja" need not be in INSTALLED_APPS."""
+    """The page. This app serves its files, so "ninja" need not be in INSTALLED_APPS."""
 
     def render_page(self, request: HttpRequest, api: Any, **_: Any) -> HttpResponse:
         """Render the page with its Content-Security-Policy."""
@@ -44,7 +44,7 @@ class DocsPage(DocsBase):
 
 @require_safe
 def serve_file(_request: HttpRequest, version: str, name: str) -> HttpResponse:
-    """Serve a file of the page; browsers cache it, since the URL contains the version."""
+    """Serve a file of Swagger UI; browsers cache it, since the URL contains the version."""
     if name not in _FILES or version != metadata.version("django-ninja"):
         raise Http404("There is no such file.")
     response = HttpResponse(_read_file(name), content_type=_FILES[name])
@@ -58,7 +58,7 @@ def _read_file(name: str) -> bytes:
 
 
 def _content_security_policy() -> str:
-    """Build the policy. Swagger UI needs no inline scripts, but images as data URLs."""
+    """Build the policy: no inline scripts or styles. Swagger UI has images in data URLs."""
     static = urlsplit(settings.STATIC_URL or "")
     files = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

@@ -1,4 +1,4 @@
-"""Errors of the API, with the HTTP status of each error number."""
+"""Errors of the API, and the HTTP status of each error number."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import psycopg
 
 from psqlmessages.exceptions import MessagesError, NotificationQueueFull, NotInstalled
 
-# Retry-After of status 503, for example if the database is unreachable.
-RETRY_SECONDS: Final = 2
+# The header Retry-After of responses with status 503.
+RETRY_AFTER_SECONDS: Final = 2
 
-# By error number. Errors with other numbers, or without one, have status 503.
+# HTTP status by error number. Errors with other numbers, or without one, have status 503.
 _STATUSES: Final = {
     **dict.fromkeys((1, 4, 14, 15, 18, 52, 54, 55, 57, 58, 60, 63), 400),
     **dict.fromkeys((2, 3, 5, 11, 16, 20), 403),
@@ -20,7 +20,7 @@ _STATUSES: Final = {
     51: 413,
 }
 # Classes of SQLSTATE after which a retry may succeed.
-_TRANSIENT: Final = (
+_RETRY_CLASSES: Final = (
     "08",  # connection lost
     "40",  # deadlock, serialization failure
     "53",  # out of resources
@@ -31,7 +31,10 @@ _TRANSIENT: Final = (
 
 
 class ApiError(Exception):
-    """A failed call: HTTP status, reason, PostgreSQL's error number, and a line per problem."""
+    """A failed call: its HTTP status, the reason, and the number if a SQL function returned one.
+
+    ``errors``: one line per problem of an invalid exchange definition.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class ServiceUnavailable(ApiError):
 
 
 def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiError | None:
-    """Convert an error to an API error; None if the cause is a bug in this server."""
+    """Convert an error to an API error; None if the error is a bug of this server."""
     if isinstance(error, NotInstalled):
         return ApiError(404, "psqlmessages is not installed in this namespace: run its migrations")
     if isinstance(error, MessagesError) and (status := _STATUSES.get(error.number or 0)):
@@ -63,7 +66,7 @@ def to_api_error(error: MessagesError | psycopg.Error | TimeoutError) -> ApiErro
     if isinstance(error, MessagesError | TimeoutError):
         is_full = isinstance(error, NotificationQueueFull)
         return ServiceUnavailable(error.text) if is_full else ServiceUnavailable()
-    if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _TRANSIENT:
+    if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "")[:2] in _RETRY_CLASSES:
         return ServiceUnavailable("the database is temporarily unavailable")
     if isinstance(error, psycopg.DataError):
         return ApiError(400, f"malformed: {str(error).partition(chr(10))[0]}")

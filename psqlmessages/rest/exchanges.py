@@ -1,4 +1,4 @@
-"""Endpoints of exchanges: definition, start, stop."""
+"""Endpoints of exchanges: list, definition, start, stop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from psqlmessages.rest import schemas
 from psqlmessages.rest.errors import ApiError
 from psqlmessages.rest.schemas import ERRORS, check_name, get_caller, read_body
 
-# Names may contain slashes and routes match in order, so longer paths come first.
+# Names may contain slashes, and the first matching route counts: define the longer paths first.
 router = Router(tags=["exchanges"])
 
 T = TypeVar("T")
-_DEFINITION = {
+_DEFINITION_BODY = {
     "requestBody": {
         "required": True,
         "content": {
@@ -57,20 +57,20 @@ async def _set_running(request: HttpRequest, name: str, *, is_running: bool) -> 
 async def _run(
     request: HttpRequest, permission: str, function: Callable[..., T], *arguments: Any
 ) -> T:
-    """Check the permission, then call a function, both in the thread of this request."""
+    """Call a function if the user has the permission; both query the database in a thread."""
 
-    def run() -> T:
+    def check_and_run() -> T:
         _check_permission(request, permission)
         try:
             return function(*arguments)
         except Exchange.DoesNotExist:
             raise ApiError(404, "there is no exchange with this name") from None
 
-    return await sync_to_async(run)()
+    return await sync_to_async(check_and_run)()
 
 
 def _check_permission(request: HttpRequest, permission: str) -> None:
-    """Raise 403 if the user is not a staff user with this permission; queries the database."""
+    """Raise ApiError 403 if the user is not a staff user with this permission."""
     user = get_caller(request).user
     if not (user.is_active and user.is_staff):
         raise ApiError(403, "this needs a staff user")
@@ -111,7 +111,7 @@ async def show(request: HttpRequest, name: str):
         **ERRORS,
         400: schemas.ErrorList,
     },
-    openapi_extra=_DEFINITION,
+    openapi_extra=_DEFINITION_BODY,
 )
 async def put(request: HttpRequest, name: str, replace: bool = False):
     """Store a definition, in the format of a definition file without the exchange's name.
@@ -132,13 +132,13 @@ async def delete(request: HttpRequest, name: str):
     return Status(204, None)
 
 
-# Functions that run in the thread of a request
+# Called by _run in a thread
 
 
 def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
     rows = list(repository.rows().filter(**filters))
     sums = ExchangeCount.objects.filter(exchange__in=rows).values_list("exchange", "outcome")
-    counts = {(key, outcome): count for key, outcome, count in sums.annotate(Sum("count"))}
+    counts = {(pk, outcome): count for pk, outcome, count in sums.annotate(Sum("count"))}
     missing = read_missing_rules()
     return [
         {
@@ -147,7 +147,9 @@ def _list_exchanges(**filters: str) -> list[dict[str, Any]]:
             "state": format_state(is_running=row.is_running, is_blocked=row.pk in missing),
             "missing_rules": missing.get(row.pk, []),
             "definition": repository.to_definition(row).to_document(),
-            "counts": {str(each): counts.get((row.pk, each), 0) for each in ELEMENT_OUTCOMES},
+            "counts": {
+                str(outcome): counts.get((row.pk, outcome), 0) for outcome in ELEMENT_OUTCOMES
+            },
         }
         for row in rows
     ]
@@ -173,7 +175,7 @@ def _store_exchange(request: HttpRequest, name: str, text: bytes, replace: bool)
     try:
         row = repository.store(definition, replace=replace)
     except repository.ExchangeExists:
-        raise ApiError(409, f"an exchange {name} already exists: ?replace=1 replaces it") from None
+        raise ApiError(409, f"exchange {name} exists: add ?replace=1 to replace it") from None
     missing = permissions.find_missing_rules([definition])
     answer = {
         "name": name,

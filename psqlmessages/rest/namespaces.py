@@ -1,4 +1,4 @@
-"""Databases of the API: their connections, and the requests that wait for their queues."""
+"""Databases of the API: for each namespace, a connection pool and the requests that wait."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from psqlmessages.orm import direct_dsn, dsn
 from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
-from psqlmessages.rest.pool import Pool, TakenRow
+from psqlmessages.rest.pool import LeasedElement, Pool
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from psqlmessages.retry import RateLimitedLogger
 
 log: Final = RateLimitedLogger(logging.getLogger("psqlmessages.rest"))
 
-_CONNECTIONS: Final = 5
+_MAX_CONNECTIONS: Final = 5
 # Limits for waiting requests per process and namespace; further requests get 429.
 MAX_WAITERS: Final = 10_000
 MAX_WAITERS_PER_USER: Final = 2_000
@@ -36,17 +36,18 @@ class RestDatabase:
     """One database: a connection pool for calls, and the requests that wait for its queues."""
 
     def __init__(self, alias: str) -> None:
-        self.calls = Pool(dsn(alias), "rest", _CONNECTIONS)
-        self._listener = QueueListener(direct_dsn(alias), "rest listens", may_poll=True)
+        self.pool = Pool(dsn(alias), "rest", _MAX_CONNECTIONS)
+        self._listener = QueueListener(direct_dsn(alias), "rest listener", may_poll=True)
         self._queues: dict[str, QueueWaiters] = {}
+        # By queue and ``tid``.
         self._waiters: dict[tuple[str, str], WaitingRequest] = {}
-        self._by_user: Counter[Any] = Counter()
-        self._releasing: set[asyncio.Task[None]] = set()
+        self._waiters_by_user: Counter[Any] = Counter()
+        self._release_tasks: set[asyncio.Task[None]] = set()
 
     # Waiting requests
 
-    async def take(self, waiter: WaitingRequest) -> TakenRow:
-        """Wait in order of arrival for an element, and reserve it.
+    async def take(self, waiter: WaitingRequest) -> LeasedElement:
+        """Wait for an element and reserve it; earlier requests for the queue come first.
 
         Raises the error that ends the wait. If cancelled, it releases the element.
         """
@@ -58,10 +59,10 @@ class RestDatabase:
             get_credential_monitor().add(waiter)
         queue_waiters = self._queues.get(waiter.queue)
         if queue_waiters is None:
-            queue_waiters = QueueWaiters(waiter.queue, self, self._on_empty)
+            queue_waiters = QueueWaiters(waiter.queue, self, self._on_no_waiters)
             self._queues[waiter.queue] = queue_waiters
             self._listener.add(waiter.queue, queue_waiters.wake)
-        queue_waiters.join(waiter)
+        queue_waiters.add(waiter)
         try:
             return await waiter.result
         except asyncio.CancelledError:
@@ -73,64 +74,64 @@ class RestDatabase:
             if timer is not None:
                 timer.cancel()
                 get_credential_monitor().discard(waiter)
-            queue_waiters.leave(waiter)
+            queue_waiters.remove(waiter)
             self._remove(waiter)
 
     def _add(self, waiter: WaitingRequest) -> None:
         if (waiter.queue, waiter.tid) in self._waiters:
             raise ApiError(409, f"a request {waiter.tid} is already waiting for this queue")
-        if self._by_user[waiter.credentials.user] >= MAX_WAITERS_PER_USER:
-            text = f"more than {MAX_WAITERS_PER_USER} requests of this user are waiting"
-            raise ApiError(429, text)
+        if self._waiters_by_user[waiter.credentials.user] >= MAX_WAITERS_PER_USER:
+            raise ApiError(429, f"{MAX_WAITERS_PER_USER} requests of this user are already waiting")
         if len(self._waiters) >= MAX_WAITERS:
-            raise ApiError(429, f"more than {MAX_WAITERS} requests are waiting")
+            raise ApiError(429, f"{MAX_WAITERS} requests are already waiting")
         self._waiters[waiter.queue, waiter.tid] = waiter
-        self._by_user[waiter.credentials.user] += 1
+        self._waiters_by_user[waiter.credentials.user] += 1
 
     def _remove(self, waiter: WaitingRequest) -> None:
         del self._waiters[waiter.queue, waiter.tid]
-        self._by_user[waiter.credentials.user] -= 1
-        if not self._by_user[waiter.credentials.user]:
-            del self._by_user[waiter.credentials.user]
+        self._waiters_by_user[waiter.credentials.user] -= 1
+        if not self._waiters_by_user[waiter.credentials.user]:
+            del self._waiters_by_user[waiter.credentials.user]
 
     def list_waiters(self, queue: str) -> list[WaitingRequest]:
         """Return this process's waiting requests for a queue, in order of arrival."""
         return self._queues[queue].list_waiting() if queue in self._queues else []
 
-    def _on_empty(self, queue_waiters: QueueWaiters) -> None:
+    def _on_no_waiters(self, queue_waiters: QueueWaiters) -> None:
         self._listener.remove(queue_waiters.queue, queue_waiters.wake)
         del self._queues[queue_waiters.queue]
 
     # Called by QueueWaiters
 
-    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
-        """Reserve elements with the node and the lease duration that some waiters share."""
-        return await pool.reserve(self.calls, key.ident, queue, count, key.seconds)
+    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[LeasedElement]:
+        """Reserve up to ``count`` elements for waiters with this key."""
+        return await pool.reserve(self.pool, key.ident, queue, count, key.seconds)
 
     async def listen(self, ident: str, queue: str) -> QueueState:
-        """Listen to a queue on the connection that all queues share."""
+        """Listen to a queue as a node, on the connection that all queues share."""
         return await self._listener.listen(ident, queue)
 
-    def release(self, ident: str, elements: Sequence[TakenRow]) -> None:
+    def release(self, ident: str, elements: Sequence[LeasedElement]) -> None:
         """Release undelivered elements in the background."""
         leases = [element.lease for element in elements]
-        task = asyncio.create_task(self._release(ident, leases), name="rest releases")
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
+        task = asyncio.create_task(self._release(ident, leases), name="rest release")
+        self._release_tasks.add(task)
+        task.add_done_callback(self._release_tasks.discard)
 
     async def _release(self, ident: str, leases: list[str]) -> None:
         try:
-            await self.calls.call("release(%s, VARIADIC %s::text[])", ident, leases)
+            await self.pool.call("release(%s, VARIADIC %s::text[])", ident, leases)
         except (MessagesError, psycopg.Error, ServiceUnavailable) as error:
-            log.warning("elements were not released, and return after their lease: %s", error)
+            log.warning("elements stay reserved until their lease expires: %s", error)
 
 
-_Databases = dict[str, RestDatabase]
-_databases: WeakKeyDictionary[asyncio.AbstractEventLoop, _Databases] = WeakKeyDictionary()
+# By event loop and alias.
+_databases: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]]
+_databases = WeakKeyDictionary()
 
 
 def get_database(alias: str) -> RestDatabase:
-    """Return the database of a namespace for the running event loop; raise 404 if there is none."""
+    """Return the database of a namespace for this event loop; raise ApiError 404 if unknown."""
     databases = _databases.setdefault(asyncio.get_running_loop(), {})
     if alias not in databases:
         if problem := namespace_error(alias):
@@ -140,9 +141,9 @@ def get_database(alias: str) -> RestDatabase:
 
 
 def _is_broken() -> bool:
-    """Return whether the API's last attempt to reach a database failed."""
+    """Return whether the API cannot reach one of its databases; /healthz calls it."""
     databases = _databases.get(asyncio.get_running_loop(), {})
-    return any(database.calls.is_broken() for database in databases.values())
+    return any(database.pool.is_broken() for database in databases.values())
 
 
 health.register("rest", _is_broken)

@@ -1,4 +1,4 @@
-"""Connection pool of one database, shared by the requests of an event loop; its SQL."""
+"""Connection pool of one database, and the queries of queues."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ ANSWER_SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
 # Maximum wait for a free connection.
 _MAX_WAIT_SECONDS: Final = 5.0
-# After a failed connection attempt, calls fail immediately: each further attempt may take seconds.
+# For this long after a failed attempt to connect, calls fail without another attempt, which may
+# take seconds.
 _FAIL_FAST_SECONDS: Final = 0.5
+# Close idle connections if the pool was not used for this long.
 _IDLE_SECONDS: Final = 60.0
-# How long a failure counts as current if no call follows it.
+# A failure without a later call counts as an outage for this long.
 _BROKEN_SECONDS: Final = 5.0
 
 
 class Pool:
-    """A limited number of connections, opened on demand and closed when idle."""
+    """A limited number of connections for one event loop, opened on demand and closed when idle."""
 
     def __init__(self, dsn: str, name: str, max_connections: int) -> None:
         self._dsn = dsn
@@ -43,7 +45,7 @@ class Pool:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def is_broken(self) -> bool:
-        """Return whether the server was unreachable recently and has not answered since."""
+        """Return whether the last call could not reach the server, less than 5 s ago."""
         if self._failed_at is None:
             return False
         return asyncio.get_running_loop().time() - self._failed_at < _BROKEN_SECONDS
@@ -51,9 +53,9 @@ class Pool:
     async def fetch(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         """Run a statement in its own transaction and return its rows.
 
-        If the caller is cancelled, a running statement still completes. Raises the error that the
-        function returns; ServerUnreachable; ServiceUnavailable if all connections are busy for too
-        long; and psycopg's errors for statements that the server aborts.
+        If the caller is cancelled, a running statement still completes. Raises ServerUnreachable;
+        ServiceUnavailable if all connections are busy for too long; and psycopg's errors if the
+        server aborts the statement.
         """
         try:
             async with asyncio.timeout(_MAX_WAIT_SECONDS):
@@ -66,14 +68,17 @@ class Pool:
         return await asyncio.shield(task)
 
     async def call(self, function: str, *params: Any) -> dict[str, Any]:
-        """Call a function of the schema ``messages``; return its answer. Raises like ``fetch``."""
+        """Call a function of the schema ``messages``; raise the error that its answer contains.
+
+        Otherwise return the answer. Also raises the errors of ``fetch``.
+        """
         ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
         return raise_for_error(answer)
 
     def _on_task_done(self, task: asyncio.Task[list[Row]]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Mark the exception as retrieved, in case the caller has gone.
+            # Mark the exception as retrieved, in case the caller was cancelled.
             task.exception()
 
     async def _fetch(self, sql: str, params: Sequence[Any]) -> list[Row]:
@@ -97,13 +102,13 @@ class Pool:
     async def _get_connection(self) -> AsyncConnection:
         while self._idle:
             connection = self._idle.pop()
-            # Unexpected data: the server has closed the connection.
+            # If an idle connection has data to read, the server has closed it.
             if not connection.closed and not is_readable(connection.fileno()):
                 return connection
             await connection.close()
         loop = asyncio.get_running_loop()
         if loop.time() < self._fail_fast_until:
-            raise ServerUnreachable("connecting failed a moment ago")
+            raise ServerUnreachable("the last attempt to connect has just failed")
         try:
             address = conninfo(self._dsn, self._name)
             async with asyncio.timeout(_CONNECT_SECONDS):
@@ -135,10 +140,10 @@ class Pool:
             connection.pgconn.finish()
 
 
-# Elements: SQL calls for queues, as any node and without a session
+# Queries of queues
 
-# Times are text, because PostgreSQL's range exceeds Python's. A reservation need not survive a
-# server crash, so it does not wait for the disk. The commit that removes the element does.
+# Times are text, because PostgreSQL's range of times exceeds Python's. A reservation need not
+# survive a server crash, so it commits asynchronously; removal of the element does not.
 _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
@@ -147,7 +152,8 @@ _READ_STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
 )
-# Filters in SQL, so that a node does not see the names of queues that it may not use.
+# Only queues that the node may use: the others have an error in ``sizes``. OFFSET 0 prevents the
+# planner from merging the subqueries: ``sizes`` is called once per queue, in order, until LIMIT.
 _LIST: Final = (
     "SELECT l.queue, l.sizes, l.counters FROM ("
     "SELECT q.queue, messages.sizes(%s, q.queue) AS sizes, to_json(q) AS counters"
@@ -156,14 +162,14 @@ _LIST: Final = (
     ") AS l WHERE l.sizes ->> 'Err' = '0' LIMIT %s"
 )
 
-_NO_ELEMENTS: Final = {
+_EMPTY_SIZES: Final = {
     **dict.fromkeys(("Total", "Available", "Scheduled", "Reserved"), 0),
     "Paused": False,
 }
 
 
-class TakenRow(NamedTuple):
-    """A reserved element: its encoded body, and its headers as JSON text."""
+class LeasedElement(NamedTuple):
+    """A reserved element. ``headers`` is JSON text; ``mature``: when it became available."""
 
     id: int
     body: str
@@ -174,31 +180,33 @@ class TakenRow(NamedTuple):
     lease: str
 
 
-async def reserve(pool: Pool, ident: str, queue: str, count: int, seconds: float) -> list[TakenRow]:
-    """Reserve up to ``count`` elements for some seconds."""
+async def reserve(
+    pool: Pool, ident: str, queue: str, count: int, seconds: float
+) -> list[LeasedElement]:
+    """Reserve up to ``count`` elements, with leases of this many seconds."""
     rows = await pool.fetch(_RESERVE, (ident, queue, count, seconds))
-    return [TakenRow(*row) for row in rows]
+    return [LeasedElement(*row) for row in rows]
 
 
 async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:
-    """Return the sizes and counters of a queue: of an empty one if it does not exist."""
+    """Return the sizes and counters of a queue; if it does not exist, those of an empty queue."""
     ((sizes, counters),) = await pool.fetch(_READ_STATUS, (ident, queue, queue))
     if sizes["Err"] == str(QueueNotExistent.number) and not queue.endswith("*"):
         new = Queue(name=queue)
         settings = {name: getattr(new, name) for name in ("dead_letter_queue", "key_timeout")}
-        return _queue_status(queue, _NO_ELEMENTS, settings)
-    return _queue_status(queue, raise_for_error(sizes), counters or {})
+        return _build_status(queue, _EMPTY_SIZES, settings)
+    return _build_status(queue, raise_for_error(sizes), counters or {})
 
 
 async def list_statuses(
     pool: Pool, ident: str, after: str, limit: int
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the next queues that this node may use, and the name to continue after."""
+    """Return up to ``limit`` queues that the node may use, and the name after which more follow."""
     rows = await pool.fetch(_LIST, (ident, after, limit))
-    queues = [_queue_status(*row) for row in rows]
+    queues = [_build_status(*row) for row in rows]
     return queues, rows[-1][0] if len(rows) == limit else None
 
 
-def _queue_status(queue: str, sizes: dict[str, Any], counters: dict[str, Any]) -> dict[str, Any]:
+def _build_status(queue: str, sizes: dict[str, Any], counters: dict[str, Any]) -> dict[str, Any]:
     lower_case = {name.lower(): value for name, value in sizes.items() if name != "Err"}
     return {**counters, **lower_case, "queue": queue}

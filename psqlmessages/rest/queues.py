@@ -1,4 +1,4 @@
-"""Endpoints of queues: push, take, acknowledge, pause, settings."""
+"""Endpoints of queues: push, take, acknowledge, status, pause, settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psqlmessages.rest import bodies, pool, schemas
 from psqlmessages.rest.auth import require_csrf_header
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
 from psqlmessages.rest.namespaces import RestDatabase, get_database
-from psqlmessages.rest.pool import TakenRow
+from psqlmessages.rest.pool import LeasedElement
 from psqlmessages.rest.schemas import (
     ERRORS,
     check_name,
@@ -28,14 +28,14 @@ from psqlmessages.rest.schemas import (
 )
 from psqlmessages.rest.waiters import WaitingRequest
 
-# Names may contain slashes and routes match in order, so longer paths come first.
+# Names may contain slashes, and the first matching route counts: define the longer paths first.
 router = Router(tags=["queues"])
 
 
 def _resolve(
     request: HttpRequest, ns: str, queue: str, ident: str | None
 ) -> tuple[RestDatabase, str]:
-    """Validate the arguments of a call; return the database and the acting node."""
+    """Check the arguments of a call; return its database, and the node that it acts as."""
     actor = get_acting_ident(request, ident)
     check_name(queue, "queue")
     return get_database(ns), actor
@@ -44,7 +44,7 @@ def _resolve(
 @router.get("/q", response={200: schemas.Namespaces, **ERRORS})
 async def list_namespaces(request: HttpRequest):
     """List the namespaces."""
-    if not get_caller(request).allowed:
+    if not get_caller(request).allowed_idents:
         raise ApiError(403, "no web identity allows you to act as a node")
     return {"namespaces": namespaces()}
 
@@ -57,11 +57,11 @@ async def list_queues(
     after: schemas.After = "",
     limit: schemas.Limit = 100,
 ):
-    """List the queues that the node may use, by name, with their status."""
+    """List the queues that the node may use, in order of their names, with their status."""
     actor = get_acting_ident(request, ident)
     if after:
         check_name(after, "queue")
-    queues, next_after = await pool.list_statuses(get_database(ns).calls, actor, after, limit)
+    queues, next_after = await pool.list_statuses(get_database(ns).pool, actor, after, limit)
     return {"queues": queues, "next": next_after}
 
 
@@ -69,21 +69,22 @@ async def list_queues(
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
     database, actor = _resolve(request, ns, queue, ident)
-    return await pool.read_status(database.calls, actor, queue)
+    return await pool.read_status(database.pool, actor, queue)
 
 
 @router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return whether a queue is paused."""
     database, actor = _resolve(request, ns, queue, ident)
-    return await pool.read_status(database.calls, actor, queue)
+    # The response contains only the field of schemas.Paused.
+    return await pool.read_status(database.pool, actor, queue)
 
 
 @router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """Pause a queue in all processes: consumers wait, pushes still work."""
+    """Pause a queue: consumers in all processes wait, and pushes still work."""
     database, actor = _resolve(request, ns, queue, ident)
-    await database.calls.call("pause(%s, %s)", actor, queue)
+    await database.pool.call("pause(%s, %s)", actor, queue)
     return {"paused": True}
 
 
@@ -91,7 +92,7 @@ async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident 
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Resume a queue."""
     database, actor = _resolve(request, ns, queue, ident)
-    await database.calls.call("resume(%s, %s)", actor, queue)
+    await database.pool.call("resume(%s, %s)", actor, queue)
     return {"paused": False}
 
 
@@ -99,10 +100,10 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Remove a reserved element; 404 if the lease is no longer valid."""
+    """Acknowledge a reserved element, which removes it; 404 if the lease is no longer valid."""
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
-    answer = await database.calls.call("commit(%s, %s)", actor, lease)
+    answer = await database.pool.call("commit(%s, %s)", actor, lease)
     return _require_done(answer, lease)
 
 
@@ -117,10 +118,10 @@ async def rollback(
     delay: schemas.Delay = None,
     ident: schemas.Ident = None,
 ):
-    """Give back a reserved element with one more try; 404 if the lease is no longer valid."""
+    """Reject a reserved element, which counts a failed attempt; 404 if the lease is not valid."""
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
-    answer = await database.calls.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
+    answer = await database.pool.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
     return _require_done(answer, lease) | {"dead_lettered": "DeadLettered" in answer}
 
 
@@ -132,17 +133,17 @@ def _require_done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
 
 # Consuming
 
-# Lease of elements that are removed just before the response.
-_RESPONSE_SECONDS: Final = 20.0
-_LEASE_SECONDS: Final = 120
+# Without ``reserve``, an element is reserved only until it is removed, just before the response.
+_REMOVAL_LEASE_SECONDS: Final = 20.0
+_DEFAULT_LEASE_SECONDS: Final = 120
 # Browsers must not interpret bodies, which untrusted clients may have pushed.
-_CONTENT_HEADERS: Final = {
+_SECURITY_HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Disposition": "attachment",
     "Content-Security-Policy": "default-src 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
 }
-_CONTENT: Final[dict[str, Any]] = {
+_ELEMENT_RESPONSE: Final[dict[str, Any]] = {
     "responses": {
         200: {
             "description": "The body, with the content type of the push.",
@@ -164,9 +165,10 @@ _CONTENT: Final[dict[str, Any]] = {
 
 @router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
-    """List the requests that wait in this server process, in the order of service."""
+    """List the requests that wait in this server process, in the order in which they are served."""
     database, actor = _resolve(request, ns, queue, ident)
-    await pool.read_status(database.calls, actor, queue)
+    # Raises an error if the node may not use the queue.
+    await pool.read_status(database.pool, actor, queue)
     waiting = [
         {
             "tid": waiter.tid,
@@ -196,9 +198,9 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
 async def remove(
     request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
 ):
-    """Remove an element that is not reserved; 404 if there is none with this number."""
+    """Remove an element that is not reserved; 404 if there is no such element."""
     database, actor = _resolve(request, ns, queue, ident)
-    if not (await database.calls.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
+    if not (await database.pool.call("remove(%s, %s, %s)", actor, queue, number))["Done"]:
         raise ApiError(404, f"no element {number} can be removed: it is unknown or reserved")
     return Status(204, None)
 
@@ -210,7 +212,7 @@ async def remove(
         **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
         **ERRORS,
     },
-    openapi_extra=_CONTENT,
+    openapi_extra=_ELEMENT_RESPONSE,
 )
 async def take(
     request: HttpRequest,
@@ -218,14 +220,15 @@ async def take(
     queue: str,
     to: schemas.WaitSeconds = 0,
     reserve: bool = False,
-    duration: schemas.LeaseSeconds = _LEASE_SECONDS,
+    duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
     tid: schemas.Tid = None,
     ident: schemas.Ident = None,
 ):
     """Take the next element; wait for it up to ``to`` seconds, then return 504.
 
-    With ``reserve`` it is yours for ``duration`` seconds, under the lease in ``x-ks-lease``.
-    Otherwise it is removed just before the response. Session calls need the header X-CSRFToken.
+    With ``reserve``, the element is reserved for ``duration`` seconds, and ``x-ks-lease`` is its
+    lease. Otherwise it is removed just before the response. Session calls need the header
+    X-CSRFToken.
     """
     require_csrf_header(request)
     database, actor = _resolve(request, ns, queue, ident)
@@ -234,7 +237,7 @@ async def take(
         tid=tid or secrets.token_urlsafe(12),
         queue=queue,
         ident=actor,
-        lease_seconds=duration if reserve else _RESPONSE_SECONDS,
+        lease_seconds=duration if reserve else _REMOVAL_LEASE_SECONDS,
         is_reserving=reserve,
         may_wait=to > 0,
         credentials=get_caller(request).credentials,
@@ -249,11 +252,11 @@ async def take(
     return _build_response(element, is_reserved=reserve)
 
 
-async def _remove_taken(database: RestDatabase, ident: str, element: TakenRow) -> None:
+async def _remove_taken(database: RestDatabase, ident: str, element: LeasedElement) -> None:
     try:
-        answer = await database.calls.call("commit(%s, %s)", ident, element.lease)
+        answer = await database.pool.call("commit(%s, %s)", ident, element.lease)
     except asyncio.CancelledError:
-        # No effect if the commit has already begun.
+        # The release has no effect if the commit succeeds.
         database.release(ident, [element])
         raise
     if not answer["Done"][0]:
@@ -262,11 +265,11 @@ async def _remove_taken(database: RestDatabase, ident: str, element: TakenRow) -
         )
 
 
-def _build_response(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
+def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpResponse:
     content = bodies.build_content(element.body, element.enc, element.headers)
     response = HttpResponse(content.data, content_type=content.content_type)
     headers = {
-        **_CONTENT_HEADERS,
+        **_SECURITY_HEADERS,
         "x-ks-id": str(element.id),
         "x-ks-tries": str(element.tries),
         "x-ks-mature": element.mature,
@@ -279,7 +282,7 @@ def _build_response(element: TakenRow, *, is_reserved: bool) -> HttpResponse:
     return response
 
 
-# The queue as a whole
+# Settings and removal of queues
 
 
 @router.patch("/q/{ns}/{ks_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
@@ -292,12 +295,12 @@ async def configure(
     key_timeout: schemas.KeyTimeout = None,
     ident: schemas.Ident = None,
 ):
-    """Change settings of a queue, which is created if it does not exist; return all of them."""
+    """Change settings of a queue, and return all its settings. Creates the queue if necessary."""
     database, actor = _resolve(request, ns, queue, ident)
     if dead_letter_queue is not None:
         check_name(dead_letter_queue, "dead_letter_queue")
     options = (max_tries, dead_letter_queue, key_timeout)
-    answer = await database.calls.call(
+    answer = await database.pool.call(
         "configure_queue(%s, %s, %s::int, %s, %s::int)", actor, queue, *options
     )
     return {
@@ -311,7 +314,7 @@ async def configure(
 async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Remove an empty queue with its settings; 409 if it has elements."""
     database, actor = _resolve(request, ns, queue, ident)
-    await database.calls.call("remove_queue(%s, %s)", actor, queue)
+    await database.pool.call("remove_queue(%s, %s)", actor, queue)
     return Status(204, None)
 
 
@@ -349,15 +352,15 @@ async def push(
     key: schemas.Key = None,
     ident: schemas.Ident = None,
 ):
-    """Push the body and the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
+    """Push the body with the headers ``x-ks-hdr-*``; 201, or 200 if the key already exists."""
     database, actor = _resolve(request, ns, queue, ident)
     if key is not None and ("\0" in key or "\N{REPLACEMENT CHARACTER}" in key):
-        raise ApiError(400, "malformed key")
+        raise ApiError(400, "malformed key: use UTF-8 without NUL")
     http_headers = {name.lower(): value for name, value in request.headers.items()}
     content_type = http_headers.get("content-type", "").strip()
     data = read_body(request, get_settings().MAX_BODY_BYTES)
     body, headers = bodies.parse_request(data, content_type, http_headers)
     options = (headers, mature, delay, tries, key or None)
-    answer = await database.calls.call(_PUSH, actor, queue, body.text, body.enc, *options)
+    answer = await database.pool.call(_PUSH, actor, queue, body.text, body.enc, *options)
     already = bool(answer.get("Already"))
     return Status(200 if already else 201, {"id": answer["Id"], "already": already})

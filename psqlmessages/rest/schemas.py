@@ -1,4 +1,4 @@
-"""Schemas of responses, ranges of parameters, and parsing that all calls share."""
+"""Schemas of responses, types of parameters, and parsing of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psqlmessages.rest.errors import ApiError
 
 
 class ErrorBody(Schema):
-    """An error: the reason and, if PostgreSQL refused the call, the error number."""
+    """An error: the reason, and the error number if a SQL function returned one."""
 
     detail: str
     err: int | None = None
@@ -59,14 +59,14 @@ class QueueStatus(Schema):
 
 
 class Queues(Schema):
-    """A page of queues by name; pass ``next`` as ``after`` for the next page, null at the end."""
+    """A page of queues. Pass ``next`` as ``after`` for the next page; null: there is none."""
 
     queues: list[QueueStatus]
     next: str | None
 
 
 class Pushed(Schema):
-    """The element's number; ``already`` if the key exists, in which case nothing was pushed."""
+    """The element's number. ``already``: its key existed, so nothing was pushed."""
 
     id: int
     already: bool = False
@@ -79,13 +79,13 @@ class Done(Schema):
 
 
 class RolledBack(Done):
-    """Success; ``dead_lettered`` if the element moved to the dead-letter queue."""
+    """Success. ``dead_lettered``: the element moved to the dead-letter queue."""
 
     dead_lettered: bool
 
 
 class ConfiguredQueue(Schema):
-    """Settings of a queue; ``max_tries`` is null if there is no maximum."""
+    """Settings of a queue. ``max_tries`` null: no maximum."""
 
     max_tries: int | None
     dead_letter_queue: str
@@ -109,14 +109,14 @@ class Consumer(Schema):
 
 
 class Consumers(Schema):
-    """The waiting requests of one server process, in the order of service."""
+    """The waiting requests of one server process, in the order in which they are served."""
 
     process: int
     consumers: list[Consumer]
 
 
 class ExchangeCounts(Schema):
-    """Results per element since the exchange was created, in all processes."""
+    """Number of elements by result since the exchange was created, in all processes."""
 
     ok: int
     no_route: int
@@ -125,9 +125,10 @@ class ExchangeCounts(Schema):
 
 
 class ExchangeState(Schema):
-    """An exchange: its definition as in a file, whether it should run, its state and its counts.
+    """An exchange: its definition as in a file, its state and its counts.
 
-    It is ``blocked`` if it should run and its workers lack rules, which ``missing_rules`` adds.
+    ``running``: it was started and not stopped. ``blocked``: it should run, but its workers lack
+    rules; ``missing_rules`` lists SQL statements that add them.
     """
 
     name: str
@@ -145,7 +146,10 @@ class Exchanges(Schema):
 
 
 class ExchangePut(Schema):
-    """The stored exchange, and the rules that it needs but does not have."""
+    """The stored exchange, and SQL statements that add its missing rules.
+
+    ``unasked``: the namespaces whose rules could not be checked, with the reason.
+    """
 
     name: str
     running: bool
@@ -154,7 +158,7 @@ class ExchangePut(Schema):
 
 
 class Running(Schema):
-    """Whether the exchange should run."""
+    """Whether the exchange was started and not stopped."""
 
     running: bool
 
@@ -173,7 +177,7 @@ class Sent(Schema):
     heard: bool
 
 
-# Errors that nearly every call may return.
+# By HTTP status: errors that nearly every call may return.
 ERRORS: dict[int, Any] = dict.fromkeys((400, 401, 403, 404, 503), ErrorBody)
 
 _BILLION = 1_000_000_000
@@ -206,7 +210,7 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class NameConverter(StringConverter):
-    """A queue, topic or exchange in a path: its name may contain slashes and newlines."""
+    """The name of a queue, topic or exchange in a path; it may contain slashes and newlines."""
 
     regex = r"[\s\S]+"
 
@@ -215,10 +219,10 @@ register_converter(NameConverter, "ks_name")
 
 
 def check_name(value: str, kind: str) -> str:
-    """Validate a name from a path or query; raise 400 if it is malformed."""
-    # Django decodes invalid UTF-8 in a path to this character, which would name a different queue.
+    """Return a name from a path or query; raise ApiError 400 if it is malformed."""
+    # Django decodes invalid UTF-8 to this character: several paths would mean the same queue.
     if not is_name(value) or "\N{REPLACEMENT CHARACTER}" in value:
-        raise ApiError(400, f"malformed {kind}: use 1 to 100 characters, in UTF-8 and without NUL")
+        raise ApiError(400, f"malformed {kind}: use 1 to 100 characters in UTF-8, without NUL")
     return value
 
 
@@ -228,12 +232,12 @@ def get_caller(request: HttpRequest) -> ApiCaller:
 
 
 def get_acting_ident(request: HttpRequest, ident: str | None) -> str:
-    """Return the acting node: the given one, or the only one that the caller may act as."""
+    """Return the node that a call acts as: the given one, or the caller's only one."""
     return get_caller(request).choose_ident(None if ident is None else check_name(ident, "ident"))
 
 
 def read_body(request: HttpRequest, max_bytes: int) -> bytes:
-    """Read the body; stop and raise 413 if it is larger."""
+    """Read the body; raise ApiError 413 if it is longer than ``max_bytes``."""
     too_large = ApiError(413, f"the body exceeds {max_bytes:,} bytes", 51)
     length = request.headers.get("Content-Length", "0")
     if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -247,14 +251,14 @@ def read_body(request: HttpRequest, max_bytes: int) -> bytes:
 
 
 async def release_thread() -> None:
-    """Release the thread that Django reserves for this request, and its database connections.
+    """Release the thread that asgiref reserves for this request, and its database connections.
 
-    asgiref creates the thread when a middleware runs in it, and keeps it until the response: a
-    thousand waiting requests would need a thousand threads. Later sync code gets a new thread.
+    The first synchronous middleware creates the thread, which stays until the response: a thousand
+    waiting requests would need a thousand threads. Later synchronous code gets a new thread.
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     executors = SyncToAsync.context_to_thread_executor
-    # A supplied executor, or a thread that waits for this call, has another owner.
+    # Other code owns the executor if it supplied it, or if one of its threads waits for this call.
     if (
         context is None
         or context not in executors

@@ -1,4 +1,4 @@
-"""Endpoints of topics: status and sending."""
+"""Endpoints of topics: status, and sending of messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def status(
     """List the nodes that send to a topic, and the nodes that listen to it."""
     actor = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
-    answer = await get_database(ns).calls.call("topic_status_as(%s, %s)", actor, name)
+    answer = await get_database(ns).pool.call("topic_status_as(%s, %s)", actor, name)
     return {"topic": name, "notifiers": answer["Notifiers"], "listeners": answer["Listeners"]}
 
 
@@ -35,14 +35,14 @@ async def status(
 async def send(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
-    """Send the body to all current listeners, without a session and without a reply."""
+    """Send the body to all current listeners. They cannot reply: the sender has no session."""
     actor = get_acting_ident(request, ident)
     name = check_name(topic, "topic")
     data = read_body(request, get_settings().MAX_BODY_BYTES)
     body, _ = bodies.parse_request(data, request.headers.get("Content-Type", "").strip(), {})
     function = "topic_send_as(%s, %s, %s, NULL, %s)"
     try:
-        await get_database(ns).calls.call(function, actor, name, body.text, body.enc)
+        await get_database(ns).pool.call(function, actor, name, body.text, body.enc)
     except NoListeners:
         return {"heard": False}
     return {"heard": True}

@@ -1,4 +1,4 @@
-"""URLs of the API; if django-ninja is missing, every URL returns an error that names it."""
+"""URLs of the API; if django-ninja is not installed, all return an error with the remedy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def patterns() -> list[Any]:
 
 
 def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
-    """Return the URLs of the API, with views that refuse unknown query arguments."""
+    """Return the URLs of the API. Their views refuse unknown query arguments."""
     patterns, app, namespace = api.urls
-    # By route and method: the names of the query arguments.
+    # Names of the query arguments, by route and method.
     arguments: dict[str, dict[str, set[str]]] = {}
     for route, operations in api.get_openapi_schema(path_prefix="/")["paths"].items():
         arguments[route.lstrip("/")] = {
@@ -44,22 +44,22 @@ def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
     for pattern in patterns:
         # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
-        known = arguments.get(route)
-        strict.append(_strict_pattern(pattern, known) if known else pattern)
+        by_method = arguments.get(route)
+        strict.append(_strict_pattern(pattern, by_method) if by_method else pattern)
     return strict, app, namespace
 
 
-def _strict_pattern(pattern: URLPattern, known: dict[str, set[str]]) -> URLPattern:
+def _strict_pattern(pattern: URLPattern, arguments_by_method: dict[str, set[str]]) -> URLPattern:
     view = pattern.callback
 
     @wraps(view)
-    async def strict_view(request: HttpRequest, **arguments: Any) -> HttpResponse:
-        # The view itself refuses other methods, with status 405.
-        names = known.get(request.method)
-        if names is not None and (unknown := sorted(set(request.GET) - names)):
-            listed = ", ".join(sorted(names))
+    async def strict_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:
+        # None for an unsupported method, which the view itself refuses with status 405.
+        known = arguments_by_method.get(request.method)
+        if known is not None and (unknown := sorted(set(request.GET) - known)):
+            listed = ", ".join(sorted(known))
             return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {listed}")
-        response: HttpResponse = await view(request, **arguments)
+        response: HttpResponse = await view(request, **path_arguments)
         if response.status_code != 405:
             return response
         allowed = ", ".join(sorted(response.headers["Allow"].split(", ")))

@@ -1,7 +1,7 @@
-"""Queue waiters: the requests that wait for one queue, and the task that serves them.
+"""Queue waiters: the requests that wait for elements of one queue, and the task that serves them.
 
-While they wait, the task only calls queue_listen from time to time. After the notification of a
-push, one call of reserve takes elements for as many waiters at the front as possible.
+While all wait, the task only calls queue_listen from time to time. After the notification of a
+push, one call of reserve takes elements for as many waiters as possible, in order of arrival.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
-from psqlmessages.rest.pool import TakenRow
+from psqlmessages.rest.pool import LeasedElement
 from psqlmessages.retry import RateLimitedLogger
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WaiterKey(NamedTuple):
-    """The arguments of reserve that waiters must share to be served by one call."""
+    """The arguments of reserve: one call can serve all waiters with equal arguments."""
 
     ident: str
     seconds: float
@@ -38,8 +38,8 @@ class WaiterKey(NamedTuple):
 class WaitingRequest:
     """A request that waits for an element; the credential monitor checks it like a WebSocket.
 
-    ``tid`` is the caller's name for it. Without ``may_wait`` it fails immediately if the queue is
-    empty.
+    ``tid`` is the client's name for the request. Without ``may_wait`` it fails immediately if the
+    queue is empty.
     """
 
     tid: str
@@ -51,22 +51,22 @@ class WaitingRequest:
     credentials: Credentials
     since: datetime
     until: datetime
-    result: asyncio.Future[TakenRow] = field(
+    result: asyncio.Future[LeasedElement] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
     @property
     def key(self) -> WaiterKey:
-        """Waiters with the same key can be served by the same call."""
+        """The arguments of reserve for this request."""
         return WaiterKey(self.ident, self.lease_seconds)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it has no result yet and was not cancelled."""
+        """Whether the request has neither a result nor an error yet."""
         return not self.result.done()
 
     def fail(self, error: Exception) -> None:
-        """End the wait with an error, unless it has ended."""
+        """End the wait with an error, unless it has already ended."""
         if self.is_waiting:
             self.result.set_exception(error)
 
@@ -75,7 +75,7 @@ class WaitingRequest:
         self.fail(ApiError(504, f"timeout: no element of {self.queue} is available"))
 
     def cancel(self) -> None:
-        """End the wait at a user's request."""
+        """End the wait because another request cancelled it."""
         self.fail(ApiError(410, f"the request {self.tid} was cancelled"))
 
     # Called by the credential monitor of the relay
@@ -103,59 +103,59 @@ class WaitingRequest:
 logger: Final = logging.getLogger("psqlmessages.rest")
 log: Final = RateLimitedLogger(logger)
 
-# Elements per call of reserve: their bodies, which may be large, are in memory at the same time.
+# Maximum number of elements per call of reserve: all their bodies are in memory at the same time.
 _MAX_RESERVED: Final = 10
-# If the database is unreachable for this long, waiters fail.
+# Waiters fail if the database is unreachable for this long.
 _UNREACHABLE_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 0.5
 
 
 class QueueWaiters:
-    """The waiters of one queue. ``on_empty`` is called after the last one has left.
+    """The waiters of one queue. Calls ``on_no_waiters`` after the last one was removed.
 
-    ``_allowed_idents`` are the nodes that were allowed to take from the queue or to listen to it.
+    ``_allowed_idents``: the nodes whose last call, reserve or queue_listen, was allowed.
     """
 
     def __init__(
-        self, queue: str, database: RestDatabase, on_empty: Callable[[QueueWaiters], None]
+        self, queue: str, database: RestDatabase, on_no_waiters: Callable[[QueueWaiters], None]
     ) -> None:
         self.queue = queue
         self.waiters: list[WaitingRequest] = []
         self._database = database
-        self._on_empty = on_empty
+        self._on_no_waiters = on_no_waiters
         self._allowed_idents: set[str] = set()
         self._state: QueueState | None = None
         self._schedule = PollSchedule()
         self._unreachable_since: float | None = None
-        self._changed = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, waiter: WaitingRequest) -> None:
+    def add(self, waiter: WaitingRequest) -> None:
         """Add a waiter at the end."""
         self.waiters.append(waiter)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"waiters of {self.queue}")
         elif not waiter.may_wait or waiter.ident not in self._allowed_idents:
-            # Others need no wake-up: the queue is empty, or the task is serving it.
-            self._changed.set()
+            # Otherwise no wake-up: the queue is empty, or the task will serve this waiter too.
+            self._wakeup.set()
 
-    def leave(self, waiter: WaitingRequest) -> None:
-        """Remove a waiter from any position."""
+    def remove(self, waiter: WaitingRequest) -> None:
+        """Remove a waiter, at any position."""
         self.waiters.remove(waiter)
         if not self.waiters:
-            self._changed.set()
+            self._wakeup.set()
 
     def wake(self) -> None:
-        """Try again: an element may be available, or the listening connection is lost."""
+        """Let the task try again: there may be an element, or the listening connection is lost."""
         self._state = None
-        self._changed.set()
+        self._wakeup.set()
 
     # The task
 
     async def _run(self) -> None:
         try:
             while self.list_waiting():
-                self._changed.clear()
+                self._wakeup.clear()
                 try:
                     seconds = await self._run_once()
                 except (ServerUnreachable, ServiceUnavailable, psycopg.Error) as error:
@@ -167,7 +167,7 @@ class QueueWaiters:
                 waiter.fail(error)
         finally:
             self._task = None
-            self._on_empty(self)
+            self._on_no_waiters(self)
 
     def list_waiting(self) -> list[WaitingRequest]:
         """Return the waiters without a result, in order of arrival."""
@@ -176,24 +176,25 @@ class QueueWaiters:
     async def _run_once(self) -> float:
         """Serve as many waiters as possible; return the seconds until the next poll."""
         await self._serve()
-        # Serve these even if the waiters at the front, as other nodes, may not take an element.
+        # Waiters without may_wait need an answer now, even if the first waiters, which have another
+        # key, got nothing.
         while urgent := [waiter for waiter in self.list_waiting() if not waiter.may_wait]:
             await self._take(urgent[0].key, 1)
             await self._serve()
         self._unreachable_since = None
-        if not self.list_waiting() or await self._must_take_again() or self._state is None:
+        if not self.list_waiting() or await self._listen_if_due() or self._state is None:
             return 0.0
         return self._schedule.seconds(self._state, monotonic())
 
     def _on_unreachable(self, error: Exception) -> float:
-        """Fail waiters that have waited too long for the database; return the retry delay."""
+        """Fail waiters if the database is unreachable for too long; return the retry delay."""
         log.warning("the queue %s cannot be read: %s", self.queue, error)
         is_first, now = self._unreachable_since is None, monotonic()
         self._unreachable_since = self._unreachable_since or now
-        is_over = now - self._unreachable_since >= _UNREACHABLE_SECONDS
+        is_timeout = now - self._unreachable_since >= _UNREACHABLE_SECONDS
         for waiter in self.list_waiting():
             # The first error may come from a broken idle connection: the retry opens a new one.
-            if is_over or (not waiter.may_wait and not is_first):
+            if is_timeout or (not waiter.may_wait and not is_first):
                 waiter.fail(ServiceUnavailable())
         return _RETRY_SECONDS
 
@@ -203,14 +204,14 @@ class QueueWaiters:
             return
         try:
             async with asyncio.timeout(seconds):
-                await self._changed.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             self._schedule.lengthen()
 
     # Taking
 
     async def _serve(self) -> None:
-        """Take elements for the waiters at the front, until there are none of either."""
+        """Reserve elements for the first waiters, until no element or no waiter is left."""
         while waiters := self.list_waiting():
             key, count = waiters[0].key, 0
             for waiter in waiters[:_MAX_RESERVED]:
@@ -221,7 +222,7 @@ class QueueWaiters:
                 return
 
     async def _take(self, key: WaiterKey, count: int) -> int:
-        """Take elements as a node and give them to its waiters; return their number."""
+        """Reserve elements for waiters with this key; return how many were available."""
         waiters_before = self.list_waiting()
         try:
             elements = await self._database.reserve(key, self.queue, count)
@@ -231,14 +232,14 @@ class QueueWaiters:
             self._fail_ident(key.ident, error)
             return count
         self._allowed_idents.add(key.ident)
-        left = list(elements)
+        undelivered = list(elements)
         for waiter in self.list_waiting():
-            if left and waiter.key == key:
-                waiter.result.set_result(left.pop(0))
-        if left:
-            self._database.release(key.ident, left)
+            if undelivered and waiter.key == key:
+                waiter.result.set_result(undelivered.pop(0))
+        if undelivered:
+            self._database.release(key.ident, undelivered)
         if len(elements) < count:
-            # For waiters that joined during the call, the queue may not be empty.
+            # The queue was empty, but possibly not for waiters that were added during the call.
             for waiter in waiters_before:
                 if not waiter.may_wait and waiter.ident in self._allowed_idents:
                     waiter.time_out()
@@ -252,8 +253,8 @@ class QueueWaiters:
 
     # Listening
 
-    async def _must_take_again(self) -> bool:
-        """Listen if due; return True if a notification may have been missed before."""
+    async def _listen_if_due(self) -> bool:
+        """Call queue_listen if due; return whether earlier pushes may have sent no notification."""
         idents = list(dict.fromkeys(waiter.ident for waiter in self.list_waiting()))
         unchecked = [ident for ident in idents if ident not in self._allowed_idents]
         if not unchecked and self._state is not None and not self._state.is_stale(monotonic()):
@@ -268,12 +269,12 @@ class QueueWaiters:
                 self._fail_ident(ident, error)
                 continue
             if state.is_new:
-                # A rule may have changed, and any of the waiters may be affected.
+                # The listener had stopped listening, perhaps because of a changed rule: check all.
                 self._allowed_idents.clear()
                 self._schedule.reset()
                 is_new = True
             if state.is_listening:
                 self._allowed_idents.add(ident)
-            if not self._changed.is_set():
+            if not self._wakeup.is_set():
                 self._state = state
         return is_new

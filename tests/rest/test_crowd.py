@@ -91,8 +91,8 @@ def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: Wor
         await asyncio.wait([task])
         assert task.cancelled()
         assert reader.result.result().body == "x"
-        await asyncio.wait(space._releasing)
-        space.calls._close_idle()
+        await asyncio.wait(space._release_tasks)
+        space.pool._close_idle()
 
     asyncio.run(scenario())
     assert rest.owner.ok("sizes", "worker", "orders")["Available"] == 1

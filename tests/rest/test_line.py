@@ -18,7 +18,7 @@ from psqlmessages.client.wakeups import QueueState
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 from psqlmessages.relay.revalidation import Credentials
 from psqlmessages.rest.errors import ApiError
-from psqlmessages.rest.pool import TakenRow
+from psqlmessages.rest.pool import LeasedElement
 from psqlmessages.rest.waiters import QueueWaiters, WaiterKey, WaitingRequest
 from tests.client.nodes import in_a_loop
 from tests.sql.conftest import World
@@ -33,19 +33,19 @@ class Shelf:
         self.listens: list[str] = []
         self.is_listening = False
 
-    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[TakenRow]:
+    async def reserve(self, key: WaiterKey, queue: str, count: int) -> list[LeasedElement]:
         self.reserves.append((key.ident, count))
         # Others run meanwhile, as while a server answers.
         await asyncio.get_running_loop().run_in_executor(None, int)
         taken, self.elements = self.elements[:count], self.elements[count:]
-        return [TakenRow(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
+        return [LeasedElement(n, "", None, "{}", "", 0, f"lease {n}") for n in taken]
 
     async def listen(self, ident: str, queue: str) -> QueueState:
         self.listens.append(ident)
         is_new, self.is_listening = not self.is_listening, True
         return QueueState(None, monotonic() + 30, is_listening=True, is_new=is_new)
 
-    def release(self, ident: str, elements: Sequence[TakenRow]) -> None:
+    def release(self, ident: str, elements: Sequence[LeasedElement]) -> None:
         raise AssertionError("every reader stays")
 
 
@@ -64,8 +64,8 @@ class Scene:
 
     def join(self, *, may_wait: bool = True) -> WaitingRequest:
         reader = reader_of_orders(may_wait=may_wait)
-        self.line.join(reader)
-        reader.result.add_done_callback(lambda _: self.line.leave(reader))
+        self.line.add(reader)
+        reader.result.add_done_callback(lambda _: self.line.remove(reader))
         return reader
 
     def push(self, *numbers: int) -> None:
@@ -136,7 +136,7 @@ def listener(world: World) -> QueueListener:
     """A listener of a role whose node worker may use orders*."""
     world.rules("user1 worker Queue orders* RW 60")
     url = world.server.url("user1")
-    return QueueListener(url, "rest listens", may_poll=True)
+    return QueueListener(url, "rest listener", may_poll=True)
 
 
 @in_a_loop
