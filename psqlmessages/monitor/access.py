@@ -1,4 +1,4 @@
-"""Access to the monitor: permissions for pages and bodies."""
+"""Access to the monitor: permissions of its users, and the Content-Security-Policy of its pages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class MonitorAccess:
 
 
 def load_access(user: Any) -> MonitorAccess:
-    """Read a user's permissions from the database; none if the user is not staff."""
+    """Read a user's permissions from the database; a user who is not staff has none."""
     if not (user.is_active and user.is_staff and user.has_perm(VIEW_MONITOR)):
         return MonitorAccess()
     return MonitorAccess(can_view=True, can_view_bodies=user.has_perm(VIEW_BODIES))
 
 
 def content_security_policy() -> str:
-    """Build the Content-Security-Policy of the pages: this origin, and files from STATIC_URL."""
+    """Build the policy: pages load data from this origin, and files from STATIC_URL too."""
     static = urlsplit(settings.STATIC_URL or "")
     sources = f"'self' {static.scheme}://{static.netloc}" if static.netloc else "'self'"
     return (

@@ -1,4 +1,4 @@
-"""Broadcast: one update per tick, encoded once for all viewers; the contents of its frames."""
+"""Broadcast: sends viewers a snapshot, then updates; the contents of these frames."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from psqlmessages.monitor.observer import Observer
     from psqlmessages.monitor.viewer import Viewer
 
-# Send an update at least this often, so that a page can tell a quiet system from a lost connection.
+# Send an update at least this often: a page without updates shows that its connection is lost.
 _HEARTBEAT_SECONDS: Final = 1.0
-# If more rows than this have changed, send them only once per second.
+# If more rows of the topic list have changed, send them only once per second.
 _MAX_ROWS_PER_TICK: Final = 200
-# Each point of a sparkline covers this many seconds.
+# Each point of a sparkline is the message count of this many seconds.
 BUCKET_SECONDS: Final = 10
 _BUCKETS: Final = HISTORY_SECONDS // BUCKET_SECONDS
 _MAX_NAMES_IN_ROW: Final = 3
@@ -34,21 +34,24 @@ BODY_BYTES: Final = 4096
 
 
 class Broadcast:
-    """Sends the changes since the last tick. Viewers that fell behind get a snapshot instead."""
+    """Sends the changes since the last tick to all viewers, encoded once for all.
+
+    A viewer that fell behind gets a snapshot instead.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._sent_at = 0.0
-        # The last message or event number sent to the viewers, and the first second not yet sent.
+        # The number of the last message or event that was sent, and the first second that was not.
         self._sent_number = 0
         self._first_unsent_second = int(time.time())
-        # Changes of the list of topics that are not sent yet.
+        # Changes of the topic list that were not sent yet.
         self._changed: dict[str, TopicHistory] = {}
         self._removed: set[str] = set()
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
-        """Send a viewer a snapshot of its page."""
+        """Send a viewer all data of its page; only the status if its user could not be checked."""
         viewer.has_snapshot = True
         if not viewer.is_ready():
             return
@@ -58,14 +61,14 @@ class Broadcast:
             viewer.send_status_only(is_unreachable=self._observer.status.name(now) == AWAY)
 
     def tick(self, now: float) -> None:
-        """Send every viewer the changes; without changes, a heartbeat once per second."""
+        """Send the changes to every viewer; without changes, an empty update once per second."""
         second = int(now)
         is_new_second = second != self._first_unsent_second
         self._collect_rows(now, is_new_second=is_new_second)
         sends_rows = is_new_second or len(self._changed) <= _MAX_ROWS_PER_TICK
         changes = self._common_changes(now)
-        has_news = bool(changes) or (sends_rows and bool(self._changed))
-        if not has_news and now - self._sent_at < _HEARTBEAT_SECONDS:
+        has_changes = bool(changes) or (sends_rows and bool(self._changed))
+        if not has_changes and now - self._sent_at < _HEARTBEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
         rows = to_json(self._take_rows(second)) if sends_rows else "{}"
@@ -92,19 +95,20 @@ class Broadcast:
         self._changed.update((topic.name, topic) for topic in changed)
         self._removed.update(removed)
         if is_new_second:
-            # Rates fall even if no message arrives.
-            falling = history.topics_since(now - RATE_SECONDS - 2)
-            self._changed.update((topic.name, topic) for topic in falling)
+            # Rates of recently active topics change even if no message arrives.
+            active = history.topics_since(now - RATE_SECONDS - 2)
+            self._changed.update((topic.name, topic) for topic in active)
 
     def _take_rows(self, second: int) -> dict[str, Any]:
         topics = self._observer.history.topics
         changed = [topic for name, topic in self._changed.items() if topics.get(name) is topic]
         removed = sorted(name for name in self._removed if name not in topics)
         self._changed, self._removed = {}, set()
+        # Two points of the sparkline: the previous one may have been incomplete when it was sent.
         return {"topics": [topic_row(topic, second, 2) for topic in changed], "gone": removed}
 
     def _common_changes(self, now: float) -> dict[str, Any]:
-        """Collect the changed fields that concern every viewer."""
+        """Collect the changes that every page shows: new events, status, health, topic count."""
         history, changes = self._observer.history, {}
         if events := [event for event in history.events if event.number > self._sent_number]:
             changes["events"] = [event._asdict() for event in events]
@@ -114,7 +118,7 @@ class Broadcast:
         return changes
 
     def _encode_details(self, second: int) -> dict[tuple[str, bool], str]:
-        """Encode the changes of each topic that has viewers, with and without bodies as needed."""
+        """Encode the changes of the viewed topics, by topic and whether with bodies."""
         details = {}
         for viewer in self._observer.viewers:
             if viewer.topic is None:
@@ -168,18 +172,18 @@ class Broadcast:
             topic, second, with_bodies=with_bodies, after=after, seconds=seconds
         )
         rules = topic_rules(self._observer.rules.get(name))
-        return to_json({"topic": {**details, **members(topic), **rules}})
+        return to_json({"topic": {**details, **topic_members(topic), **rules}})
 
 
 # Contents of frames
 
 
 def topic_row(topic: TopicHistory, second: int, bucket_count: int) -> dict[str, Any]:
-    """Describe a topic for the list, with the last ``bucket_count`` points of its sparkline."""
+    """Describe a topic for the topic list, with the last points of its sparkline."""
     return {
         "topic": topic.name,
         **topic_totals(topic, second),
-        **members(topic, _MAX_NAMES_IN_ROW),
+        **topic_members(topic, _MAX_NAMES_IN_ROW),
         "buckets": _buckets(topic, second // BUCKET_SECONDS, bucket_count),
     }
 
@@ -191,13 +195,13 @@ def topic_totals(topic: TopicHistory, second: int) -> dict[str, Any]:
         "count": topic.count,
         "size": topic.size,
         "last": topic.last_at or None,
-        "rate": rate.count / RATE_SECONDS,
+        "rate": rate.messages / RATE_SECONDS,
         "size_rate": rate.size / RATE_SECONDS,
     }
 
 
 def _buckets(topic: TopicHistory, newest: int, count: int) -> list[int]:
-    """Return the index of the first bucket, then the message count of each; [] if all are empty."""
+    """Return the number of the first point, then all message counts; [] if all are 0."""
     first = newest - count + 1
     if topic.seconds is None or topic.last_at < first * BUCKET_SECONDS:
         return []
@@ -212,9 +216,9 @@ def topic_details(
     after: int = 0,
     seconds: range | None = None,
 ) -> dict[str, Any]:
-    """Describe a topic for its own page: messages numbered above ``after``, and these seconds.
+    """Describe a topic for its own page: messages with numbers above ``after``, counts of seconds.
 
-    By default, describe its whole history.
+    ``seconds`` are by default the whole history.
     """
     if seconds is None:
         seconds = range(second - HISTORY_SECONDS + 1, second)
@@ -233,8 +237,8 @@ def topic_details(
     }
 
 
-def members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any]:
-    """Return a topic's senders and listeners, limited to what a page can show, and their counts."""
+def topic_members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any]:
+    """Return the first ``limit`` senders and listeners of a topic, and how many there are."""
     return {
         "notifiers": sorted(topic.senders)[:limit],
         "notifier_count": len(topic.senders),
@@ -244,7 +248,7 @@ def members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any]:
 
 
 def topic_rules(rules: list[RuleRow] | None) -> dict[str, Any]:
-    """Describe the rules for a topic; null if they could not be read."""
+    """Describe the rules for a topic; ``rules`` is null if they could not be read."""
     if rules is None:
         return {"rules": None, "has_more_rules": False}
     return {
@@ -254,7 +258,7 @@ def topic_rules(rules: list[RuleRow] | None) -> dict[str, Any]:
 
 
 def message_json(message: MessageRecord, *, with_body: bool) -> dict[str, Any]:
-    """Describe a message without its reply token, which would let others answer it."""
+    """Describe a message. Omits its reply token: whoever knows the token can answer the message."""
     content = {
         "number": message.number,
         "at": message.at,

@@ -14,17 +14,19 @@ from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import NOT_ALLOWED, Receive, Socket
 
+# Close codes.
 MALFORMED: Final = 4400
 NO_PERMISSION: Final = 4403
-_REQUEST_CHARACTERS: Final = 4096
+_MAX_REQUEST_CHARACTERS: Final = 4096
 _ACCESS_TEXT: Final = f"the monitor needs a staff user with the permission {VIEW_MONITOR}"
 
 
 class MonitorConsumer(Socket):
-    """Parses requests and sends frames, whose content the observer decides.
+    """The WebSocket of one page: parses its requests. The observer sends the frames.
 
-    ``?topic=NAME`` selects one topic instead of the list. Requests: ``{"op":"watch","topic":…}``
-    (null: the list), and ``{"op":"echo","n":…}`` with the number of each frame that was read.
+    ``?topic=NAME`` selects one topic instead of the topic list. Requests are
+    ``{"op":"watch","topic":…}``, with null for the topic list, and ``{"op":"echo","n":…}``: the
+    page has read the frame with this number.
     """
 
     def __init__(self) -> None:
@@ -33,20 +35,20 @@ class MonitorConsumer(Socket):
         self._loop = asyncio.get_running_loop()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
-        """Read the user's permissions, then run the WebSocket."""
+        """Load the user's permissions, then run the WebSocket."""
         user = scope.get("user")
         if user is not None and user.is_authenticated:
             self._access = await in_thread(load_access, user)
         await super().__call__(scope, receive, send)
 
     def check_access(self) -> tuple[int, str] | None:
-        """Refuse a user without permission to view the monitor."""
+        """Return a close code and reason if the user may not view the monitor; else None."""
         if not self._access.can_view:
             return NO_PERMISSION, _ACCESS_TEXT
         return None
 
     def on_accepted(self) -> None:
-        """Add a viewer for the topic that the URL names."""
+        """Add a viewer for the topic in the URL."""
         self._viewer = Viewer(
             self._requested_topic(), self._access, send=self.put, close=self.close
         )
@@ -78,12 +80,12 @@ class MonitorConsumer(Socket):
         """Check whether the reloaded user may still view the monitor; runs in a thread."""
         self._access = load_access(user)
         if self._viewer is not None and self._access.can_view:
-            # Change them in the event loop, so that no frame mixes old and new permissions.
+            # In the event loop, so that no frame is built with a mix of old and new permissions.
             self._loop.call_soon_threadsafe(self._viewer.set_access, self._access)
         return self._access.can_view
 
     def on_access_revoked(self, reason: str) -> None:
-        """Close: the user no longer exists or has lost the permission."""
+        """Close: the user is logged out or deleted, or has lost the permission."""
         if self._access.can_view:
             self.close(NOT_ALLOWED, reason)
         else:
@@ -96,7 +98,7 @@ class MonitorConsumer(Socket):
 
 
 def _parse(text: str) -> Any:
-    if len(text) > _REQUEST_CHARACTERS:
+    if len(text) > _MAX_REQUEST_CHARACTERS:
         return None
     try:
         return json.loads(text)

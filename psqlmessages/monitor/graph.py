@@ -31,7 +31,7 @@ from psqlmessages.monitor.views import admin_page, common_context, require_monit
 
 # The page draws at most this many exchanges: a larger graph is unreadable.
 MAX_EXCHANGES: Final = 200
-# Timeout for connecting and querying.
+# For connecting and the query.
 _TIMEOUT_SECONDS: Final = 2.0
 # Skip a namespace for this long after a timeout, so that it does not delay the others each time.
 _SKIP_SECONDS: Final = 10.0
@@ -58,10 +58,9 @@ _EXCHANGES_QUERY: Final = """
 _QUEUES_QUERY: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.id, psqlmessages_queue.is_paused, {SIZES}
     FROM psqlmessages_queue WHERE psqlmessages_queue.name = ANY (%s) AND {EXISTS}
-"""  # noqa: S608 - put together from our own texts
+"""  # noqa: S608 - built from constants
 
-
-# The time until which each namespace that did not answer is skipped.
+# Until when to skip namespaces that did not answer, by alias; monotonic time.
 _skipped_until: dict[str, float] = defaultdict(float)
 
 
@@ -75,7 +74,7 @@ async def read_graph() -> str | None:
     names: dict[str, set[str]] = defaultdict(set)
     for ref in _queue_refs(exchanges):
         names[ref.namespace].add(ref.name)
-    queues = await asyncio.gather(*(_read_queues(*each) for each in names.items()))
+    queues = await asyncio.gather(*(_read_queues(*item) for item in names.items()))
     _mark_cycles(exchanges)
     return to_json(
         {
@@ -91,24 +90,24 @@ async def read_graph() -> str | None:
 
 
 async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
-    """Read the queues of a namespace; without sizes if it does not answer."""
+    """Read the queues of a namespace; their sizes are null if it does not answer."""
     rows = None
     if time.monotonic() >= _skipped_until[alias]:
         query = (_QUEUES_QUERY, (*size_limits(MAX_LISTED), sorted(names)))
         rows = await fetch_rows(alias, query, _TIMEOUT_SECONDS)
         if rows is None:
             _skipped_until[alias] = time.monotonic() + _SKIP_SECONDS
-    found = {name: columns for name, *columns in rows or ()}
+    columns_by_name = {name: columns for name, *columns in rows or ()}
     return [
-        _describe_queue(alias, name, found.get(name), has_sizes=rows is not None)
+        _describe_queue(alias, name, columns_by_name.get(name), has_sizes=rows is not None)
         for name in sorted(names)
     ]
 
 
 async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
-    """Run one query within some seconds; None if that fails."""
-    results = await read_once("monitor", alias, [query], seconds, statement=seconds)
-    return results and results[0]
+    """Connect and run a query; None if it fails, or is not finished after ``seconds``."""
+    results = await read_once("monitor", alias, [query], seconds, query_seconds=seconds)
+    return results[0] if results else None
 
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -132,23 +131,24 @@ def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:
 def _describe_queue(
     alias: str, name: str, row: list[Any] | None, *, has_sizes: bool
 ) -> dict[str, Any]:
+    # A queue without a row does not exist yet: it is empty.
     key, is_paused, sizes = row or (None, False, [0, 0, 0])
     return {
         "ns": alias,
         "queue": name,
         "id": key,
         "is_paused": is_paused,
-        # available, scheduled, reserved
+        # Available, scheduled and reserved; MAX_LISTED + 1 means more than MAX_LISTED.
         "sizes": [min(size, MAX_LISTED + 1) for size in sizes] if has_sizes else None,
     }
 
 
 def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect the queues that the graph needs."""
+    """Collect the queues of the graph: sources, destinations, and used queues for unrouted."""
     refs: set[QueueRef] = set()
     for exchange in exchanges:
         source = QueueRef(*exchange["source"])
-        refs |= {source, *(QueueRef(*each["to"]) for each in exchange["destinations"])}
+        refs |= {source, *(QueueRef(*route["to"]) for route in exchange["destinations"])}
         for outcome in ("no_route", "too_many_hops"):
             if exchange["counts"].get(outcome):
                 refs.add(QueueRef(source.namespace, f"__{outcome}__"))
@@ -156,12 +156,12 @@ def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
 
 
 def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
-    """Mark each destination that is part of a cycle."""
+    """Add ``is_in_cycle`` to each destination."""
     graph = build_graph(
         DefinedExchange(
             exchange["name"],
             QueueRef(*exchange["source"]),
-            tuple(DefinedDestination(QueueRef(*each["to"])) for each in exchange["destinations"]),
+            tuple(DefinedDestination(QueueRef(*route["to"])) for route in exchange["destinations"]),
         )
         for exchange in exchanges
     )
@@ -174,7 +174,7 @@ def _mark_cycles(exchanges: list[dict[str, Any]]) -> None:
 @require_safe
 @require_monitor_access
 def exchanges(request: HttpRequest) -> HttpResponse:
-    """Show the graph page."""
+    """Show the exchanges page."""
     context = {
         **common_context(request),
         "data_url": reverse("psqlmessages:monitor_figures"),

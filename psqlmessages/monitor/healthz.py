@@ -14,11 +14,10 @@ from psqlmessages.health import broken_parts
 from psqlmessages.monitor.queries import run_queries
 
 _TIMEOUT_SECONDS: Final = 2.0
-# With less time left than this, start no other attempt: requests that shared a failed one end
-# together.
-_MIN_SECONDS: Final = 0.25
+# With less time left than this, answer without another attempt.
+_MIN_ATTEMPT_SECONDS: Final = 0.25
 
-# Requests share one attempt per event loop, so frequent requests open no more connections.
+# Concurrent requests of an event loop share one attempt to query, so they open one connection.
 _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = WeakKeyDictionary()
 
 
@@ -27,9 +26,8 @@ _attempts: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Any]] = Wea
 async def healthz(request: HttpRequest) -> JsonResponse:
     """Answer 200 ``{"status": "ok"}``, or 503 with the names of the parts that do not work.
 
-    "database" is listed if a new connection gets no answer within two seconds. Other names are
-    parts of this process whose own connections get no answer. Needs no login, and shows nothing
-    else.
+    "database" is listed if a query on a new connection is not answered within two seconds. Other
+    names are parts of this process whose own connections get no answer. Needs no login.
     """
     broken = [] if await _is_database_answering() else ["database"]
     broken += broken_parts()
@@ -41,16 +39,17 @@ async def healthz(request: HttpRequest) -> JsonResponse:
 async def _is_database_answering() -> bool:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _TIMEOUT_SECONDS
-    while (left := deadline - loop.time()) > _MIN_SECONDS:
+    while (left := deadline - loop.time()) > _MIN_ATTEMPT_SECONDS:
         attempt = _attempts.get(loop)
         if attempt is None or attempt.done():
             attempt = _attempts[loop] = loop.create_task(
                 run_queries("healthz", None, [("SELECT", ())], _TIMEOUT_SECONDS)
             )
-        # Do not await the task: closing a connection that hangs may hang too.
+        # Not `await attempt`: if the connection hangs, closing it may hang too.
         await asyncio.wait({attempt}, timeout=left)
         if attempt.done() and not attempt.cancelled():
+            # None: no connection; [None]: the query took too long.
             return attempt.result() not in (None, [None])
-        # The next attempt starts when this one has ended.
+        # The next attempt begins when this one has ended.
         attempt.cancel()
     return False

@@ -1,4 +1,4 @@
-"""History of topics, messages and events in memory, bounded. No I/O."""
+"""History of topics, messages and events in memory, with limits. No I/O."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HISTORY_SECONDS: Final = 10 * 60
 class MessageCount(NamedTuple):
     """A number of messages, and the total size of their bodies in bytes."""
 
-    count: int
+    messages: int
     size: int
 
 
 class PerSecondRing:
-    """Message counts of the last ``HISTORY_SECONDS``, each second a whole number of Unix time."""
+    """Message counts of each of the last ``HISTORY_SECONDS`` seconds; a second is a Unix time."""
 
     __slots__ = ("_counts", "_sizes", "newest")
 
@@ -29,7 +29,7 @@ class PerSecondRing:
         self.newest = second
 
     def add(self, second: int, size: int) -> None:
-        """Count a message; if the clock was set back, in the newest second."""
+        """Count a message in this second; in the newest second if the clock was set back."""
         if second > self.newest:
             self._advance(second)
         index = self.newest % HISTORY_SECONDS
@@ -44,7 +44,7 @@ class PerSecondRing:
         )
 
     def intervals(self, first: int, step: int, number: int) -> list[int]:
-        """Return message counts of ``number`` intervals of ``step`` seconds from ``first`` on."""
+        """Return message counts of ``number`` intervals of ``step`` seconds, from ``first`` on."""
         # Faster than total() for each: a snapshot of the list needs 60 intervals of each topic.
         oldest = (self.newest + 1) % HISTORY_SECONDS
         ordered = self._counts[oldest:] + self._counts[:oldest]
@@ -60,30 +60,31 @@ class PerSecondRing:
         return (ring[begin:end],) if begin < end else (ring[begin:], ring[:end])
 
     def _advance(self, second: int) -> None:
-        for each in range(max(self.newest + 1, second - HISTORY_SECONDS + 1), second + 1):
-            self._counts[each % HISTORY_SECONDS] = self._sizes[each % HISTORY_SECONDS] = 0
+        for skipped in range(max(self.newest + 1, second - HISTORY_SECONDS + 1), second + 1):
+            self._counts[skipped % HISTORY_SECONDS] = self._sizes[skipped % HISTORY_SECONDS] = 0
         self.newest = second
 
 
 MAX_TOPICS: Final = 2000
-# The page has the same maximum: tail.js.
+# Per topic; tail.js has the same maximum.
 MAX_MESSAGES: Final = 50
 MAX_EVENTS: Final = 200
-# Limits for stored beginnings of bodies: per message, and in total.
-BODY_CHARACTERS: Final = 4096
-BODIES_CHARACTERS: Final = 16 * 1024 * 1024
+# Only the beginning of a body is stored: the maximum per message, and in total.
+MAX_BODY_CHARACTERS: Final = 4096
+MAX_TOTAL_CHARACTERS: Final = 16 * 1024 * 1024
 # A rate is the mean of this many whole seconds.
 RATE_SECONDS: Final = 5
-# Evict this many topics at a time, so that a flood of new topics does not sort all for each one.
+# Evict this many topics at a time, so that new topics seldom cause a sort of all topics.
 _EVICTED_TOPICS: Final = MAX_TOPICS // 10
 
-# The set of nodes that an event changes, and whether the node joins it.
+# By event: the set of nodes that it changes, and whether it adds the node.
 _MEMBERSHIP_EVENTS: Final = {
     "topic_notify": ("senders", True),
     "topic_unnotify": ("senders", False),
     "topic_listen": ("listeners", True),
     "topic_unlisten": ("listeners", False),
 }
+# By event: the set of nodes that is now empty.
 _EMPTYING_EVENTS: Final = {"topic_none_notify": "senders", "topic_none_listen": "listeners"}
 
 
@@ -91,7 +92,8 @@ _EMPTYING_EVENTS: Final = {"topic_none_notify": "senders", "topic_none_listen": 
 class MessageRecord:
     """A message: its header without secrets, and the beginning of its body.
 
-    ``body`` is None if it is large, which means stored in the database, or was evicted.
+    ``is_large``: the body is stored in the database, because it exceeds the NOTIFY limit. ``body``
+    is None for large bodies and if it was evicted. ``is_cut``: ``body`` is only the beginning.
     """
 
     number: int
@@ -109,8 +111,8 @@ class MessageRecord:
 class TopicHistory:
     """A topic: its senders and listeners, totals since the monitor started, and last messages.
 
-    ``created_number``: the number of the message or event that created this record; 0 if a query
-    has found the topic in the database.
+    ``exists``: a query has found the topic in the database. ``created_number``: until then, the
+    number of the message or event that created this record; afterwards 0.
     """
 
     name: str
@@ -125,20 +127,20 @@ class TopicHistory:
     tail: deque[MessageRecord] = field(default_factory=deque)
 
     def rate(self, second: int) -> MessageCount:
-        """Count the messages of the ``RATE_SECONDS`` before this second."""
+        """Sum up the messages of the ``RATE_SECONDS`` before this second."""
         if self.seconds is None:
             return MessageCount(0, 0)
         return self.seconds.total(second - RATE_SECONDS, second - 1)
 
     def recent_count(self) -> int:
-        """Count the messages of the last ``HISTORY_SECONDS`` before the newest one."""
+        """Return the number of messages in the ``HISTORY_SECONDS`` up to the newest one."""
         if self.seconds is None:
             return 0
-        return self.seconds.total(0, self.seconds.newest).count
+        return self.seconds.total(0, self.seconds.newest).messages
 
 
 class EventRecord(NamedTuple):
-    """A system event, and the time it arrived."""
+    """A system event, and the time at which it arrived."""
 
     number: int
     at: float
@@ -157,13 +159,14 @@ class History:
         self.topics: dict[str, TopicHistory] = {}
         self.topic_count = 0
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
-        # The names of topics that changed or were removed since take_changes().
+        # Names of the topics that changed or were removed since the last take_changes().
         self._changed: set[str] = set()
         self._removed: set[str] = set()
-        # Topics whose page is open: never evicted.
+        # Topics with an open page, which are not evicted.
         self.viewed: frozenset[str] = frozenset()
-        # The number of the newest message or event. Numbers increase.
+        # Messages and events are numbered in order of arrival: the number of the newest one.
         self.number = 0
+        # The messages whose bodies are stored, by number: the oldest is evicted first.
         self._bodies: OrderedDict[int, MessageRecord] = OrderedDict()
         self._characters = 0
 
@@ -186,8 +189,8 @@ class History:
             header.get("Enc"),
             "Token" in header,
             body is None,
-            None if body is None else body[:BODY_CHARACTERS],
-            body is not None and len(body) > BODY_CHARACTERS,
+            None if body is None else body[:MAX_BODY_CHARACTERS],
+            body is not None and len(body) > MAX_BODY_CHARACTERS,
         )
         self._add_to_tail(topic, message)
 
@@ -199,32 +202,32 @@ class History:
     def apply_event(self, event: str, ident: str, topic: str) -> None:
         """Update a topic's senders and listeners from an event; idempotent."""
         if event in _MEMBERSHIP_EVENTS:
-            field_name, joins = _MEMBERSHIP_EVENTS[event]
+            field_name, is_added = _MEMBERSHIP_EVENTS[event]
             members = getattr(self._topic(topic), field_name)
-            (members.add if joins else members.discard)(ident)
+            (members.add if is_added else members.discard)(ident)
         elif event in _EMPTYING_EVENTS:
             getattr(self._topic(topic), _EMPTYING_EVENTS[event]).clear()
         else:
             return
         self._changed.add(topic)
 
-    def apply_rows(self, rows: Iterable[tuple[str, list[str], list[str]]], before: int) -> None:
-        """Apply rows from the database: name, senders and listeners of each topic.
+    def apply_rows(self, rows: Iterable[tuple[str, list[str], list[str]]], number: int) -> None:
+        """Apply the result of a query: name, senders and listeners of each topic.
 
-        Remove topics without a row, unless they are newer than the query. ``before`` is the number
-        of the newest message when the query started.
+        Removes topics without a row, unless they are newer than the query. ``number`` is the value
+        of ``self.number`` when the query started.
         """
-        found = set()
+        found_names = set()
         for name, senders, listeners in rows:
-            found.add(name)
+            found_names.add(name)
             topic = self._topic(name)
             current = True, set(senders), set(listeners)
             if (topic.exists, topic.senders, topic.listeners) != current:
                 topic.exists, topic.senders, topic.listeners = current
                 self._changed.add(name)
             topic.created_number = 0
-        for name in self.topics.keys() - found:
-            if self.topics[name].created_number <= before:
+        for name in self.topics.keys() - found_names:
+            if self.topics[name].created_number <= number:
                 self._remove(name)
 
     def take_changes(self) -> tuple[list[TopicHistory], list[str]]:
@@ -244,17 +247,17 @@ class History:
         return self.number
 
     def _topic(self, name: str) -> TopicHistory:
-        """Return the record of a topic; create it if it is missing."""
+        """Return the record of a topic; if it is missing, create it."""
         topic = self.topics.get(name)
         if topic is None:
             if len(self.topics) >= MAX_TOPICS:
-                self._make_room()
+                self._evict_topics()
             topic = self.topics[name] = TopicHistory(name, self.number + 1)
             self._changed.add(name)
         return topic
 
-    def _make_room(self) -> None:
-        """Evict the topics with the fewest recent messages; among equals, the longest silent."""
+    def _evict_topics(self) -> None:
+        """Remove the topics with the fewest recent messages; among equals, those silent longest."""
         topics = [topic for topic in self.topics.values() if topic.name not in self.viewed]
         topics.sort(key=lambda topic: (topic.recent_count(), topic.last_at))
         for topic in topics[:_EVICTED_TOPICS]:
@@ -262,20 +265,20 @@ class History:
 
     def _remove(self, name: str) -> None:
         for message in self.topics.pop(name).tail:
-            self._drop_body(message)
+            self._evict_body(message)
         self._removed.add(name)
 
     def _add_to_tail(self, topic: TopicHistory, message: MessageRecord) -> None:
         topic.tail.append(message)
         if len(topic.tail) > MAX_MESSAGES:
-            self._drop_body(topic.tail.popleft())
+            self._evict_body(topic.tail.popleft())
         if message.body is not None:
             self._bodies[message.number] = message
             self._characters += len(message.body)
-            while self._characters > BODIES_CHARACTERS:
-                self._drop_body(next(iter(self._bodies.values())))
+            while self._characters > MAX_TOTAL_CHARACTERS:
+                self._evict_body(next(iter(self._bodies.values())))
 
-    def _drop_body(self, message: MessageRecord) -> None:
+    def _evict_body(self, message: MessageRecord) -> None:
         if self._bodies.pop(message.number, None) is not None and message.body is not None:
             self._characters -= len(message.body)
             message.body = None

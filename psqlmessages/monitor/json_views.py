@@ -1,4 +1,4 @@
-"""JSON views of the pages' data, which is read on demand and shared by all viewers."""
+"""JSON views of the pages' data: read on demand, at most every 2 s, and shared by all viewers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from django.views.decorators.http import require_safe
 from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, load_access
 
 READ_INTERVAL_SECONDS: Final = 2.0
-# Limit of cached texts: a viewer can request any topic name, existing or not.
+# Viewers can request the data of any topic name, so limit the number of cached texts.
 _MAX_TEXTS: Final = 200
 
 ReadText = Callable[[], Awaitable[str | None]]
 
 
 class SharedText:
-    """A text that is read on demand, at most every two seconds, for all viewers.
+    """A text that is read on demand, and cached for two seconds.
 
-    After a slow read the pause is longer: ``pause_factor`` times the duration of the read.
+    After a slow read it is cached longer: ``pause_factor`` times the duration of the read.
     """
 
     def __init__(self, read: ReadText, pause_factor: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class SharedText:
             if self._task is None or self._task.done():
                 self._task = asyncio.create_task(self._refresh(), name="psqlmessages monitor data")
             task = self._task
-            # A viewer that disconnects does not cancel the query for the others.
+            # If a viewer disconnects, the query continues for the others.
             await asyncio.wait({task})
             task.result()
         return self._text
@@ -62,7 +62,7 @@ _texts = WeakKeyDictionary()
 
 
 async def shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) -> str | None:
-    """Return the text with this key, which all viewers of this event loop share."""
+    """Return the text of this key, which all viewers of this event loop share; see SharedText."""
     texts = _texts.setdefault(asyncio.get_running_loop(), OrderedDict())
     text = texts.setdefault(key, SharedText(read, pause_factor))
     texts.move_to_end(key)
@@ -72,7 +72,10 @@ async def shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) 
 
 
 def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[..., Any]:
-    """Make a view of JSON text: 401 or 403 without permission, 503 without a database."""
+    """Convert a function that returns JSON text, or None if the database fails, to a view.
+
+    The view answers 401 or 403 without permission, and 503 if the database fails.
+    """
 
     @require_safe
     @never_cache
@@ -103,5 +106,5 @@ def _error(status: int, text: str) -> JsonResponse:
 
 
 def to_json(value: Any) -> str:
-    """Encode as JSON without spaces."""
+    """Encode a value as JSON without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

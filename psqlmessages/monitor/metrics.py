@@ -1,4 +1,4 @@
-"""/metrics: metrics for Prometheus of hub, queues, exchanges and jobs, if METRICS is on."""
+"""/metrics: metrics of the database, hub, queues, exchanges and jobs for Prometheus."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
 
-# The number of queues is unlimited, since a push can create one: export those with most pushes.
+# A push can create a queue, so their number is unlimited: export those with the most pushes.
 MAX_QUEUES: Final = 50
 MAX_EXCHANGES: Final = 200
 
-_QUEUES: Final = f"""
+_QUEUES_SQL: Final = f"""
     SELECT psqlmessages_queue.name, psqlmessages_queue.is_paused, {SIZES}, {COUNTS}
     FROM psqlmessages_queue WHERE {EXISTS} AND psqlmessages_queue.id IN (
         SELECT q.id FROM psqlmessages_queue AS q
         LEFT JOIN psqlmessages_queuecount AS c ON c.queue_id = q.id
         GROUP BY q.id, q.name ORDER BY coalesce(sum(c.puts), 0) DESC, q.name LIMIT %s
     ) ORDER BY psqlmessages_queue.name
-"""  # noqa: S608 - put together from our own texts
-_EXCHANGES: Final = """
+"""  # noqa: S608 - built from constants
+_EXCHANGES_SQL: Final = """
     SELECT x.name, x.is_running,
         (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
          WHERE c.exchange_id = x.id AND c.outcome = 'ok'
@@ -60,9 +60,9 @@ _EXCHANGES: Final = """
          )), '[]') FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id)
     FROM psqlmessages_exchange AS x ORDER BY x.name LIMIT %s
 """
-_QUEUES_QUERY: Final = (_QUEUES, (*size_limits(MAX_MEASURED), MAX_QUEUES))
+_QUEUES_QUERY: Final = (_QUEUES_SQL, (*size_limits(MAX_MEASURED), MAX_QUEUES))
 _EXCHANGES_QUERY: Final = (
-    _EXCHANGES,
+    _EXCHANGES_SQL,
     (WORKER_TIMEOUT_SECONDS, WORKER_TIMEOUT_SECONDS, MAX_EXCHANGES),
 )
 _ELEMENT_STATES: Final = ("available", "scheduled", "reserved")
@@ -71,14 +71,14 @@ _QUEUE_COUNTERS: Final = {
     "gets": "Elements popped from the queue",
     "reserves": "How often elements of the queue were reserved",
     "commits": "Reserved elements that were committed",
-    "rollbacks": "Reserved elements that were given back",
+    "rollbacks": "Reserved elements that were rolled back",
     "dead_letters": "Elements that became dead letters",
     "removes": "Elements removed or drained from the queue",
 }
 
 
 def _family(kind: str, name: str, text: str, *labels: str) -> Any:
-    """Create an empty metric family; the kind is Gauge, Counter or Histogram."""
+    """Create a metric family without values; the kind is Gauge, Counter or Histogram."""
     from prometheus_client import core
 
     return getattr(core, f"{kind}MetricFamily")(f"psqlmessages_{name}", text, labels=labels)
@@ -97,8 +97,8 @@ def queue_families(rows: Rows) -> Iterator[Any]:
         for state, count in zip(_ELEMENT_STATES, counts, strict=True):
             sizes.add_metric((queue, state), min(count, MAX_MEASURED))
         paused.add_metric((queue,), float(is_paused))
-        for name, number in QueueCounters(*values)._asdict().items():
-            counters[name].add_metric((queue,), number)
+        for name, value in QueueCounters(*values)._asdict().items():
+            counters[name].add_metric((queue,), value)
     yield from (sizes, paused, *counters.values())
 
 
@@ -117,10 +117,10 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
     selectors = family("Counter", "selector_seconds", "Time in selectors")
     text = "How often the selector of a destination failed, which means no match"
     failures = family("Counter", "selector_failures", text, "destination")
-    for exchange, is_running, number, is_blocked, destinations, rows_of_exchange in rows:
-        counters = AggregatedCounters.of(CounterRow(*values) for values in rows_of_exchange)
+    for exchange, is_running, worker_count, is_blocked, destinations, counter_rows in rows:
+        counters = AggregatedCounters.of(CounterRow(*row) for row in counter_rows)
         running.add_metric((exchange,), float(is_running))
-        workers.add_metric((exchange,), number)
+        workers.add_metric((exchange,), worker_count)
         blocked.add_metric((exchange,), float(is_blocked))
         selectors.add_metric((exchange,), counters.selector_seconds)
         for outcome in ELEMENT_OUTCOMES:
@@ -134,7 +134,7 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Return cumulative buckets, as Prometheus expects."""
+    """Return upper bounds and cumulative counts, as Prometheus expects."""
     upper_bounds = (*map(repr, BUCKET_SECONDS), "+Inf")
     return list(zip(upper_bounds, map(float, accumulate(histogram.buckets)), strict=True))
 
@@ -142,7 +142,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 def _sum_by_destination(
     destinations: list[str], counts: dict[int, int]
 ) -> Iterable[tuple[str, int]]:
-    """Add up the counts of positions by destination queue; several routes may share one."""
+    """Sum up counts by destination queue. They are given by position; routes may share a queue."""
     sums: dict[str, int] = defaultdict(int)
     for position, destination in enumerate(destinations):
         sums[destination] += counts.get(position, 0)
@@ -153,7 +153,7 @@ def _sum_by_destination(
 
 MAX_JOBS: Final = 200
 
-_JOBS: Final = """
+_JOBS_SQL: Final = """
     SELECT name,
         state NOT IN ('stopped', 'failed')
             AND seen_at > statement_timestamp() - make_interval(secs => %s),
@@ -161,7 +161,7 @@ _JOBS: Final = """
         extract(epoch FROM seen_at)::float8
     FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
 """
-_JOBS_QUERY: Final = (_JOBS, (WORKER_TIMEOUT_SECONDS, MAX_JOBS))
+_JOBS_QUERY: Final = (_JOBS_SQL, (WORKER_TIMEOUT_SECONDS, MAX_JOBS))
 _JOB_GAUGES: Final = {
     "alive": "Whether the job sent a heartbeat in the last 10 s and has not ended",
     "failed": "Whether the job ended with an error",
@@ -174,7 +174,7 @@ _JOB_GAUGES: Final = {
 
 
 def job_families(rows: Rows) -> Iterator[Any]:
-    """Yield the metric families of jobs; omit a lag or rate that is unknown or outdated."""
+    """Yield the metric families of jobs, without lags and rates that are unknown or outdated."""
     gauges = {
         name: _family("Gauge", f"pipeline_{name}", text, "job")
         for name, text in _JOB_GAUGES.items()
@@ -188,8 +188,8 @@ def job_families(rows: Rows) -> Iterator[Any]:
 
 
 _TIMEOUT_SECONDS: Final = 5.0
-_STATEMENT_SECONDS: Final = 2
-# A node may send to any number of topics, so export only the busiest.
+_QUERY_TIMEOUT_SECONDS: Final = 2
+# The number of topics is unlimited: export those with the most messages.
 MAX_TOPICS: Final = 50
 
 _DATABASE_GAUGES: Final = {
@@ -215,7 +215,7 @@ _DATABASE_QUERY: Final = """
 @require_safe
 @never_cache
 async def metrics(request: HttpRequest) -> HttpResponse:
-    """Return metrics of the database and of this process in Prometheus format.
+    """Return metrics of the database and of this process in the format of Prometheus.
 
     404 unless the setting METRICS is on; 503 if prometheus-client is not installed. Needs no
     login: restrict access with the server's bind address or with a proxy.
@@ -229,7 +229,7 @@ async def metrics(request: HttpRequest) -> HttpResponse:
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
     queries = ((_DATABASE_QUERY, ()), _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
     answers = await read_once(
-        "metrics", None, queries, _TIMEOUT_SECONDS, statement=_STATEMENT_SECONDS
+        "metrics", None, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
     )
     registry = prometheus_client.CollectorRegistry()
     registry.register(MetricsCollector(answers))
@@ -307,7 +307,9 @@ def _gauge(name: str, text: str, value: float) -> Any:
     return family
 
 
-def _counter(name: str, text: str, values: list[tuple[tuple[str, ...], int]], *labels: str) -> Any:
+def _counter(
+    name: str, text: str, values: Iterable[tuple[tuple[str, ...], int]], *labels: str
+) -> Any:
     family = _family("Counter", name, text, *labels)
     for label_values, value in values:
         family.add_metric(label_values, value)

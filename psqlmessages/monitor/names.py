@@ -1,4 +1,4 @@
-"""Names of the monitor's nodes, and URLs of topics."""
+"""Names of the monitor's nodes, and URLs of topic pages."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from psqlmessages.conf import get_settings
 
 
 def ident_pattern() -> str:
-    """Return the pattern of this project's monitor idents, for their rule."""
+    """Return the pattern that the idents of this project's monitors match, for use in a rule."""
     return f"{get_settings().NODE or 'psqlmessages'}.monitor.*"
 
 
 def new_ident() -> str:
-    """Generate an ident for the monitor of this process."""
+    """Generate an ident for the monitor's node in this process."""
     return f"{ident_pattern()[:-1]}{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -31,6 +31,6 @@ def topic_url(name: str) -> str:
 
 
 class TopicConverter(StringConverter):
-    """A topic in a path: its name may contain slashes and newlines."""
+    """The name of a topic in a path; it may contain slashes and newlines."""
 
     regex = r"[\s\S]+"

@@ -1,4 +1,4 @@
-"""Observer: one per process; receives all topics and events while a page is open."""
+"""Observer: one per event loop; observes all topics and events while a page is open."""
 
 from __future__ import annotations
 
@@ -25,19 +25,25 @@ from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.relay.socket import INTERNAL_ERROR
 from psqlmessages.retry import RateLimitedLogger
 
-# Observe for this long after the last viewer has left, so that the history survives a page change.
-# After that the monitor puts no load on the database.
+# Observe for this long after the last page was closed, so that the history survives a page change.
+# Afterwards the monitor puts no load on the database.
 IDLE_SECONDS: Final = 120.0
 _TICK_SECONDS: Final = 0.25
 _CHECK_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 1.0
 _HEALTH_SECONDS: Final = 2.0
+# Error numbers in answers of the hub.
+_UNREACHABLE: Final = "59"
+_MISSING_RULE: Final = ("2", "3", "5")
 
 logger = logging.getLogger("psqlmessages")
 
 
 class Observer:
-    """A receiver of the hub that records messages and events and updates its viewers."""
+    """The monitor's receiver at the hub: records messages and events, and updates the viewers.
+
+    ``rules`` are the rules for the topics with an open page.
+    """
 
     def __init__(self, find_hub: Callable[[], Hub], reader: MonitorReader) -> None:
         self.ident = ""
@@ -50,24 +56,24 @@ class Observer:
         self._hub = find_hub()
         self._reader = reader
         self._broadcast = Broadcast(self)
-        self._running: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._wakeup = asyncio.Event()
         self._has_no_viewers = asyncio.Event()
         self._has_viewers = asyncio.Event()
-        # Events since the last query began, whose result may be older than they are.
+        # Events since the last query of topics began; its result may be older than these events.
         self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
         self._log = RateLimitedLogger(logger)
 
     # Viewers
 
     def add(self, viewer: Viewer) -> None:
-        """Send a viewer a snapshot after the next check, then updates."""
+        """Add a viewer: it gets a snapshot after the next check, then updates."""
         self.viewers.add(viewer)
         self._has_no_viewers.clear()
         self._has_viewers.set()
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run(), name="psqlmessages monitor")
-        self._wake.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="psqlmessages monitor")
+        self._wakeup.set()
 
     def remove(self, viewer: Viewer) -> None:
         """Remove a viewer; after the last one, observe for ``IDLE_SECONDS`` longer."""
@@ -77,14 +83,14 @@ class Observer:
             self._has_no_viewers.set()
 
     def watch(self, viewer: Viewer, topic: str | None) -> None:
-        """Switch a viewer to one topic, or to the list (None)."""
+        """Switch a viewer to another topic; None: to the topic list."""
         viewer.topic, viewer.is_behind = topic, True
-        self._wake.set()
+        self._wakeup.set()
 
     # Receiver of the hub
 
     def deliver(self, message: HubMessage) -> None:
-        """Record a message or an event from the hub. Large bodies are counted, but not read."""
+        """Record a message or an event from the hub. The bodies of large messages are not read."""
         header, at = message.header, message.received_at
         if header["Type"] == "Topic":
             self.history.add_message(header, message.body, at)
@@ -98,15 +104,15 @@ class Observer:
             self.status.on_connection_lost(at)
         elif event == "reconnected":
             self.status.on_reconnected(at)
-            self._wake.set()
+            self._wakeup.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
             self.status.on_refused(at, None, "")
-            self._wake.set()
+            self._wakeup.set()
 
     # Background tasks
 
     async def _run(self) -> None:
-        """Observe until there has been no viewer for a while."""
+        """Observe until there was no viewer for ``IDLE_SECONDS``; restart after an error."""
         while True:
             try:
                 await self._run_tasks()
@@ -122,14 +128,14 @@ class Observer:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if (error := task.exception()) is not None:
-                    logger.error("the monitor failed and restarts", exc_info=error)
+                    logger.error("the monitor failed: restarting it", exc_info=error)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _stop(self) -> None:
-        # Viewers reconnect and get a new snapshot.
+        # The pages reconnect and get a new snapshot.
         for viewer in list(self.viewers):
             viewer.close(INTERNAL_ERROR, "the monitor restarts")
         self.viewers.clear()
@@ -154,12 +160,14 @@ class Observer:
             self._broadcast.tick(time.time())
 
     async def _check(self) -> None:
-        """Keep the registration valid and read the database; retry sooner after a failure."""
+        """Every 3 s, register again if necessary and read topics and rules; 1 s after a failure."""
         while True:
-            self._wake.clear()
+            self._wakeup.clear()
             new_viewers = {viewer for viewer in self.viewers if not viewer.has_snapshot}
             try:
-                is_successful = await self._observe() and await self._read_topics()
+                is_successful = await self._observe()
+                if is_successful:
+                    await self._read_topics()
             except (psycopg.Error, OSError) as error:
                 self._log.warning("the monitor cannot read the database: %s", error)
                 self.status.on_read_failed(time.time())
@@ -169,10 +177,10 @@ class Observer:
             pause = _CHECK_SECONDS if is_successful else _RETRY_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._wake.wait()
+                    await self._wakeup.wait()
 
     async def _observe(self) -> bool:
-        """Register with the hub and observe all topics if needed; return whether it observes."""
+        """Register a node that observes all topics, unless there is one; return whether it does."""
         if self.status.is_observing:
             if self.status.is_away or await self._reader.is_observing(self.ident):
                 return not self.status.is_away
@@ -184,28 +192,31 @@ class Observer:
         if answer["Err"] == "0":
             answer = await self._hub.run(self.ident, self, "topic_observe", "*")
         now = time.time()
-        if answer["Err"] == "0":
+        is_observing = answer["Err"] == "0"
+        if is_observing:
             self.status.on_observing(now)
-        elif answer["Err"] == "59":
+        elif answer["Err"] == _UNREACHABLE:
             self.status.on_connection_lost(now)
         else:
-            role = await self._reader.read_role() if answer["Err"] in ("2", "3", "5") else None
+            role = await self._reader.read_role() if answer["Err"] in _MISSING_RULE else None
             self.status.on_refused(now, role, answer["Errstr"])
-        return answer["Err"] == "0"
+        return is_observing
 
-    async def _read_topics(self) -> bool:
-        history, viewed = self.history, frozenset(v.topic for v in self.viewers if v.topic)
+    async def _read_topics(self) -> None:
+        history, viewed = (
+            self.history,
+            frozenset(viewer.topic for viewer in self.viewers if viewer.topic),
+        )
         history.viewed = viewed
         self._recent_events.clear()
-        before, known_topics = history.number, history.topics.keys() | viewed
+        number, known_topics = history.number, history.topics.keys() | viewed
         rows = await self._reader.read_topics(known_topics, max(0, MAX_TOPICS - len(known_topics)))
-        history.apply_rows(rows, before)
+        history.apply_rows(rows, number)
         for event in self._recent_events:
             history.apply_event(*event)
         history.topic_count = await self._reader.count_topics()
         self.rules = {name: await self._reader.read_rules(name) for name in viewed}
         self.status.on_read()
-        return True
 
     async def _refresh_health(self) -> None:
         while True:
@@ -226,7 +237,7 @@ _observers: WeakKeyDictionary[asyncio.AbstractEventLoop, Observer] = WeakKeyDict
 
 
 def get_observer() -> Observer:
-    """Return the observer of this event loop; it is idle until a viewer connects."""
+    """Return the observer of this event loop; it does nothing until a viewer is added."""
     loop = asyncio.get_running_loop()
     if (observer := _observers.get(loop)) is None:
         observer = _observers[loop] = Observer(get_hub, MonitorReader(direct_dsn()))
@@ -234,6 +245,6 @@ def get_observer() -> Observer:
 
 
 def running_observer() -> Observer | None:
-    """Return the observer of this event loop if it is observing, for metrics."""
+    """Return the observer of this event loop; None if it is not observing."""
     observer = _observers.get(asyncio.get_running_loop())
     return observer if observer is not None and observer.status.is_observing else None

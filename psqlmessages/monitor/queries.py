@@ -1,4 +1,4 @@
-"""Queries of the monitor, on one connection with time limits; health of server and tables."""
+"""Queries of the monitor with time limits; health of the server and the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from psqlmessages.client.options import conninfo
 from psqlmessages.models.names import patterns
 from psqlmessages.orm import dsn
 
-_STATEMENT_SECONDS: Final = 2
+_QUERY_TIMEOUT_SECONDS: Final = 2
 MAX_RULES: Final = 200
 
 _TOPICS_QUERY: Final = """
@@ -52,7 +52,6 @@ _OBSERVING_QUERY: Final = """
     )
 """
 
-
 Rows = list[tuple[Any, ...]]
 Query = tuple[str, Sequence[Any]]
 
@@ -68,15 +67,15 @@ class RuleRow(NamedTuple):
 
 
 class MonitorReader:
-    """A connection that opens on first use and reopens after it breaks."""
+    """Runs queries on a connection that it opens on first use, and again after a loss."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = conninfo(dsn, "monitor")
         self._connection: AsyncConnection | None = None
         self._lock = asyncio.Lock()
 
-    async def fetch(self, query: str, values: Any = None) -> list[tuple[Any, ...]]:
-        """Connect if needed and run a query, within two seconds; raise psycopg's errors."""
+    async def fetch(self, query: str, values: Any = None) -> Rows:
+        """Connect if necessary and run a query; raise psycopg's errors, also after two seconds."""
         async with self._lock:
             connection = self._connection or await self._connect()
             try:
@@ -90,7 +89,7 @@ class MonitorReader:
     async def read_topics(
         self, known: Iterable[str], others: int
     ) -> list[tuple[str, list[str], list[str]]]:
-        """Read the senders and listeners of known topics, and of ``others`` more in name order."""
+        """Read senders and listeners of known topics, and of the first ``others`` other topics."""
         return await self.fetch(_TOPICS_QUERY, {"known": list(known), "others": others})
 
     async def count_topics(self) -> int:
@@ -98,16 +97,16 @@ class MonitorReader:
         return (await self.fetch("SELECT count(*) FROM psqlmessages_topic"))[0][0]
 
     async def read_rules(self, topic: str) -> list[RuleRow]:
-        """Read the rules for a topic, at most ``MAX_RULES`` + 1, including those with patterns."""
+        """Read the rules for a topic, including patterns that match it: at most MAX_RULES + 1."""
         rows = await self.fetch(_RULES_QUERY, (patterns(topic), MAX_RULES + 1))
         return [RuleRow._make(row) for row in rows]
 
     async def is_observing(self, ident: str) -> bool:
-        """Check whether a node is registered and observes all topics."""
+        """Return whether a node is registered and observes all topics."""
         return (await self.fetch(_OBSERVING_QUERY, (ident,)))[0][0]
 
     async def read_role(self) -> str:
-        """Return the PostgreSQL role of this connection, for use in a rule."""
+        """Return the PostgreSQL role of this connection."""
         return (await self.fetch("SELECT session_user::text"))[0][0]
 
     async def close(self) -> None:
@@ -119,21 +118,18 @@ class MonitorReader:
 
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.connect(self._dsn, autocommit=True)
-        connection.answer_seconds = 2.0 * _STATEMENT_SECONDS
-        await limit_statements(connection, _STATEMENT_SECONDS)
+        connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
+        await limit_statements(connection, _QUERY_TIMEOUT_SECONDS)
         self._connection = connection
         return connection
 
 
 async def read_once(
-    name: str, alias: str | None, queries: Sequence[Query], seconds: float, *, statement: float
+    name: str, alias: str | None, queries: Sequence[Query], seconds: float, *, query_seconds: float
 ) -> list[Rows | None] | None:
-    """Run queries on a new connection; None if the database does not answer in time.
-
-    ``seconds`` limits all, and ``statement`` each query. See :func:`run_queries`.
-    """
-    task = asyncio.create_task(run_queries(name, alias, queries, statement))
-    # Do not await the task: closing a connection that hangs may hang too.
+    """Call :func:`run_queries`; return None if it has not finished after ``seconds``."""
+    task = asyncio.create_task(run_queries(name, alias, queries, query_seconds))
+    # Not `await task`: if the connection hangs, closing it may hang too.
     done, _ = await asyncio.wait({task}, timeout=seconds)
     if not done:
         task.cancel()
@@ -142,13 +138,16 @@ async def read_once(
 
 
 async def run_queries(
-    name: str, alias: str | None, queries: Sequence[Query], seconds: float
+    name: str, alias: str | None, queries: Sequence[Query], query_seconds: float
 ) -> list[Rows | None] | None:
-    """Connect and run queries; None for a query that takes too long, or if the database fails."""
+    """Run queries on a new connection; return None if the database fails.
+
+    The result of a query that takes longer than ``query_seconds`` is None.
+    """
     try:
         address = conninfo(dsn(alias), name)
         async with await AsyncConnection.connect(address, autocommit=True) as connection:
-            await limit_statements(connection, seconds)
+            await limit_statements(connection, query_seconds)
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None
@@ -163,12 +162,12 @@ async def _fetch_or_none(
         return None
 
 
-# Health of the server and the tables. An unreadable value is None, never 0.
+# Health of the server and the tables. A value that cannot be read is None, never 0.
 
 _COUNTS_QUERY: Final = """
     SELECT (SELECT count(*) FROM psqlmessages_session), (SELECT count(*) FROM psqlmessages_client)
 """
-# Estimates row counts from statistics and sizes from files, without reading the tables.
+# Reads no tables: estimates the number of rows from statistics, and the size from files.
 _BODIES_QUERY: Final = """
     SELECT coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint,
         coalesce(sum(
@@ -182,7 +181,13 @@ _BODIES_QUERY: Final = """
 
 @dataclass(slots=True)
 class Health:
-    """Health values at one moment. Times are in seconds, sizes in bytes, ``usage`` is 0 to 1."""
+    """Health at one time. Durations are in seconds, sizes in bytes.
+
+    ``usage``: of the notification queue, 0 to 1; ``holders``: the sessions that prevent its
+    clean-up. ``waiting``: transactions that wait for the lock of commits with notifications, the
+    longest one for ``waiting_seconds``; ``waiting_for``: pid of the lock's owner. ``bodies``: large
+    bodies that are stored. ``echo``: round trip of the hub's last probe.
+    """
 
     at: float
     usage: float | None = None
@@ -199,12 +204,12 @@ class Health:
 
 
 async def read_health(reader: MonitorReader, at: float) -> Health:
-    """Read all values; raise if the database does not answer at all."""
+    """Read all values; raise psycopg's errors if the database cannot be reached."""
     health = Health(at)
     began = perf_counter()
     health.usage = float((await reader.fetch(QUEUE_USAGE_QUERY))[0][0])
     health.round_trip = perf_counter() - began
-    # Without permission, or after a timeout, a value stays unknown.
+    # After these errors, a value stays None.
     unreadable = (psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled)
     with suppress(*unreadable):
         health.holders = await _read_holders(reader, is_full=health.usage >= MAX_QUEUE_USAGE)
@@ -221,7 +226,7 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
 async def _read_holders(reader: MonitorReader, *, is_full: bool) -> list[dict[str, Any]] | None:
     rows = await reader.fetch(HOLDERS_QUERY, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
     if is_full and not rows:
-        # Some session holds the queue, but this role cannot see it.
+        # This role has no permission to see the session that prevents the clean-up.
         return None
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
     return [dict(zip(names, row, strict=True)) for row in rows]

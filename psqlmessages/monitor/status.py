@@ -1,4 +1,4 @@
-"""Status of the monitor: whether it is live, since when, and why not. No I/O."""
+"""Status of the monitor: whether it observes, since when, and if not, the reason. No I/O."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ LIVE: Final = "live"
 STARTING: Final = "starting"
 AWAY: Final = "away"
 NOT_OBSERVING: Final = "not_observing"
-# Of a single page: its permissions could not be checked.
+# Status of one page: the permissions of its user could not be checked.
 UNCHECKED: Final = "unchecked"
-# A single failed query is not yet an outage.
+# Failed queries count as an outage only after this long.
 _READ_FAILURE_SECONDS: Final = 5.0
 
 
 class MonitorStatus:
-    """The current status of the monitor; times are Unix time.
+    """The current status of the monitor; times are Unix times.
 
-    ``gaps``: recent periods in which nothing was received, as (start, end).
+    ``is_away``: the hub has lost PostgreSQL. ``since``: when the monitor first observed.
+    ``gaps``: recent periods without observation, as (start, end).
     """
 
     def __init__(self) -> None:
@@ -34,25 +35,25 @@ class MonitorStatus:
         self.gaps: list[tuple[float, float]] = []
 
     def on_observing(self, now: float) -> None:
-        """Record that the monitor now receives everything."""
+        """Record that the monitor now observes all topics."""
         self.is_observing, self.is_away, self._was_refused = True, False, False
         self.since = self.since or now
         self._close_gap(now)
 
     def on_refused(self, now: float, missing_role: str | None, reason: str) -> None:
-        """Record that the monitor does not observe; ``missing_role`` needs a rule."""
+        """Record that the monitor does not observe; ``missing_role`` is a role without a rule."""
         self.is_observing, self.is_away = False, False
         self._was_refused = bool(missing_role or reason)
         self.missing_role, self._reason = missing_role, reason
         self._open_gap(now)
 
     def on_connection_lost(self, now: float) -> None:
-        """Record that the connection to PostgreSQL is lost."""
+        """Record that the hub has lost PostgreSQL."""
         self.is_away = True
         self._open_gap(now)
 
     def on_reconnected(self, now: float) -> None:
-        """Record that the connection is back and the nodes are registered again."""
+        """Record that the hub has reconnected and registered its nodes again."""
         self.is_away = False
         if self.is_observing:
             self._close_gap(now)

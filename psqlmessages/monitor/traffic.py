@@ -1,9 +1,10 @@
-"""Traffic page: windows and jobs, read at most every 2 s for all viewers."""
+"""Traffic pages: message counts by window, and jobs; read at most every 2 s for all viewers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -19,6 +20,7 @@ from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor.graph import fetch_rows
 from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.queries import Query
 from psqlmessages.monitor.views import (
     admin_page,
     chart_context,
@@ -27,10 +29,10 @@ from psqlmessages.monitor.views import (
     require_topic_name,
 )
 
-# Reading half a day of a topic with 40 senders takes 0.7 s; the pages give up after 6 s.
+# Reading half a day of a topic with 40 senders takes 0.7 s; the pages wait for 6 s.
 _TIMEOUT_SECONDS: Final = 5.0
 _JOBS_TIMEOUT_SECONDS: Final = 2.0
-# Read slow queries less often: at most a fifth of the time is spent on reading.
+# After a slow query, pause for four times its duration: reading takes at most a fifth of the time.
 _PAUSE_FACTOR: Final = 4.0
 # A job in one of these states sends no heartbeat.
 ENDED_STATES: Final = (PipelineJob.State.STOPPED, PipelineJob.State.FAILED)
@@ -50,6 +52,7 @@ _JOBS_AND_TIMES_QUERY: Final = """
             FROM psqlmessages_pipelinejob ORDER BY name LIMIT %s
         ) AS j)
 """
+# Percentiles and sums of the rows in ``chosen``, by its column ``key``.
 _AMOUNTS: Final = f"""
     measured AS (
         SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
@@ -59,7 +62,7 @@ _AMOUNTS: Final = f"""
             extract(epoch FROM max(starts_at))::bigint AS last
         FROM chosen GROUP BY key
     )
-"""  # noqa: S608 - put together from our own texts
+"""  # noqa: S608 - built from constants
 _COLUMNS: Final = """count, bytes, starts_at,
             size_p50, size_p95, size_p99, latency_p50, latency_p95, latency_p99"""
 _ALL_TOPICS_QUERY: Final = f"""
@@ -76,7 +79,7 @@ _ALL_TOPICS_QUERY: Final = f"""
     FROM summed JOIN measured USING (key) JOIN points USING (key)
     ORDER BY number DESC, key LIMIT %s
 """  # noqa: S608
-# Keys: the start of a window, a sender after a space, and an empty string for the total.
+# A key is the start of a window, a space and a sender, or an empty string for the total.
 _ONE_TOPIC_QUERY: Final = f"""
     WITH found AS (
         SELECT sender, {_COLUMNS} FROM psqlmessages_traffic
@@ -92,7 +95,7 @@ _ONE_TOPIC_QUERY: Final = f"""
 
 
 class TrafficSelection(NamedTuple):
-    """What a page shows: the length of a window, the time range up to now, and one topic or all."""
+    """The data of a page: window length, time range up to now, and one topic (None: all topics)."""
 
     window_seconds: int
     range_seconds: int
@@ -101,6 +104,7 @@ class TrafficSelection(NamedTuple):
 
 async def read_traffic(selection: TrafficSelection) -> str | None:
     """Read the data of a page as JSON text; None if it cannot be read."""
+    query: Query
     begin = _first_window(time.time(), selection)
     if selection.topic is None:
         query = (_ALL_TOPICS_QUERY, (selection.window_seconds, begin, MAX_TOPICS + 1))
@@ -136,17 +140,17 @@ def _describe_time(
     for job in jobs:
         age = now.timestamp() - job["seen_at"]
         job["is_alive"] = job["state"] not in ENDED_STATES and age < WORKER_TIMEOUT_SECONDS
-    counting = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
+    counting_jobs = [job for job in jobs if job["is_alive"] and job["name"].startswith("traffic")]
     return {
         "now": now.timestamp(),
         "window": selection.window_seconds,
         "seconds": selection.range_seconds,
         "begin": begin,
-        # Traffic was counted from then on: an earlier window without a row is unknown, not zero.
+        # Before this time nothing was counted: missing windows are unknown, not zero.
         "since": oldest and oldest.timestamp(),
         "until": newest and newest.timestamp() + selection.window_seconds,
-        "is_counting": bool(counting),
-        "lag": max((job["lag_seconds"] or 0 for job in counting), default=0),
+        "is_counting": bool(counting_jobs),
+        "lag": max((job["lag_seconds"] or 0 for job in counting_jobs), default=0),
         "jobs": jobs,
     }
 
@@ -181,10 +185,10 @@ def _amounts(row: list[Any]) -> dict[str, Any]:
     return {"count": count, "bytes": size, "last": last, **percentiles}
 
 
-# Traffic views: messages by topic and window, pipeline jobs, and their data as JSON
+# Views
 
 _MINUTE, _HOUR, _DAY = 60, 60 * 60, 24 * 60 * 60
-# Choices of window length and time range, in seconds; at most 720 windows each.
+# The available window lengths and time ranges, in seconds; a range has at most 720 windows.
 RANGES: Final = {
     (10, 10 * _MINUTE): "10 minutes",
     (10, _HOUR): "1 hour",
@@ -196,12 +200,12 @@ RANGES: Final = {
     (3600, 30 * _DAY): "30 days",
 }
 _WINDOW_LENGTHS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
-# All topics together have many windows, so the list offers only some ranges.
+# The page of all topics reads more rows, so it offers only some ranges.
 _LIST_RANGES: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
 
 
 class RangeLink(NamedTuple):
-    """A link to the same page with another window or range."""
+    """A link to the same page with another window length or time range."""
 
     text: str
     query: str
@@ -216,8 +220,8 @@ def traffic(request: HttpRequest) -> HttpResponse:
     context = {
         **_page_context(request, window, seconds),
         "choices": [
-            RangeLink(RANGES[each], _query(None, *each), each == (window, seconds))
-            for each in _LIST_RANGES
+            RangeLink(RANGES[choice], _query_string(None, *choice), choice == (window, seconds))
+            for choice in _LIST_RANGES
         ],
         "admin_jobs_url": admin_page(request, "pipelinejob"),
     }
@@ -227,7 +231,7 @@ def traffic(request: HttpRequest) -> HttpResponse:
 @require_safe
 @require_monitor_access
 def traffic_topic(request: HttpRequest) -> HttpResponse:
-    """Show the topic given by ``?name=``."""
+    """Show one topic, given by ``?name=``."""
     name = require_topic_name(request.GET.get("name", ""))
     window, seconds = _selected_range(request, RANGES)
     context = {
@@ -236,13 +240,13 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
         "topic": name,
         "topic_url": topic_url(name),
         "windows": [
-            RangeLink(text, _query(name, *_shortest_range(length)), length == window)
+            RangeLink(text, _query_string(name, *_shortest_range(length)), length == window)
             for length, text in _WINDOW_LENGTHS.items()
         ],
         "choices": [
-            RangeLink(text, _query(name, *each), each == (window, seconds))
-            for each, text in RANGES.items()
-            if each[0] == window
+            RangeLink(text, _query_string(name, *choice), choice == (window, seconds))
+            for choice, text in RANGES.items()
+            if choice[0] == window
         ],
         "admin_traffic_url": admin_page(
             request, "traffic", {"q": name, "window_seconds": str(window)}
@@ -259,18 +263,18 @@ async def traffic_data(request: HttpRequest) -> str | None:
     return await shared_text(selection, lambda: read_traffic(selection), _PAUSE_FACTOR)
 
 
-def _selected_range(request: HttpRequest, ranges: Any) -> tuple[int, int]:
-    """Return the window length and time range in the query string, by default the first ones."""
+def _selected_range(request: HttpRequest, ranges: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """Return the window length and time range in the query string; else the first of ``ranges``."""
     query = request.GET.get("window", ""), request.GET.get("seconds", "")
-    selected = (each for each in ranges if tuple(map(str, each)) == query)
+    selected = (choice for choice in ranges if tuple(map(str, choice)) == query)
     return next(selected, next(iter(ranges)))
 
 
 def _shortest_range(window: int) -> tuple[int, int]:
-    return next(each for each in RANGES if each[0] == window)
+    return next(choice for choice in RANGES if choice[0] == window)
 
 
-def _query(topic: str | None, window: int, seconds: int) -> str:
+def _query_string(topic: str | None, window: int, seconds: int) -> str:
     name = {} if topic is None else {"name": topic}
     return "?" + urlencode({**name, "window": window, "seconds": seconds})
 
@@ -281,7 +285,7 @@ def _page_context(
     return {
         **common_context(request),
         "data_url": reverse("psqlmessages:monitor_traffic_figures")
-        + _query(topic, window, seconds),
+        + _query_string(topic, window, seconds),
         "traffic_topic_url": reverse("psqlmessages:monitor_traffic_topic"),
         "choice_query": urlencode({"window": window, "seconds": seconds}),
         "window_text": _WINDOW_LENGTHS[window],

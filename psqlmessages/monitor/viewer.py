@@ -1,4 +1,4 @@
-"""Viewer: one open page, its topic and permissions, and its rate limit."""
+"""Viewer: one open page, its topic and permissions, and its backlog of unread frames."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from psqlmessages.monitor.status import AWAY, UNCHECKED
 from psqlmessages.relay.revalidation import MAX_UNCHECKED_SECONDS
 from psqlmessages.relay.socket import TOO_SLOW
 
-# At most this many unread frames per viewer. A viewer that then reads none for this long is closed.
+# The maximum number of unread frames. If a page with so many reads none for 10 s, it is closed.
 MAX_UNREAD_FRAMES: Final = 8
 READ_TIMEOUT_SECONDS: Final = 10.0
-# Interval of frames with only the status; slightly less than the heartbeat of the monitor.
+# Minimum interval of frames with only the status; slightly shorter than the broadcast's heartbeat.
 _STATUS_INTERVAL_SECONDS: Final = 0.9
 
 
 class Viewer:
-    """One page: takes frames from the observer and passes them to the WebSocket.
+    """One page: sends it frames, and skips frames while it reads too slowly.
 
-    ``topic`` is the topic of the page, None for the list. ``is_behind``: the next frame must be a
-    snapshot, so that the backlog of a slow page does not grow. ``has_snapshot``: the first snapshot
-    was due. ``close`` closes the WebSocket.
+    ``topic`` is the topic of the page; None: the topic list. ``is_behind``: the page has missed a
+    frame, so the next one must be a snapshot. ``has_snapshot``: the broadcast has called
+    ``send_snapshot`` for it. ``send`` and ``close`` are methods of the WebSocket.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class Viewer:
         self.has_snapshot = False
         self._send = send
         self.close = close
-        # Each unread frame: a random number, which only a page that has read it can echo, and when
-        # it was sent. This limits the backlog, whatever proxies between us and the page buffer.
+        # Number and time of each unread frame. A page echoes the number, a random one, when it has
+        # read the frame. So the limit also holds if a proxy buffers frames.
         self._unread: deque[tuple[int, float]] = deque()
-        # Seconds between sending a frame and its echo, for the last echoed frame.
+        # Seconds between sending the last echoed frame and receiving its echo.
         self._lag: float | None = None
         self._checked_at = monotonic()
         self._status_sent_at = 0.0
@@ -67,9 +67,9 @@ class Viewer:
         return False
 
     def send_status_only(self, *, is_unreachable: bool) -> None:
-        """Send only the reason why there is no data, once a second.
+        """Send a frame without data, about once a second.
 
-        It is that PostgreSQL is unreachable, or that the user could not be checked.
+        Its status is that PostgreSQL is unreachable, or else that the user could not be checked.
         """
         now = monotonic()
         if now - self._status_sent_at >= _STATUS_INTERVAL_SECONDS:
@@ -79,7 +79,7 @@ class Viewer:
         self.is_behind = True
 
     def send_frame(self, op: str, *parts: str) -> None:
-        """Send a frame with the merged fields of these JSON objects."""
+        """Send a frame with the fields of these JSON objects."""
         number = secrets.randbits(52)
         self._unread.append((number, monotonic()))
         head = {"op": op, "n": number, "lag": self._lag}
@@ -88,7 +88,7 @@ class Viewer:
         self._send("{" + ",".join(field for field in fields if field) + "}")
 
     def on_echo(self, number: int) -> None:
-        """Record that the page has read this frame and those before; ignore an unknown number."""
+        """Record that the page has read this frame and all before it; ignore an unknown number."""
         sent_at = dict(self._unread).get(number)
         if sent_at is not None:
             self._lag = monotonic() - sent_at
@@ -98,6 +98,6 @@ class Viewer:
     def set_access(self, access: MonitorAccess) -> None:
         """Record the page's permissions after a check."""
         if access != self.access:
-            # The page shows too much or too little.
+            # The page shows data for the old permissions.
             self.access, self.is_behind = access, True
         self._checked_at = monotonic()

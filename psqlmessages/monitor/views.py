@@ -34,12 +34,12 @@ from psqlmessages.monitor.access import (
 )
 from psqlmessages.monitor.names import ident_pattern
 
-# Charts: plotly.min.js of the installed wheel, compressed once per process
+# Charts: plotly.min.js from the installed plotly package
 
 _PLOTLY_FILE: Final = "plotly/package_data/plotly.min.js"
-# While loading, plotly writes its CSS rules into a <style>, which the policy forbids. It does not
-# if the page already has an element of this id and class. The style sheet of its maps is skipped
-# in the same way, by an id that changes with each version.
+# While loading, plotly creates <style> elements, which the Content-Security-Policy forbids, unless
+# an element with the same id exists. So the pages contain empty elements with these ids, which
+# change with each version of plotly.
 _STYLE_ID: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
 _YEAR_SECONDS: Final = 365 * 24 * 60 * 60
 _GZIP_LEVEL: Final = 6
@@ -47,7 +47,7 @@ _GZIP_LEVEL: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class ChartScript:
-    """The script of the installed plotly version, plain and compressed."""
+    """The script of the installed plotly version. ``style_ids``: see ``_STYLE_ID``."""
 
     path: Path
     compressed: bytes
@@ -66,7 +66,7 @@ def plotly_version() -> str | None:
 
 @cache
 def chart_script() -> ChartScript | None:
-    """Read plotly's script; None if plotly is not installed."""
+    """Read and compress plotly's script, once per process; None if plotly is not installed."""
     if plotly_version() is None:
         return None
     path = Path(str(metadata.distribution("plotly").locate_file(_PLOTLY_FILE)))
@@ -85,7 +85,7 @@ def plotly(request: HttpRequest, version: str) -> HttpResponse:
     """Serve plotly's script; browsers cache it, since the URL contains the version."""
     script = chart_script()
     if script is None or version != plotly_version():
-        raise Http404("That version of plotly is not installed.")
+        raise Http404("This version of plotly is not installed.")
     response = get_conditional_response(request, etag=script.etag)
     if response is None:
         accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
@@ -100,14 +100,14 @@ def plotly(request: HttpRequest, version: str) -> HttpResponse:
 
 
 ADD_RULE: Final = "psqlmessages.add_auth"
-# The timeout of the monitor's own rule. It has no effect, since observing stores no bodies.
+# The timeout in the monitor's rule has no effect, since observing stores no bodies.
 _RULE_TIMEOUT_SECONDS: Final = 60
 
 View = Callable[..., HttpResponse]
 
 
 def require_monitor_access(view: View) -> View:
-    """Restrict a page to monitor users; redirect to login, or name the missing permission."""
+    """Restrict a view to users of the monitor: redirect others to the login, or answer 403."""
 
     @wraps(view)
     def restricted(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
@@ -128,14 +128,14 @@ def require_monitor_access(view: View) -> View:
 @require_safe
 @require_monitor_access
 def topics(request: HttpRequest) -> HttpResponse:
-    """Show the list of topics."""
+    """Show the topic list."""
     return render(request, "psqlmessages/monitor/topics.html", common_context(request))
 
 
 @require_safe
 @require_monitor_access
 def topic(request: HttpRequest, name: str = "") -> HttpResponse:
-    """Show one topic. Its name is in the path, or in ``?name=`` if a path cannot contain it."""
+    """Show one topic. Its name is in the path, or in ``?name=`` if it cannot be part of a path."""
     name = require_topic_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
@@ -152,7 +152,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
 @require_POST
 @require_monitor_access
 def add_rule(request: HttpRequest) -> HttpResponse:
-    """Add the rule that lets the monitor observe; it takes effect within a second or two."""
+    """Add the rule that lets the monitor observe, which takes effect within two seconds."""
     if not request.user.has_perm(ADD_RULE):
         return JsonResponse({"error": f"The permission {ADD_RULE} is missing."}, status=403)
     with connection.cursor() as cursor:
@@ -171,20 +171,20 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     if is_new:
         _log_added_rule(request, rule)
     elif rule.mode != Auth.Mode.OBSERVE:
-        text = f"A rule for this exists with mode {rule.mode}: change its mode to O."
+        text = f"The rule exists with mode {rule.mode}: change its mode to O."
         return JsonResponse({"error": text}, status=409)
     return JsonResponse({"error": ""})
 
 
 def require_topic_name(name: str) -> str:
-    """Return the name of a topic; raise Http404 if it is not valid."""
+    """Return the given topic name; raise Http404 if it is not valid."""
     if not is_name(name) or name.endswith("*"):
         raise Http404("This is not a valid topic name.")
     return name
 
 
 def chart_context() -> dict[str, Any]:
-    """Return the context of a page with charts."""
+    """Return the additional template context of pages with charts."""
     script = chart_script()
     return {
         "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[plotly_version()]),
@@ -193,7 +193,7 @@ def chart_context() -> dict[str, Any]:
 
 
 def common_context(request: HttpRequest) -> dict[str, Any]:
-    """Return the context that all monitor pages share."""
+    """Return the template context that all monitor pages share."""
     return {
         "socket_path": f"{get_script_prefix()}ws/monitor/",
         "admin_url": _reverse("admin:index"),
@@ -208,9 +208,9 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
 def admin_page(
     request: HttpRequest, model: str, query: dict[str, str] | None = None, *, change: bool = False
 ) -> str:
-    """Return the URL of a model's list; "" without permission.
+    """Return the URL of a model's list in the admin; "" without permission.
 
-    With ``change``, return the URL of the page of object 0: scripts replace the 0 by other keys.
+    With ``change``, return the URL of the object with key 0; scripts replace the 0.
     """
     if not request.user.has_perm(f"psqlmessages.view_{model}"):
         return ""
@@ -229,7 +229,7 @@ def _reverse(name: str, *arguments: str) -> str:
 
 
 def _log_added_rule(request: HttpRequest, rule: Auth) -> None:
-    """Record the addition in the admin's history, if the project has the admin."""
+    """Add an entry to the rule's history in the admin, if the project uses the admin."""
     if not apps.is_installed("django.contrib.admin"):
         return
     from django.contrib.admin.models import ADDITION, LogEntry

@@ -35,7 +35,7 @@ RELAY_RULES = (
 PATIENT = {
     "psqlmessages.monitor.healthz._TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.metrics._TIMEOUT_SECONDS": 60,
-    "psqlmessages.monitor.metrics._STATEMENT_SECONDS": 60,
+    "psqlmessages.monitor.metrics._QUERY_TIMEOUT_SECONDS": 60,
     "psqlmessages.monitor.viewer.READ_TIMEOUT_SECONDS": 60,
 }
 

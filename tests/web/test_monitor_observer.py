@@ -77,7 +77,7 @@ class Stage:
         return watching
 
     async def close(self) -> None:
-        if (running := self.observer._running) is not None:
+        if (running := self.observer._task) is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         await self.hub.close()
@@ -111,8 +111,8 @@ async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
     third = await stage.live()
     assert stage.observer.status.since == since
     stage.observer.remove(third)
-    assert stage.observer._running is not None
-    await asyncio.wait_for(stage.observer._running, 60)
+    assert stage.observer._task is not None
+    await asyncio.wait_for(stage.observer._task, 60)
     assert monitors(world) == 0
     assert stage.observer.status.since is None
 
@@ -239,7 +239,7 @@ def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch)
     for number in range(MAX_EVENTS + 5):
         kept.add_event("connect", f"N{number}", "", NOW)
     assert [event.ident for event in kept.events] == [f"N{n}" for n in range(5, MAX_EVENTS + 5)]
-    monkeypatch.setattr(history, "BODIES_CHARACTERS", 1000)
+    monkeypatch.setattr(history, "MAX_TOTAL_CHARACTERS", 1000)
     kept = History()
     for topic in "ABC":
         for _ in range(4):
