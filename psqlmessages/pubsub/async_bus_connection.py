@@ -1,4 +1,4 @@
-"""Connection of an AsyncPubSub, and the task that reads and reconnects it."""
+"""Connection of an AsyncPubSub, and the task that receives messages and reconnects."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
     BusConnectionBase,
+    BusState,
     BusStatement,
     Event,
     Handler,
     Script,
     ScriptFactory,
-    Subscriptions,
     logger,
 )
 
@@ -45,16 +45,17 @@ _CLOSING_SECONDS = 5.0
 class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     """The connection of an :class:`AsyncPubSub`; tasks may share it.
 
-    Lock order: ``_io``, then the connection's own lock, which its owner uses too.
+    ``_io`` protects this object and its I/O. It is acquired before the connection's own lock, which
+    the connection's owner uses too.
     """
 
     def __init__(
         self,
         connection: psycopg.AsyncConnection[Any] | str,
-        subscriptions: Subscriptions,
+        state: BusState,
         options: Options,
     ) -> None:
-        super().__init__(connection, subscriptions, options)
+        super().__init__(connection, state, options)
         self._io = asyncio.Lock()
         self._wakeup = asyncio.Event()
         self._close_requested = asyncio.Event()
@@ -63,26 +64,26 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self.closed_event = asyncio.Event()
 
     async def open(self) -> None:
-        """Connect, unless already connected; raises errors immediately."""
+        """Connect, unless already connected; raise an error without another attempt."""
         async with self._io:
             await self._open()
 
     async def _open(self) -> None:
         self._raise_if_closed()
-        if self._subscriptions.has_been_connected:
+        if self._state.has_been_connected:
             return
         if self._owners_connection is not None:
-            self._use(self._buffer_of_owner())
+            self._set_buffer(self._create_owners_buffer())
         else:
             await self._connect()
 
     def start_receiving(self) -> None:
         """Start the receiving task, unless it is running."""
         if self._worker is None and not self._close_requested.is_set():
-            self._worker = asyncio.create_task(self._work(), name="psqlmessages bus")
+            self._worker = asyncio.create_task(self._run_until_closed(), name="psqlmessages bus")
 
     async def close(self) -> None:
-        """Release the connection and end the task."""
+        """Close or release the connection, and end the task."""
         self._close_requested.set()
         self._wakeup.set()
         try:
@@ -110,18 +111,16 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         if buffer.connection.closed:
             return
         try:
-            # The owner may be using the connection for longer than this.
+            # The owner may use the connection for longer.
             async with asyncio.timeout(_CLOSING_SECONDS):
-                await self._run_script(
-                    buffer, self._subscriptions.unlisten_script(), _CLOSING_SECONDS
-                )
+                await self._run_script(buffer, self._state.unlisten_script(), _CLOSING_SECONDS)
         except (psycopg.Error, TimeoutError) as error:
             logger.debug("PubSub was closed without UNLISTEN: %s", error)
 
     async def _disconnect(self) -> None:
         self.closed_event.set()
         buffer, self._buffer = self._buffer, None
-        self._subscriptions.is_connected = False
+        self._state.is_connected = False
         self._wakeup.set()
         if buffer is not None:
             self._detach(buffer)
@@ -130,7 +129,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
 
     @staticmethod
     def _detach(buffer: Buffer) -> None:
-        # Do this before closing the descriptor: the next connection may get the same number.
+        # Before closing the descriptor, because the next connection may get the same number.
         asyncio.get_running_loop().remove_reader(buffer.descriptor)
         buffer.close()
 
@@ -141,7 +140,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     # Called by tasks
 
     async def run(self, create_script: ScriptFactory[T]) -> T:
-        """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
+        """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         async with self._io:
             buffer = await self._wait_for_connection()
             try:
@@ -156,7 +155,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 self._process_notifications()
 
     async def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
+        """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             await asyncio.to_thread(raise_if_shared, self._dsn, address_of(self.connection))
@@ -175,15 +174,15 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
     async def _wait_for_connection(self) -> Buffer:
         await self._open()
         if monotonic() - self._used_at > STALE_SECONDS:
-            # Check cheaply, before anything is sent, whether the server has closed the connection.
+            # Detect a connection that the server has closed, before sending a statement to it.
             for _ in range(STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     await self._read_now()
-        self._subscriptions.raise_if_transaction_lost()
+        self._state.raise_if_transaction_lost()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
-            pause = self._subscriptions.due_at() - monotonic()
+            pause = self._state.due_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
@@ -192,7 +191,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             await self._reconnect_if_due()
         return self._buffer
 
-    async def _work(self) -> None:
+    async def _run_until_closed(self) -> None:
         while not self._close_requested.is_set():
             try:
                 await self._run_once()
@@ -200,7 +199,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 logger.exception("unexpected error in PubSub: reconnecting")
                 async with self._io:
                     await self._drop_connection(error)
-                    self._subscriptions.backoff.failed(monotonic())
+                    self._state.backoff.failed(monotonic())
 
     async def _run_once(self) -> None:
         async with self._io:
@@ -212,7 +211,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 await self._keep_alive_if_due()
         await self._deliver()
         if is_usable:
-            await self._pause(self._subscriptions.due_at(), self._buffer)
+            await self._pause(self._state.due_at(), self._buffer)
         else:
             await self._pause(monotonic() + BUSY_SECONDS, None)
 
@@ -232,7 +231,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         self._wakeup.clear()
 
     async def _read_now(self) -> bool:
-        """Read available data; False if the owner is using the connection."""
+        """Read available data; return False if the owner is using the connection."""
         if (buffer := self._buffer) is None:
             return True
         try:
@@ -246,7 +245,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
         except psycopg.OperationalError as error:
-            self._subscriptions.is_transaction_lost = was_in_transaction
+            self._state.is_transaction_lost = was_in_transaction
             await self._drop_connection(error)
         finally:
             buffer.connection.lock.release()
@@ -254,30 +253,30 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         return True
 
     def _process_notifications(self) -> None:
-        self._subscriptions.feed_all(self._buffer)
-        if self._subscriptions.inbox:
+        self._state.process_notifications(self._buffer)
+        if self._state.inbox:
             self._wakeup.set()
 
     async def _keep_alive_if_due(self) -> None:
         buffer = self._buffer
         if buffer is None or not buffer.is_idle:
             return
-        if not self._subscriptions.start_keep_alive_if_due(monotonic()):
+        if not self._state.start_keep_alive_if_due(monotonic()):
             return
         seconds = self._options.probe_timeout.total_seconds()
         try:
-            await self._run_script(buffer, self._subscriptions.keep_alive_script(), seconds)
+            await self._run_script(buffer, self._state.keep_alive_script(), seconds)
         except psycopg.Error as error:
             if is_broken(buffer.connection, error):
                 await self._drop_connection(error)
             else:
-                self._subscriptions.log.warning("PubSub keep-alive failed: %s", error)
+                self._state.log.warning("PubSub keep-alive failed: %s", error)
         self._process_notifications()
 
     async def _deliver(self) -> None:
         self._is_delivering = True
         try:
-            for handler, event in self._subscriptions.deliveries():
+            for handler, event in self._state.deliveries():
                 await self._call(handler, event)
                 if self._close_requested.is_set():
                     return
@@ -293,16 +292,16 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             is_cancelled = self._worker is None or self._worker.cancelling()
             if isinstance(error, asyncio.CancelledError) and is_cancelled:
                 raise
-            self._subscriptions.on_handler_failed(event, error)
+            self._state.on_handler_failed(event, error)
 
     async def _connect(self) -> None:
         try:
             connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._subscriptions.is_subscribed)
+        buffer = BusBuffer(connection, self._state.is_subscribed)
         try:
-            script = self._subscriptions.open_script(buffer)
+            script = self._state.open_script(buffer)
             await self._run_script(buffer, script, self._answer_seconds)
             # Another task may have closed the bus, and may have been cancelled while it did.
             self._raise_if_closed()
@@ -310,33 +309,33 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
             buffer.close()
             await connection.close()
             raise
-        self._use(buffer)
+        self._set_buffer(buffer)
 
-    def _use(self, buffer: Buffer) -> None:
+    def _set_buffer(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self._used_at = monotonic()
-        self._subscriptions.on_connected(self._used_at)
+        self._state.on_connected(self._used_at)
         self._process_notifications()
         self._wakeup.set()
 
     async def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._subscriptions.due_at() > monotonic():
+        if self._buffer is not None or self._state.due_at() > monotonic():
             return
         try:
             await self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._subscriptions.on_reconnect_failed(error, monotonic())
+            self._state.on_reconnect_failed(error, monotonic())
 
     async def _drop_connection(self, reason: object) -> None:
         if (buffer := self._buffer) is None:
             return
         if buffer.is_closed_by_owner:
-            # The owner closed the connection given to the bus, so do not open another one.
+            # The owner has closed its connection, so the bus does not open another one.
             self._close_requested.set()
             await self._disconnect()
             return
         self._buffer = None
         self._detach(buffer)
         await buffer.connection.close()
-        self._subscriptions.on_connection_lost(reason, monotonic())
+        self._state.on_connection_lost(reason, monotonic())
         self._wakeup.set()

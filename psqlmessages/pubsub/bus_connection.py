@@ -1,4 +1,4 @@
-"""Connection of a PubSub, and the thread that reads and reconnects it."""
+"""Connection of a PubSub, and the thread that receives messages and reconnects."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from psqlmessages.pubsub.bus_state import (
     BUSY_SECONDS,
     BusBuffer,
     BusConnectionBase,
+    BusState,
     BusStatement,
     Script,
     ScriptFactory,
-    Subscriptions,
     logger,
 )
 
@@ -40,16 +40,17 @@ _CLOSING_SECONDS = 5.0
 class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     """The connection of a :class:`PubSub`; threads may share it.
 
-    Lock order: ``_io``, then the connection's own lock, which its owner uses too.
+    ``_io`` protects this object and its I/O. It is acquired before the connection's own lock, which
+    the connection's owner uses too.
     """
 
     def __init__(
         self,
         connection: psycopg.Connection[Any] | str,
-        subscriptions: Subscriptions,
+        state: BusState,
         options: Options,
     ) -> None:
-        super().__init__(connection, subscriptions, options)
+        super().__init__(connection, state, options)
         self._io = threading.RLock()
         self._waker = Waker()
         self._thread: threading.Thread | None = None
@@ -58,15 +59,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self.closed_event = threading.Event()
 
     def open(self) -> None:
-        """Connect, unless already connected; raises errors immediately."""
+        """Connect, unless already connected; raise an error without another attempt."""
         with self._io:
             self._raise_if_closed()
-            if self._subscriptions.has_been_connected:
+            if self._state.has_been_connected:
                 return
             self._waker.open()
             try:
                 if self._owners_connection is not None:
-                    self._use(self._buffer_of_owner())
+                    self._set_buffer(self._create_owners_buffer())
                 else:
                     self._connect()
             except BaseException:
@@ -78,15 +79,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         with self._io:
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(
-                    target=self._work, name="psqlmessages bus", daemon=True
+                    target=self._run_until_closed, name="psqlmessages bus", daemon=True
                 )
                 self._thread.start()
 
     def close(self) -> None:
-        """Release the connection and end the thread.
+        """Close or release the connection, and end the thread.
 
-        If a signal handler calls it during a call of the same thread, that call releases the
-        connection when it ends.
+        If a signal handler calls this during a call of the same thread, that call does it at its
+        end.
         """
         self._is_closing = True
         self._waker.wake()
@@ -106,7 +107,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             belongs_to_owner = buffer.connection is self._owners_connection
             try:
                 if belongs_to_owner and not buffer.connection.closed:
-                    script = self._subscriptions.unlisten_script()
+                    script = self._state.unlisten_script()
                     self._run_script(
                         buffer, script, _CLOSING_SECONDS, busy_seconds=_CLOSING_SECONDS
                     )
@@ -115,7 +116,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             buffer.close()
             if not belongs_to_owner:
                 buffer.connection.close()
-        self._subscriptions.is_connected = False
+        self._state.is_connected = False
         self._waker.close()
         self.closed_event.set()
 
@@ -126,7 +127,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     # Called by threads
 
     def run(self, create_script: ScriptFactory[T]) -> T:
-        """Run a script. While disconnected, wait up to ``reconnect_wait`` for the connection."""
+        """Run a script; if disconnected, first wait up to ``reconnect_wait`` for a connection."""
         with self._io:
             buffer = self._wait_for_connection()
             self._calling_thread_id = threading.get_ident()
@@ -145,7 +146,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                     self._disconnect()
 
     def require_own_backend(self) -> None:
-        """Raise ConnectionShared if a pooler shares the connection: nothing would arrive."""
+        """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
         has_pooler = self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
             raise_if_shared(self._dsn, address_of(self.connection))
@@ -170,15 +171,15 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
     def _wait_for_connection(self) -> Buffer:
         self.open()
         if monotonic() - self._used_at > STALE_SECONDS:
-            # Check cheaply, before anything is sent, whether the server has closed the connection.
+            # Detect a connection that the server has closed, before sending a statement to it.
             for _ in range(STALE_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
-        self._subscriptions.raise_if_transaction_lost()
+        self._state.raise_if_transaction_lost()
         deadline = monotonic() + self._options.reconnect_wait.total_seconds()
         while self._buffer is None:
             self._raise_if_closed()
-            pause = self._subscriptions.due_at() - monotonic()
+            pause = self._state.due_at() - monotonic()
             if monotonic() + pause > deadline:
                 raise ConnectionLost("the bus is not connected")
             if pause > 0:
@@ -186,7 +187,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             self._reconnect_if_due()
         return self._buffer
 
-    def _work(self) -> None:
+    def _run_until_closed(self) -> None:
         while not self._is_closing:
             try:
                 self._run_once()
@@ -194,7 +195,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 logger.exception("unexpected error in PubSub: reconnecting")
                 with self._io:
                     self._drop_connection(error)
-                    self._subscriptions.backoff.failed(monotonic())
+                    self._state.backoff.failed(monotonic())
         self.close()
 
     def _run_once(self) -> None:
@@ -205,14 +206,14 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             self._reconnect_if_due()
             if self._read_now():
                 self._keep_alive_if_due()
-                until = self._subscriptions.due_at()
+                until = self._state.due_at()
                 descriptor = self._buffer.descriptor if self._buffer is not None else None
         self._deliver()
-        if not self._is_closing and not self._subscriptions.inbox:
+        if not self._is_closing and not self._state.inbox:
             self._waker.wait(descriptor, until - monotonic())
 
     def _read_now(self) -> bool:
-        """Read available data; False if the owner is using the connection."""
+        """Read available data; return False if the owner is using the connection."""
         if (buffer := self._buffer) is None:
             return True
         if not buffer.connection.lock.acquire(timeout=BUSY_SECONDS):
@@ -223,7 +224,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             was_in_transaction = buffer.is_in_transaction
             buffer.read()
         except psycopg.OperationalError as error:
-            self._subscriptions.is_transaction_lost = was_in_transaction
+            self._state.is_transaction_lost = was_in_transaction
             self._drop_connection(error)
         finally:
             buffer.connection.lock.release()
@@ -231,33 +232,33 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         return True
 
     def _process_notifications(self) -> None:
-        self._subscriptions.feed_all(self._buffer)
-        if self._subscriptions.inbox and threading.current_thread() is not self._thread:
-            # The bus's thread waits for a socket whose data this thread has already read.
+        self._state.process_notifications(self._buffer)
+        if self._state.inbox and threading.current_thread() is not self._thread:
+            # The receiving thread waits for the socket, but this thread has already read its data.
             self._waker.wake()
 
     def _keep_alive_if_due(self) -> None:
         buffer = self._buffer
         if buffer is None or not buffer.is_idle:
             return
-        if not self._subscriptions.start_keep_alive_if_due(monotonic()):
+        if not self._state.start_keep_alive_if_due(monotonic()):
             return
         seconds = self._options.probe_timeout.total_seconds()
         try:
-            self._run_script(buffer, self._subscriptions.keep_alive_script(), seconds)
+            self._run_script(buffer, self._state.keep_alive_script(), seconds)
         except psycopg.Error as error:
             if is_broken(buffer.connection, error):
                 self._drop_connection(error)
             else:
-                self._subscriptions.log.warning("PubSub keep-alive failed: %s", error)
+                self._state.log.warning("PubSub keep-alive failed: %s", error)
         self._process_notifications()
 
     def _deliver(self) -> None:
-        for handler, event in self._subscriptions.deliveries():
+        for handler, event in self._state.deliveries():
             try:
                 handler(event)
             except BaseException as error:  # noqa: BLE001 - logged and counted, even SystemExit
-                self._subscriptions.on_handler_failed(event, error)
+                self._state.on_handler_failed(event, error)
             if self._is_closing:
                 return
 
@@ -266,9 +267,9 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
-        buffer = BusBuffer(connection, self._subscriptions.is_subscribed)
+        buffer = BusBuffer(connection, self._state.is_subscribed)
         try:
-            script = self._subscriptions.open_script(buffer)
+            script = self._state.open_script(buffer)
             self._run_script(buffer, script, self._answer_seconds)
             # A signal handler may have closed the bus during the connection attempt.
             self._raise_if_closed()
@@ -276,33 +277,33 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             buffer.close()
             connection.close()
             raise
-        self._use(buffer)
+        self._set_buffer(buffer)
 
-    def _use(self, buffer: Buffer) -> None:
+    def _set_buffer(self, buffer: Buffer) -> None:
         self._buffer = buffer
         self._used_at = monotonic()
-        self._subscriptions.on_connected(self._used_at)
+        self._state.on_connected(self._used_at)
         self._process_notifications()
         self._waker.wake()
 
     def _reconnect_if_due(self) -> None:
-        if self._buffer is not None or self._subscriptions.due_at() > monotonic():
+        if self._buffer is not None or self._state.due_at() > monotonic():
             return
         try:
             self._connect()
         except (MessagesError, psycopg.Error) as error:
-            self._subscriptions.on_reconnect_failed(error, monotonic())
+            self._state.on_reconnect_failed(error, monotonic())
 
     def _drop_connection(self, reason: object) -> None:
         if (buffer := self._buffer) is None:
             return
         if buffer.is_closed_by_owner:
-            # The owner closed the connection given to the bus, so do not open another one.
+            # The owner has closed its connection, so the bus does not open another one.
             self._is_closing = True
             self._disconnect()
             return
         self._buffer = None
         buffer.close()
         buffer.connection.close()
-        self._subscriptions.on_connection_lost(reason, monotonic())
+        self._state.on_connection_lost(reason, monotonic())
         self._waker.wake()

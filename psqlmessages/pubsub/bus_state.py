@@ -1,4 +1,4 @@
-"""State of a bus: subscriptions, notifications, timers. No I/O, no clock."""
+"""State of a bus, its SQL scripts, and the buffer of its notifications."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from psqlmessages.wire import MalformedPayload
 
 
 class Event(NamedTuple):
-    """A message: the sender's process id, the channel, and a str, a JSON value or None (signal)."""
+    """A received message. ``payload`` is a str, a JSON value, or None for a signal.
+
+    ``process_id`` is that of the sender's connection.
+    """
 
     process_id: int
     channel: str
@@ -37,9 +40,9 @@ Handler = Callable[[Event], Any]
 class BusCounters:
     """Counters of a bus since it was created; reading them takes no query.
 
-    ``received`` counts notifications; a long message has several. ``delivered`` and ``skipped`` (by
-    ``skip_self``) count messages, ``unfinished`` those dropped before their last segment arrived,
-    ``malformed`` those in another format.
+    ``received`` counts notifications; a long message has several. The other counters of messages
+    are ``delivered``, ``skipped`` (because of ``skip_self``), ``unfinished`` (dropped because some
+    segments were missing) and ``malformed`` (in another format).
     """
 
     published: int = 0
@@ -56,38 +59,38 @@ class BusCounters:
 # SQL statements
 
 T = TypeVar("T")
-C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
+ConnectionT = TypeVar("ConnectionT", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
 
 
 @dataclass(frozen=True, slots=True)
 class BusStatement:
-    """A statement and its parameters; its result is the first column as text."""
+    """A statement and its parameters. Its result is the first column, as text without nulls."""
 
     sql: str
     params: tuple[str, ...] = ()
 
 
-# How soon to retry while the owner is using the connection.
+# Pause before another attempt to use a connection that its owner is using.
 BUSY_SECONDS: Final = 0.05
 
-# A generator that yields statements, receives their results, and returns its own.
+# A generator that yields statements, receives their results, and returns a result of its own.
 Script = Generator[BusStatement, list[str], T]
 # A script may depend on the connection, for instance on whether a transaction is open.
 ScriptFactory = Callable[["BusBuffer[Any]"], Script[T]]
 
 BACKEND_PID: Final = BusStatement("SELECT pg_backend_pid()")
-# Calling pg_notification_queue_usage() frees a queue that is full because of a dead listener.
+# Calling pg_notification_queue_usage() lets PostgreSQL remove a dead listener from a full queue.
 LISTENING_CHANNELS: Final = BusStatement(
     "SELECT pg_listening_channels() WHERE pg_notification_queue_usage() >= 0"
 )
-LIVING_PIDS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
+EXISTING_PIDS: Final = "SELECT pid FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 TRANSACTION_TIME: Final = BusStatement("SELECT extract(epoch FROM transaction_timestamp())")
-# Notifications are not durable, so waiting for the WAL flush has no benefit.
+# Notifications are not durable, so there is no need to wait for the WAL flush.
 COMMIT_ASYNCHRONOUSLY: Final = BusStatement("SELECT set_config('synchronous_commit', 'off', false)")
 
 
 def listen(channel: str) -> BusStatement:
-    """Listen to a channel; ``check_channel_name`` has refused double quotes."""
+    """Listen to a channel, whose name ``check_channel_name`` has checked for double quotes."""
     return BusStatement(f'LISTEN "{channel}"')
 
 
@@ -100,7 +103,7 @@ def notify(channel: str, segments: list[str]) -> BusStatement:
     """Send all segments of a message, in order."""
     if len(segments) == 1:
         return BusStatement("SELECT pg_notify($1, $2)", (channel, segments[0]))
-    # Only base64 is cut into several segments, and it has no comma.
+    # Several segments are always base64, which has no comma.
     return BusStatement(
         "SELECT count(pg_notify($1, segment)) FROM unnest(string_to_array($2, ',')) AS segment",
         (channel, ",".join(segments)),
@@ -113,10 +116,10 @@ logger = logging.getLogger("psqlmessages")
 _STABLE_SECONDS: Final = 5.0
 
 
-class Subscriptions:
-    """Handlers, subscribed channels, received messages and timers of one bus.
+class BusState:
+    """Handlers, subscribed channels, received messages, counters and timers of one bus.
 
-    All times are seconds of a monotonic clock that the caller passes in.
+    Does no I/O. All times are seconds of a monotonic clock that the caller passes in.
     """
 
     def __init__(
@@ -142,11 +145,11 @@ class Subscriptions:
         self.is_transaction_lost = False
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Add a handler; a handler that is added twice is called twice."""
+        """Add a handler. If it is added twice, it is called twice."""
         self._handlers[channel] = (*self._handlers.get(channel, ()), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Remove a handler, once if it was added twice; return False if it was not added."""
+        """Remove a handler, once if it was added twice. Return False if it was not added."""
         handlers = list(self._handlers.get(channel, ()))
         if handler not in handlers:
             return False
@@ -155,7 +158,7 @@ class Subscriptions:
         return True
 
     def deliveries(self) -> Iterator[tuple[Handler, Event]]:
-        """Empty the inbox; yield each handler to call, with its event."""
+        """Remove all events from the inbox; yield each handler to call, with its event."""
         while self.inbox:
             event = self.inbox.popleft()
             if event.channel not in self._channels:
@@ -171,11 +174,13 @@ class Subscriptions:
         self.log.warning("a handler of channel %s failed", event.channel, exc_info=error)
 
     def is_subscribed(self, channel: str) -> bool:
-        """Return whether a channel is subscribed to."""
+        """Return whether the bus has subscribed to a channel."""
         return channel in self._channels
 
-    def feed(self, notification: pq.PGnotify, encoding: str, own_process_id: int) -> None:
-        """Process a notification; raises nothing, whatever its content."""
+    def _process_notification(
+        self, notification: pq.PGnotify, encoding: str, own_process_id: int
+    ) -> None:
+        # Raises no exception, whatever the content of the notification.
         self.counters.received += 1
         channel = notification.relname.decode(encoding, "replace")
         segment = notification.extra.decode(encoding, "replace")
@@ -196,16 +201,16 @@ class Subscriptions:
         finally:
             self.counters.unfinished = self._assembler.dropped
 
-    def feed_all(self, buffer: BusBuffer[Any] | None) -> None:
-        """Process the notifications that a connection has received."""
+    def process_notifications(self, buffer: BusBuffer[Any] | None) -> None:
+        """Convert the notifications in a buffer to events in the inbox."""
         if buffer is not None:
             for notification in buffer.take():
-                self.feed(notification, buffer.encoding, buffer.process_id)
+                self._process_notification(notification, buffer.encoding, buffer.process_id)
 
     # Scripts for the connection
 
     def open_script(self, buffer: BusBuffer[Any]) -> Script[None]:
-        """Prepare a new connection: settings, and LISTEN for all channels."""
+        """Prepare a new connection: settings, and LISTEN to all channels."""
         yield from buffer.detect_pooler_script()
         if not self._synchronous_commit:
             yield COMMIT_ASYNCHRONOUSLY
@@ -221,7 +226,7 @@ class Subscriptions:
         """Listen to a channel; return False if already subscribed."""
         if channel in self._channels:
             return False
-        # Before the LISTEN: the first messages may arrive together with its result.
+        # Set before the LISTEN, because the first messages may arrive together with its result.
         self._channels[channel] = None
         try:
             yield listen(channel)
@@ -234,7 +239,7 @@ class Subscriptions:
         """Undo :meth:`subscribe_script`; return False if not subscribed."""
         if channel not in self._channels:
             return False
-        # Before the UNLISTEN: messages that arrive together with its result are not wanted.
+        # Removed before the UNLISTEN: messages that arrive together with its result are dropped.
         del self._channels[channel]
         try:
             yield unlisten(channel)
@@ -245,7 +250,7 @@ class Subscriptions:
         return True
 
     def publish_script(self, channel: str, payload: Any) -> ScriptFactory[None]:
-        """Check a message; return a function that creates the script to send it."""
+        """Check a message, and return the script that sends it, given a buffer."""
         name, text = segments.check_channel_name(channel), segments.encode_payload(payload)
 
         def script(buffer: BusBuffer[Any]) -> Script[None]:
@@ -263,14 +268,14 @@ class Subscriptions:
         return script
 
     def keep_alive_script(self) -> Script[None]:
-        """Check the connection, restore LISTENs, and drop messages whose sender is gone."""
+        """Check the connection, restore LISTENs, and drop messages of senders that have ended."""
         channels = yield LISTENING_CHANNELS
         for channel in set(self._channels).difference(channels):
             # The owner may have run UNLISTEN * or DISCARD ALL, or rolled back the LISTEN.
             yield listen(channel)
         if senders := self._assembler.senders:
             parameter = "{" + ",".join(map(str, senders)) + "}"
-            pids = yield BusStatement(LIVING_PIDS, (parameter,))
+            pids = yield BusStatement(EXISTING_PIDS, (parameter,))
             self._assembler.drop_missing_senders(map(int, pids))
             self.counters.unfinished = self._assembler.dropped
 
@@ -281,7 +286,7 @@ class Subscriptions:
             raise ConnectionLost("the connection was lost during a transaction: run it again")
 
     def start_keep_alive_if_due(self, now: float) -> bool:
-        """Return whether a keep-alive is due; if so, schedule the next one after ``interval``."""
+        """Return whether a keep-alive is due. If so, schedule the next one after ``interval``."""
         if now < self._keep_alive_at:
             return False
         self._keep_alive_at = now + self._interval
@@ -308,7 +313,7 @@ class Subscriptions:
         self.counters.unfinished = self._assembler.dropped
         if now - self._opened_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
-        # Delay even the first attempt: all clients of a restarted server reconnect together.
+        # Delay the first attempt too: all clients of a restarted server reconnect at this time.
         self.backoff.failed(now)
         self.log.warning("PubSub lost its connection: %s", error_line(reason))
 
@@ -325,16 +330,15 @@ class Subscriptions:
 _IN_TRANSACTION = (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
 
 
-class BusBuffer(Generic[C]):
-    """Buffer for the bus's notifications on one connection, and access to that connection.
+class BusBuffer(Generic[ConnectionT]):
+    """The notifications that one connection has received for the bus, and I/O on the connection.
 
-    Notifications of other channels go to psycopg and the connection's owner.
-
-    The bus waits on a duplicate of the connection's file descriptor: the owner may wait on the
+    Notifications of other channels go to psycopg and the connection's owner. The bus waits on
+    ``descriptor``, a duplicate of the connection's file descriptor: the owner may wait on the
     original at the same time, or close it.
     """
 
-    def __init__(self, connection: C, is_subscribed: Callable[[str], bool]) -> None:
+    def __init__(self, connection: ConnectionT, is_subscribed: Callable[[str], bool]) -> None:
         self.connection = connection
         self._pgconn = connection.pgconn
         self._is_subscribed = is_subscribed
@@ -353,17 +357,17 @@ class BusBuffer(Generic[C]):
 
     @property
     def encoding(self) -> str:
-        """The name of the connection's encoding, which its owner may change."""
+        """The Python codec of the connection's encoding, which its owner may change."""
         return self.connection.info.encoding
 
     @property
     def can_read(self) -> bool:
-        """Whether the connection may be read: its owner is not in a COPY or similar."""
+        """Whether no statement or COPY of the owner is running, so that the bus may read."""
         return self._pgconn.transaction_status != pq.TransactionStatus.ACTIVE
 
     @property
     def is_idle(self) -> bool:
-        """Whether the next statement would run in a transaction of its own."""
+        """Whether no transaction and no pipeline is open."""
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
             return False
         return self._pgconn.transaction_status == pq.TransactionStatus.IDLE
@@ -375,11 +379,11 @@ class BusBuffer(Generic[C]):
 
     @property
     def is_closed_by_owner(self) -> bool:
-        """Whether the connection was closed on purpose, rather than lost."""
+        """Whether the owner has closed the connection; False if it was lost."""
         return self.connection.closed and not self.connection.broken
 
     def execute(self, statement: BusStatement) -> PQGen[list[str]]:
-        """Execute a statement in the open transaction, or in its own: cursors would send BEGIN."""
+        """Execute a statement and return its result; unlike psycopg's cursors, never send BEGIN."""
         if self._pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.NotSupportedError("PubSub cannot use a connection in pipeline mode")
         encoding = self.encoding
@@ -392,7 +396,7 @@ class BusBuffer(Generic[C]):
         return [value.decode(encoding) for value in values if value is not None]
 
     def detect_pooler_script(self) -> Script[bool]:
-        """Ask for the backend's real process id; return whether a pooler is in between."""
+        """Read the backend's process id; return whether it differs, as it does behind a pooler."""
         if not self._is_identified:
             (pid,) = yield BACKEND_PID
             self.process_id = int(pid)
@@ -417,31 +421,31 @@ class BusBuffer(Generic[C]):
         os.close(self.descriptor)
 
 
-class BusConnectionBase(Generic[C]):
+class BusConnectionBase(Generic[ConnectionT]):
     """Common state of the connection of a PubSub and of an AsyncPubSub."""
 
-    def __init__(self, connection: C | str, subscriptions: Subscriptions, options: Options) -> None:
+    def __init__(self, connection: ConnectionT | str, state: BusState, options: Options) -> None:
         self._owners_connection = None if isinstance(connection, str) else connection
         self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
-        self._subscriptions = subscriptions
+        self._state = state
         self._options = options
         self._answer_seconds = options.answer_timeout.total_seconds()
-        self._buffer: BusBuffer[C] | None = None
+        self._buffer: BusBuffer[ConnectionT] | None = None
         self._used_at = 0.0
-        # Whether the pooler is known to give each client its own backend.
+        # Whether a check has shown that the pooler gives each client its own backend.
         self._is_pooler_allowed = False
 
     @property
-    def connection(self) -> C | None:
+    def connection(self) -> ConnectionT | None:
         """The current connection; None while disconnected."""
         return self._buffer.connection if self._buffer is not None else None
 
-    def _buffer_of_owner(self) -> BusBuffer[C]:
-        """Create the buffer of the owner's connection, and note how to reconnect."""
+    def _create_owners_buffer(self) -> BusBuffer[ConnectionT]:
+        """Create the buffer of the owner's connection; store its parameters for reconnecting."""
         connection = self._owners_connection
         if connection is None or connection.closed:
             raise NodeClosed("the connection given to the bus is closed")
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
         dsn = make_conninfo(**parameters, password=connection.info.password or None)
         self._dsn = conninfo(dsn, "PubSub")
-        return BusBuffer(connection, self._subscriptions.is_subscribed)
+        return BusBuffer(connection, self._state.is_subscribed)

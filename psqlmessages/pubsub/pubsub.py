@@ -10,15 +10,15 @@ import psycopg
 from psqlmessages.client.options import Options
 from psqlmessages.pubsub.async_bus_connection import AsyncBusConnection
 from psqlmessages.pubsub.bus_connection import BusConnection
-from psqlmessages.pubsub.bus_state import BusCounters, C, Handler, Subscriptions
+from psqlmessages.pubsub.bus_state import BusCounters, BusState, ConnectionT, Handler
 from psqlmessages.pubsub.segments import SegmentAssembler, check_channel_name
 
 MAX_UNFINISHED: Final = 1_000
 MAX_UNFINISHED_BYTES: Final = 64 * 1024 * 1024
 
 
-class PubSubBase(Generic[C]):
-    """Handlers, checks of arguments and counters of PubSub and AsyncPubSub."""
+class PubSubBase(Generic[ConnectionT]):
+    """Common part of PubSub and AsyncPubSub: arguments, handlers and counters."""
 
     _psycopg_class: ClassVar[type[Any]]
     _connection_class: ClassVar[type[Any]]
@@ -26,7 +26,7 @@ class PubSubBase(Generic[C]):
 
     def __init__(
         self,
-        connection: C | str = "",
+        connection: ConnectionT | str = "",
         *,
         interval: float = 1.0,
         skip_self: bool = False,
@@ -48,30 +48,30 @@ class PubSubBase(Generic[C]):
                 raise ValueError(f"{name} must be more than 0, not {value!r}")
         options = options or Options()
         assembler = SegmentAssembler(max_unfinished, max_unfinished_bytes)
-        self._subscriptions = Subscriptions(interval, assembler, options, skip_self=skip_self)
-        self._connection = self._connection_class(connection, self._subscriptions, options)
+        self._state = BusState(interval, assembler, options, skip_self=skip_self)
+        self._connection = self._connection_class(connection, self._state, options)
 
     def on(self, channel: str, handler: Handler) -> None:
-        """Call a function with each :class:`Event` of a channel; log and count its errors."""
+        """Call a function with each :class:`Event` of a channel. Its exceptions are logged."""
         if not callable(handler):
             raise TypeError(f"a handler must be callable, not {handler!r:.100}")
         if not self._can_await_handlers and inspect.iscoroutinefunction(handler):
             raise TypeError("a handler of PubSub cannot be a coroutine function: use AsyncPubSub")
-        self._subscriptions.on(check_channel_name(channel), handler)
+        self._state.on(check_channel_name(channel), handler)
 
     def off(self, channel: str, handler: Handler) -> bool:
-        """Undo ``on``; False if there was no such handler."""
-        return self._subscriptions.off(channel, handler)
+        """Undo ``on``; return False if there was no such handler."""
+        return self._state.off(channel, handler)
 
     @property
     def is_healthy(self) -> bool:
         """Whether the bus was connected at its last keep-alive or call."""
-        return self._subscriptions.is_connected
+        return self._state.is_connected
 
     @property
     def counters(self) -> BusCounters:
         """Counters since the bus was created."""
-        return self._subscriptions.counters
+        return self._state.counters
 
 
 class PubSub(PubSubBase[psycopg.Connection[Any]]):
@@ -103,7 +103,7 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
         self._connection.open()
 
     def close(self) -> None:
-        """Stop receiving and disconnect; your own connection stays open, after UNLISTEN."""
+        """Stop receiving, and disconnect. Your own connection stays open, but no longer listens."""
         self._connection.close()
 
     def run(self) -> None:
@@ -116,24 +116,24 @@ class PubSub(PubSubBase[psycopg.Connection[Any]]):
         return self._connection.connection
 
     def subscribe(self, channel: str) -> bool:
-        """Receive a channel's messages from now on; False if already subscribed."""
+        """Receive a channel's messages from now on; return False if already subscribed."""
         name = check_channel_name(channel)
         self._connection.require_own_backend()
-        is_new = self._connection.run(lambda _: self._subscriptions.subscribe_script(name))
+        is_new = self._connection.run(lambda _: self._state.subscribe_script(name))
         self._connection.start_receiving()
         return is_new
 
     def unsubscribe(self, channel: str) -> bool:
-        """Stop receiving a channel's messages; False if not subscribed."""
+        """Stop receiving a channel's messages; return False if not subscribed."""
         name = check_channel_name(channel)
-        return self._connection.run(lambda _: self._subscriptions.unsubscribe_script(name))
+        return self._connection.run(lambda _: self._state.unsubscribe_script(name))
 
     def publish(self, channel: str, payload: Any = None) -> None:
         """Send a str or a JSON value to all listeners; None is a signal without payload.
 
         Raises TypeError or ValueError, and sends nothing, if the payload cannot be sent.
         """
-        self._connection.run(self._subscriptions.publish_script(channel, payload))
+        self._connection.run(self._state.publish_script(channel, payload))
 
 
 class AsyncPubSub(PubSubBase[psycopg.AsyncConnection[Any]]):
@@ -177,15 +177,15 @@ class AsyncPubSub(PubSubBase[psycopg.AsyncConnection[Any]]):
         """See :meth:`PubSub.subscribe`."""
         name = check_channel_name(channel)
         await self._connection.require_own_backend()
-        is_new = await self._connection.run(lambda _: self._subscriptions.subscribe_script(name))
+        is_new = await self._connection.run(lambda _: self._state.subscribe_script(name))
         self._connection.start_receiving()
         return is_new
 
     async def unsubscribe(self, channel: str) -> bool:
         """See :meth:`PubSub.unsubscribe`."""
         name = check_channel_name(channel)
-        return await self._connection.run(lambda _: self._subscriptions.unsubscribe_script(name))
+        return await self._connection.run(lambda _: self._state.unsubscribe_script(name))
 
     async def publish(self, channel: str, payload: Any = None) -> None:
         """See :meth:`PubSub.publish`."""
-        await self._connection.run(self._subscriptions.publish_script(channel, payload))
+        await self._connection.run(self._state.publish_script(channel, payload))

@@ -1,9 +1,9 @@
-"""Segments: the exact format of a payload in notifications. Pure functions.
+"""Segments: the format of messages in notifications, in one or several segments. No I/O.
 
-!text      a whole string of characters from space to ~
-@json      a whole JSON value of such characters
-#base64    a part of any other message; more parts follow
-$base64    the last part, or the only one
+!text      a string of characters from space to ~
+@json      a JSON value of such characters
+#base64    a part of any other message, before the last part
+$base64    the last or only part: the parts together are base64 of !text or @json in UTF-8
 (empty)    a signal without payload
 """
 
@@ -25,22 +25,22 @@ STRING, JSON, PART, LAST = "!", "@", "#", "$"
 _MAX_PART_CHARACTERS: Final = SEGMENT_BYTES - 1
 # Each part is a byte shorter than the previous one, which limits a message to 24 MB of UTF-8.
 _MAX_CHARACTERS: Final = _MAX_PART_CHARACTERS * (_MAX_PART_CHARACTERS + 1) // 2
-# How much shorter to make the first part if messages of one transaction are too similar.
+# If messages of one transaction are too similar, shorten the first part by these numbers in turn.
 _SHORTENINGS: Final = (0, *(2**power for power in range(13)))
 
 IsSent = Callable[[str], bool]
 
 
 def check_channel_name(name: str) -> str:
-    """Check the name of a channel; raise TypeError or ValueError if it is not valid."""
+    """Return the name of a channel; raise TypeError or ValueError if it is not valid."""
     if not isinstance(name, str):
         raise TypeError(f"a channel must be a str, not {type(name).__name__}")
     if not name:
         raise ValueError("the channel name is empty")
-    for character, its_name in (("\0", "a NUL character"), ('"', "a double quote")):
+    for character, description in (("\0", "a NUL character"), ('"', "a double quote")):
         if character in name:
-            raise ValueError(f"a channel name cannot contain {its_name}: {name!r:.100}")
-    size = len(_utf8(name, "channel name"))
+            raise ValueError(f"a channel name cannot contain {description}: {name!r:.100}")
+    size = len(_encode_utf8(name, "channel name"))
     if size > CHANNEL_BYTES:
         raise ValueError(
             f"a channel name can have at most {CHANNEL_BYTES} bytes, not {size}: {name!r:.100}"
@@ -49,11 +49,11 @@ def check_channel_name(name: str) -> str:
 
 
 def encode_payload(payload: Any) -> str:
-    """Encode a payload as text with a type flag; raise TypeError or ValueError if not possible."""
+    """Encode a payload as text with a type flag; raise TypeError or ValueError if impossible."""
     if payload is None:
         return ""
     if isinstance(payload, str):
-        _utf8(payload, "payload")
+        _encode_utf8(payload, "payload")
         return STRING + payload
     reason = ""
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -119,7 +119,7 @@ def cut(characters: str, is_sent: IsSent = lambda _: False) -> list[str]:
 
 
 def _cut_to_size(characters: str, size: int, is_sent: IsSent) -> list[str]:
-    """Cut into parts of at most ``size`` characters; return an empty list if not possible."""
+    """Cut into parts of at most ``size`` characters; return an empty list if that is impossible."""
     segments, position = [], 0
     while len(characters) - position > size:
         parts = (PART + characters[position : position + n] for n in range(size, 0, -1))
@@ -139,7 +139,7 @@ def _cut_to_size(characters: str, size: int, is_sent: IsSent) -> list[str]:
 
 
 def _cut_ending(characters: str, begin: int, end: int, is_sent: IsSent) -> list[str]:
-    """Cut the rest from ``begin`` in two, before ``end``; return an empty list if not possible."""
+    """Cut the rest from ``begin`` in two, before ``end``; return an empty list if impossible."""
     for middle in range(end - 1, begin, -1):
         part, last = PART + characters[begin:middle], LAST + characters[middle:]
         if len(last) > SEGMENT_BYTES:
@@ -149,7 +149,7 @@ def _cut_ending(characters: str, begin: int, end: int, is_sent: IsSent) -> list[
     return []
 
 
-def _utf8(text: str, name: str) -> bytes:
+def _encode_utf8(text: str, name: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -158,9 +158,9 @@ def _utf8(text: str, name: str) -> bytes:
         ) from None
 
 
-# Assembly: joins the segments of long messages, within limits. No I/O.
+# Assembly of received segments
 
-# Python's overhead of a string, counted so that tiny segments are limited too.
+# Python's overhead of a string. It counts, so that the number of short segments is limited too.
 _OVERHEAD_BYTES: Final = 64
 
 _Key = tuple[int, str]
@@ -173,18 +173,19 @@ class _UnfinishedMessage:
 
 
 class SegmentAssembler:
-    """Messages with missing segments, by the sender's process id and channel.
+    """Joins the segments of messages: one message at a time per sender (process id) and channel.
 
-    Above ``max_messages`` it drops the oldest message, above ``max_bytes`` in total the largest.
-    Later segments of a dropped message are ignored.
+    Above ``max_messages`` unfinished messages it drops the oldest one, above ``max_bytes`` in total
+    the largest. It ignores later segments of a dropped message.
     """
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._unfinished: dict[_Key, _UnfinishedMessage] = {}
-        # A dictionary, used as an ordered set.
+        # Dropped messages whose last segment has not arrived; a dictionary, used as an ordered set.
         self._ignored: dict[_Key, None] = {}
+        # Senders that were missing at the last check.
         self._missing: set[int] = set()
         self.size = 0
         self.dropped = 0
@@ -194,11 +195,11 @@ class SegmentAssembler:
 
     @property
     def senders(self) -> set[int]:
-        """The process ids of senders with segments still to come."""
+        """The process ids of senders whose last segment has not arrived yet."""
         return {process_id for process_id, _ in (*self._unfinished, *self._ignored)}
 
     def add(self, process_id: int, channel: str, segment: str) -> str | None:
-        """Add a segment; return the text that it completes, if any; may raise MalformedPayload."""
+        """Add a segment; return the message that it completes, or None. Raises MalformedPayload."""
         key = (process_id, channel)
         if segment[:1] == PART:
             self._missing.discard(process_id)
@@ -214,17 +215,17 @@ class SegmentAssembler:
         parts = unfinished.parts if unfinished is not None else []
         return decode_base64("".join([*parts, segment[1:]]))
 
-    def drop_missing_senders(self, living: Iterable[int]) -> None:
-        """Drop the messages of senders that are missing for the second time in a row.
+    def drop_missing_senders(self, existing: Iterable[int]) -> None:
+        """Drop the messages of senders that do not exist at two checks in a row.
 
-        After the first time, segments that they sent before they ended may still arrive.
+        After the first check, segments that a sender sent before it ended may still arrive.
         """
-        missing = self.senders.difference(living)
-        dead = missing & self._missing
-        self._missing = missing - dead
-        for key in [key for key in self._unfinished if key[0] in dead]:
+        missing = self.senders.difference(existing)
+        missing_twice = missing & self._missing
+        self._missing = missing - missing_twice
+        for key in [key for key in self._unfinished if key[0] in missing_twice]:
             self._drop(key)
-        for key in [key for key in self._ignored if key[0] in dead]:
+        for key in [key for key in self._ignored if key[0] in missing_twice]:
             del self._ignored[key]
 
     def forget(self, channel: str) -> None:
@@ -269,19 +270,19 @@ class SegmentAssembler:
         return unfinished
 
 
-# Segments that the current transaction has sent. No I/O.
+# Segments that a transaction has sent
 
 
 class SegmentDeduplicator:
-    """Makes all segments of one transaction different, since PostgreSQL delivers equal ones once.
+    """Cuts the messages of a transaction into segments that differ from each other.
 
-    Without it, one of two messages that begin or end alike would lack a part. Stores only hashes: a
-    collision merely changes a cut.
+    PostgreSQL delivers equal notifications of a transaction once. So if two messages had an equal
+    part, one of them would lack it. Stores only hashes: a collision only leads to another cut.
     """
 
     def __init__(self) -> None:
         self._began_at = ""
-        # Hashes of the segments of messages with several segments, and with one.
+        # Hashes of sent segments: of messages with several segments, and with a single one.
         self._parts: set[int] = set()
         self._singles: set[int] = set()
 

@@ -93,17 +93,17 @@ def test_long_messages_of_two_writers_arrive(any_bus: NewBus, ear: Ear, is_share
 def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect: Connect) -> None:
     dropped, writer = bus.counters.unfinished, connect()
     writer.execute("NOTIFY \"A\", '#Ic'")
-    checks = bus._subscriptions._keep_alive_at
-    wait_until(lambda: bus._subscriptions._keep_alive_at > checks + 0.35)
+    checks = bus._state._keep_alive_at
+    wait_until(lambda: bus._state._keep_alive_at > checks + 0.35)
     writer.execute("NOTIFY \"A\", '$Op'")
     assert ear.payload() == "é"
     writer.execute("SELECT pg_notify('A', %s)", ("#" + "A" * 7998,))
     bus.publish("A", "fence")
     assert ear.payload() == "fence"
-    assert bus._subscriptions._assembler.senders == {writer.info.backend_pid}
+    assert bus._state._assembler.senders == {writer.info.backend_pid}
     writer.close()
     wait_until(lambda: bus.counters.unfinished == dropped + 1)
-    assert bus._subscriptions._assembler.size == 0
+    assert bus._state._assembler.size == 0
 
 
 def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect) -> None:
@@ -114,7 +114,7 @@ def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: C
         for segment in segments:
             writer.execute("SELECT pg_notify('A', %s)", (segment,))
     assert ear.payload() == "fence"
-    assert bus._subscriptions._assembler.size <= 20_000
+    assert bus._state._assembler.size <= 20_000
     assert bus.counters.unfinished >= 3
 
 
