@@ -107,7 +107,7 @@ def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch: pytes
     assert server.home.passwords.path.stat().st_mode & 0o777 == 0o600
     assert server.home.log.stat().st_mode & 0o777 == 0o600
     # A long log is put aside.
-    monkeypatch.setattr(home_module, "MAX_BYTES_OF_LOG", 10)
+    monkeypatch.setattr(home_module, "MAX_LOG_BYTES", 10)
     before = server.home.log.read_text()
     server.start()
     assert server.home.log.with_name("server.log.1").read_text() == before

@@ -87,7 +87,7 @@ def test_the_page_names_every_call_and_the_bounds():
     assert f"{namespaces.MAX_WAITERS:,}" in PAGE
     assert f"{namespaces.MAX_WAITERS_PER_USER:,}" in PAGE
     assert f"{bodies._MAX_SINGLE_HEADERS} at most" in PAGE
-    assert f"{bodies._MAX_HEADERS_CHARACTERS // 1024} KiB" in PAGE
+    assert f"{bodies._MAX_ALL_HEADERS_CHARACTERS // 1024} KiB" in PAGE
 
 
 def test_without_django_ninja_every_address_says_what_to_install():

@@ -152,7 +152,7 @@ def test_pages_call_each_other_with_numbered_errors(begin: Begin, visitors: Visi
     late = [None, "web.bob did not answer in time"]
     assert failure(alice, call.replace("60000", "50")) == late
     bob.evaluate("node.onCall(() => node.close())")
-    assert failure(alice, call) == [None, "web.bob has gone"]
+    assert failure(alice, call) == [None, "web.bob disconnected or crashed"]
     assert failure(bob, "await node.status('ROOM')") == [None, "the node is closed"]
     assert failure(alice, "await node.listen('NOTHING', () => {})")[0] == 9
     assert failure(alice, CONNECT.replace("{ident}", "web.alice"))[0] == 8

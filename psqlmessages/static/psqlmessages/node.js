@@ -23,11 +23,10 @@ const DENIED_CODE = 4401;
 const ABORTED = 56;
 const UNREACHABLE = 59;
 const TEMPORARY = [ABORTED, UNREACHABLE];
-// Errors that refuse the ident permanently. After a reconnect all others are temporary, for example
-// 8 until the earlier connection has ended.
+// Errors that refuse the ident permanently, even after a reconnect. All others are then temporary:
+// for example 8, until the earlier connection has ended.
 const DENIED_ERRORS = [4, 5, 7, 54];
-// Milliseconds.
-const [MIN_DELAY, MAX_DELAY, TIMEOUT] = [250, 10_000, 5000];
+const [MIN_DELAY_MS, MAX_DELAY_MS, TIMEOUT_MS] = [250, 10_000, 5000];
 
 /** An error returned by PostgreSQL or the relay; docs/reference/errors.md lists the numbers. */
 export class MessagesError extends Error {
@@ -109,7 +108,7 @@ export class Node {
    * Call a node and wait for its answer, at most `timeout` milliseconds. Throws 56 if the node
    * answered with an error. @param {string} node @param {any} body @returns {Promise<any>}
    */
-  async call(node, body, { timeout = TIMEOUT } = {}) {
+  async call(node, body, { timeout = TIMEOUT_MS } = {}) {
     const token = `${this._prefix}-${++this._count}`;
     const call = { node, ...deferred() };
     this._calls.set(token, call);
@@ -174,7 +173,7 @@ export class Node {
     if (this._isEnded) return;
     if (code === DENIED_CODE) return this._end("denied", new MessagesError(null, reason));
     // Reset the backoff only after a connection that has lasted.
-    if (this.state === "open" && Date.now() - this._openedAt > TIMEOUT) this._attempts = 0;
+    if (this.state === "open" && Date.now() - this._openedAt > TIMEOUT_MS) this._attempts = 0;
     if (this.state === "open") this._opened = deferred();
     this._setState("connecting", reason);
     const connect = () => this.state === "connecting" && this._connect();
@@ -188,21 +187,21 @@ export class Node {
   }
 
   _setState(state, reason) {
-    const isNews = this.state !== state || reason !== "";
+    const isChange = this.state !== state || reason !== "";
     this.state = state;
-    if (isNews) this._options.onstate?.(state, reason);
+    if (isChange) this._options.onstate?.(state, reason);
   }
 
   get _isEnded() {
     return ["closed", "denied"].includes(this.state);
   }
 
-  /** Send a request when the node is registered; wait at most `TIMEOUT` for that. */
+  /** Send a request; first wait up to `TIMEOUT_MS` until the node is registered. */
   async _request(op, fields) {
     if (this._isEnded) throw new MessagesError(null, `the node is ${this.state}`);
     if (this.state !== "open") {
       const error = new MessagesError(UNREACHABLE, "there is no connection to the relay");
-      const timeout = new Promise((_, reject) => setTimeout(reject, TIMEOUT, error));
+      const timeout = new Promise((_, reject) => setTimeout(reject, TIMEOUT_MS, error));
       await Promise.race([this._opened.promise, timeout]);
     }
     return this._send(op, fields);
@@ -237,7 +236,7 @@ export class Node {
     await this._sendRetrying(opposite(op), topic, () => !this._topics[op].has(topic));
   }
 
-  /** Send a request; after these errors, again until it succeeds or is no longer wanted. */
+  /** Send a request. After these errors, retry until it succeeds or is no longer wanted. */
   async _sendRetrying(op, topic, isWanted, retriedErrors = [ABORTED]) {
     for (let attempts = 0; ; attempts++) {
       try {
@@ -257,7 +256,7 @@ export class Node {
     this._onEvent({ ...event, Err: String(number) });
   }
 
-  /** Join a topic again, after PostgreSQL aborted the relay's attempt; then report it. */
+  /** Join a topic again, after the relay's attempt failed temporarily; then report the event. */
   async _registerAgain(op, topic) {
     const topics = this._topics[op];
     const key = `${op} ${topic}`;
@@ -309,7 +308,7 @@ export class Node {
       if (isTemporary && this._topics[op]?.has(topic)) this._registerAgain(op, topic);
       else this._topics[op]?.delete(topic);
     } else if (name === "disconnect" || name === "crash") {
-      const error = new MessagesError(null, `${ident} has gone`);
+      const error = new MessagesError(null, `${ident} disconnected or crashed`);
       for (const call of this._calls.values()) if (call.node === ident) call.reject(error);
     }
     this._options.onevent?.(event);
@@ -337,7 +336,7 @@ export class Node {
   _answerCall(message) {
     const { from: node, token } = message;
     const fail = (error) => {
-      // Log the error here; the caller only learns its name.
+      // Log the error here; the caller only receives its name.
       const isForCaller = error instanceof MessagesError;
       if (!isForCaller) console.error(error);
       const reason = isForCaller ? error.message : String(error?.name);
@@ -350,7 +349,7 @@ export class Node {
 
 /** The delay before the next attempt in milliseconds, randomized so that pages do not retry together. */
 function delay(attempts) {
-  return Math.min(MAX_DELAY, MIN_DELAY * 2 ** Math.min(attempts, 10)) * (0.5 + Math.random() / 2);
+  return Math.min(MAX_DELAY_MS, MIN_DELAY_MS * 2 ** Math.min(attempts, 10)) * (0.5 + Math.random() / 2);
 }
 
 /** Return the opposite operation: "topic_unlisten" for "topic_listen". */

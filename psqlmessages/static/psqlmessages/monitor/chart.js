@@ -32,7 +32,7 @@ export class Chart {
     if (second === this.#drawnAt || !window.Plotly || document.hidden) return;
     this.#drawnAt = second;
     for (const at of this.#seconds.keys()) if (at <= second - SECONDS) this.#seconds.delete(at);
-    // The newest second is still incomplete.
+    // Without the newest second, which is still incomplete.
     const times = Array.from({ length: SECONDS - 2 }, (_, index) => second - SECONDS + 1 + index);
     const points = times.map((at) => this.#seconds.get(at) ?? emptySecond(at, state));
     const line = (name, colour, describe) => ({
@@ -50,7 +50,7 @@ export class Chart {
   }
 }
 
-/** A second without observation is a gap, not 0; a partly observed second shows its count. */
+/** The values of a second without messages; unless it was fully observed, they are unknown. */
 function emptySecond(at, state) {
   return wasObserved(state, at, at + 1) ? { messages: 0, bytes: 0 } : { messages: null, bytes: null };
 }

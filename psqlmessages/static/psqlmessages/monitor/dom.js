@@ -29,7 +29,7 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** Add a card with a name to a strip; return its elements. */
+/** Add a card with this name to a strip of cards; return its elements. */
 export function addCard(strip, name) {
   const [value, note] = [h("dd", { class: "value" }, "…"), h("dd", { class: "note" })];
   const card = h("div", {}, h("dt", {}, name), value, note);

@@ -4,6 +4,7 @@ import { byId, h, show } from "./dom.js";
 import { clock, date } from "./format.js";
 
 const MAX_EVENTS = 60;
+// The kind of an event, for its colour, and its sentence.
 const SENTENCES = {
   connect: ["joins", "IDENT connected"],
   disconnect: ["leaves", "IDENT disconnected"],

@@ -8,14 +8,14 @@ import { polling } from "./poll.js";
 import { Table } from "./table.js";
 
 const OUTCOMES = ["ok", "no_route", "too_many_hops", "failed"];
-// Queues for elements without a destination, shown once they have been used.
+// Queues for elements without a destination, by outcome; shown if they were used.
 const UNROUTED = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
 
 const WINDOW_SECONDS = 10;
-// Drop older samples after a longer gap: a hidden page does not request data.
+// After a longer gap, drop the samples before it: a hidden page requests no data.
 const GAP_SECONDS = 20;
 
-/** The counters of the last seconds, and how fast they grow. */
+/** Samples of the counters in the last seconds, and the growth of each counter. */
 class Rates {
   /** @type {{at: number, counts: Map<string, number>}[]} oldest first */
   #samples = [];
@@ -32,7 +32,7 @@ class Rates {
       destinations.forEach((destination, position) => counts.set(`${id} ${position}`, destination.count));
     }
     this.#samples.push({ at: now, counts });
-    // Keep the newest sample that is old enough for comparison.
+    // The oldest sample stays if the next one is newer than the start of the window.
     while (this.#samples.length > 2 && this.#samples[1].at <= now - WINDOW_SECONDS) this.#samples.shift();
   }
 
@@ -96,7 +96,7 @@ function exchangeNode(exchange) {
   const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
   const isBlocked = exchange.missing_rules.length > 0;
   const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
-  // The sentences of a blocked exchange are too long for its box.
+  // The state of a blocked exchange is too long for its box.
   const idleNote = isBlocked ? "blocked" : state;
   const note = isIdle ? idleNote : perSecond(takeRate);
   return {
@@ -171,7 +171,7 @@ function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, max) {
 
 const link = (text, url) => ({ text, url });
 
-/** The page URL of an object, from the URL of object 0; "" if there is none. */
+/** The URL of an object's page, derived from the URL of object 0; "" if there is none. */
 function pageUrl(pattern, id) {
   return pattern && id !== null ? pattern.replace(/\b0\b/, id) : "";
 }

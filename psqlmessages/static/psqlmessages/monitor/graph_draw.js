@@ -1,6 +1,6 @@
 /**
- * Graph draw: an SVG of queues and exchanges. A change of nodes or edges computes a new layout;
- * other changes update elements in place, so that the focus stays.
+ * Graph drawing: an SVG of queues and exchanges. It is drawn again only if nodes or edges are added
+ * or removed; other changes update its elements in place, so that the focus stays.
  *
  * @typedef {{id: string, kind: "queue"|"exchange", name: string, note: string, label: string,
  *   url: string, isIdle: boolean}} Node `label` is for screen readers, `isIdle`: paused, stopped or unknown
@@ -17,7 +17,7 @@ const ARROW = 7;
 const WIDE = { width: 156, gap: 84, characters: 19 };
 const NARROW = { width: 112, gap: 48, characters: 13 };
 const NARROW_BELOW = 560;
-// Smallest scale for a graph that is too wide; it stays readable.
+// The smallest scale at which a graph is readable; a wider graph scrolls.
 const MIN_SCALE = 0.8;
 
 /** The graph, drawn into an element. */
@@ -167,7 +167,7 @@ function arrow(points, isNarrow) {
     : `M${end.x},${end.y}l${back},${-side}v${2 * side}z`;
 }
 
-/** Place labels nearer to the queue than to the exchange, because edges are further apart there. */
+/** The place of an edge's label: nearer to the queue, because edges are further apart there. */
 function labelPlace(points, kind, isNarrow) {
   const [from, to] = kind === "take" ? points.slice(0, 2).reverse() : points.slice(-2);
   const t = 0.64;

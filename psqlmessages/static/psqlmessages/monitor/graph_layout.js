@@ -1,18 +1,19 @@
 /**
  * Graph layout: positions for the nodes of a directed graph, in layers. Pure functions, no DOM.
  *
- * Edges lead along the main axis from one layer to the next; edges that close a cycle lead back.
+ * Edges lead along the main axis from one layer to a later one; one edge of each cycle leads back.
  *
- * @typedef {{id: string, length: number, breadth: number}} Node along and across the main axis
+ * @typedef {{id: string, length: number, breadth: number}} Node `length` is its size along the main
+ *   axis, `breadth` across it
  * @typedef {{id: string, from: string, to: string}} Edge
  * @typedef {{along: number, across: number}} Point
  */
 
 const SWEEPS = 8;
 const NODE_GAP = 22;
-// Space for an edge that passes through a layer without a node there.
+// Space for an edge that passes through a layer.
 const LANE_BREADTH = 14;
-// Space between parts that no edge connects.
+// Space between two connected parts of the graph.
 const PART_GAP = 40;
 
 /**
@@ -80,7 +81,7 @@ function reverseBackEdges(nodes, edges) {
     back.has(edge) ? { ...edge, from: edge.to, to: edge.from, isBack: true } : { ...edge, isBack: false },
   );
 
-  // Not recursive: a chain may contain all nodes.
+  // Not recursive, because a path may contain all nodes.
   function visit(start) {
     if (state.has(start)) return;
     state.set(start, "open");
@@ -106,7 +107,7 @@ function sortSourcesFirst(nodes, edges) {
   return [...nodes.filter(({ id }) => !reached.has(id)), ...nodes.filter(({ id }) => reached.has(id))];
 }
 
-/** The layer of each node: after all its predecessors. */
+/** The layer of each node: the first one after the layers of all its predecessors. */
 function assignLayers(nodes, edges) {
   const outgoing = groupBy(edges, (edge) => edge.from);
   const predecessors = new Map(nodes.map(({ id }) => [id, 0]));
@@ -124,7 +125,7 @@ function assignLayers(nodes, edges) {
   return layers;
 }
 
-/** The layers as rows of items; an edge over several layers gets a lane in each layer between. */
+/** The rows of items, one per layer. An edge over several layers has a lane in each layer between. */
 function addLanes(nodes, edges, layers) {
   const depth = Math.max(-1, ...layers.values()) + 1;
   const rows = Array.from({ length: depth }, () => []);
@@ -149,7 +150,7 @@ function addLanes(nodes, edges, layers) {
   return { rows, lanes: { chains, pairs } };
 }
 
-/** Order the items within their rows in a few sweeps, to reduce crossings of edges. */
+/** Sort each row by the mean place of connected items, in a few sweeps: fewer edges cross. */
 function reorder(rows, pairs) {
   const before = groupBy(pairs, ([, to]) => to, ([from]) => from);
   const after = groupBy(pairs, ([from]) => from, ([, to]) => to);
@@ -167,7 +168,7 @@ function reorder(rows, pairs) {
   }
 }
 
-/** Compute positions from the order, close to connected items, and the points of edges. */
+/** Compute positions close to connected items, in the order of each row, and the routes of edges. */
 function computePositions(rows, { chains, pairs }, edges, gap) {
   const neighbours = groupBy([...pairs, ...pairs.map(([a, b]) => [b, a])], ([from]) => from, ([, to]) => to);
   let along = 0;
@@ -205,7 +206,7 @@ function spread(row, wanted) {
   for (const item of row) item.across -= shift;
 }
 
-/** The points of each edge: start, lanes and end; several edges share a side of a node. */
+/** The points of each edge: its start, lanes and end. */
 function computeRoutes(edges, chains) {
   const result = new Map();
   const [outgoing, incoming] = [new Map(), new Map()];
@@ -228,6 +229,7 @@ function computeRoutes(edges, chains) {
   return result;
 }
 
+/** The positions of edges at the side of each item, evenly distributed. */
 function computePorts(sides) {
   const result = new Map();
   for (const [item, uses] of sides) {

@@ -1,4 +1,4 @@
-/** Health: server metrics. Unknown values are shown as such, never as 0. */
+/** Health: server metrics. A value that the server does not know is shown as "unknown", not as 0. */
 
 import { addCard, byId, setText } from "./dom.js";
 import { count, duration, percent, size, UNKNOWN } from "./format.js";
@@ -24,7 +24,7 @@ function queue({ usage, holders }) {
 
 function commitLock({ waiting, waiting_seconds: seconds, waiting_for: pid }) {
   const isProblem = waiting > 0 && seconds >= LOCK_SECONDS;
-  const note = waiting ? `longest ${duration(seconds)}, for pid ${pid ?? "?"}` : "commits that notify";
+  const note = waiting ? `longest wait ${duration(seconds)}, for pid ${pid ?? "?"}` : "commits with notifications";
   return [orUnknown(waiting, (n) => `${count(n)} waiting`), orUnknown(waiting, () => note), isProblem];
 }
 
@@ -32,15 +32,15 @@ function commitLock({ waiting, waiting_seconds: seconds, waiting_for: pid }) {
 const CARDS = [
   ["Notification queue", queue],
   ["NOTIFY lock", commitLock],
-  ["Sessions", (f) => [orUnknown(f.sessions, count), orUnknown(f.nodes, (n) => `with ${count(n)} nodes`), false]],
-  ["Large bodies", (f) => [orUnknown(f.bodies, (n) => `≈ ${count(n)}`), orUnknown(f.bodies_size, (n) => `${size(n)} on disk`), false]],
-  ["Database round trip", (f) => [orUnknown(f.round_trip, duration), "one small query", f.round_trip > LAG_SECONDS]],
+  ["Sessions", (health) => [orUnknown(health.sessions, count), orUnknown(health.nodes, (n) => `with ${count(n)} nodes`), false]],
+  ["Large bodies", (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => `${size(n)} on disk`), false]],
+  ["Database round trip", (health) => [orUnknown(health.round_trip, duration), "one small query", health.round_trip > LAG_SECONDS]],
   [
     "Lag",
-    (f) => [
-      orUnknown(f.echo, duration),
-      `to the hub; page and back ${orUnknown(f.lag, duration)}`,
-      f.echo > LAG_SECONDS || f.lag > LAG_SECONDS,
+    (health) => [
+      orUnknown(health.echo, duration),
+      `database to hub; server to page and back: ${orUnknown(health.lag, duration)}`,
+      health.echo > LAG_SECONDS || health.lag > LAG_SECONDS,
     ],
   ],
 ];

@@ -2,8 +2,10 @@
  * Live: the monitor's WebSocket. It reconnects automatically, and reports whether the data is live.
  *
  * @typedef {{is: string, text: string, since: number|null, missingRole: string|null}} Liveness
- *   is: "live", or the reason closeText not: "connecting", "starting", "away" (PostgreSQL), "not_observing",
- *   "unchecked", "silent" (no frame for 5 s), "lost" (the socket), "denied" (it does not reconnect).
+ *   `is`: "live", or the reason why the data is not live: "connecting", "starting", "away" (the server
+ *   has lost PostgreSQL), "not_observing" (a rule is missing), "unchecked" (the user), "silent" (no
+ *   frame for 5 s), "lost" (the WebSocket) or "denied" (the page does not reconnect);
+ *   `text`: a sentence for the reader; `since`: when the monitor started to observe
  */
 
 const SILENT_MS = 5000;
@@ -22,7 +24,7 @@ export const TEXTS = {
   lost: "The connection to the server is lost. The page reconnects automatically.",
   live: "",
 };
-// Browsers use this code both for a lostText connection and for a failed attempt to connect.
+// Browsers use this code both for a lost connection and for a failed attempt to connect.
 const ABNORMAL_CLOSURE = 1006;
 
 /**
@@ -31,7 +33,7 @@ const ABNORMAL_CLOSURE = 1006;
  * @param {object} options
  * @param {string} [options.path] of the WebSocket, by default /ws/monitor/
  * @param {string|null} [options.topic] the topic to show; null for the list
- * @param {(frame: object) => void} options.onframe called with a snapshot, or with an update of earlier frames
+ * @param {(frame: object) => void} options.onframe called with a snapshot, then with updates of it
  * @param {(liveness: Liveness) => void} options.onliveness called at each change
  * @returns {{watch: (topic: string|null) => void, close: () => void}}
  */
@@ -54,7 +56,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     if (socket === null || socket.readyState !== WebSocket.OPEN) {
       return isFirst ? { is: "connecting" } : { is: "lost", text: lostText };
     }
-    // Connected again, but without a frame yet: it may break for the same reason.
+    // Connected again, but without a frame yet: the connection may be lost for the same reason.
     if (lostText) return { is: "lost", text: lostText };
     if (performance.now() - receivedAt > SILENT_MS) return { is: "silent" };
     return state;
@@ -96,7 +98,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
   }
 
-  /** The state for a frame that contains only `is`: a gap begins at the last complete frame. */
+  /** The state for a frame without data: a gap begins at the last frame with data. */
   function withGap(is) {
     const { since = null, gaps = [] } = state;
     return { is, since, gaps: gaps.at(-1)?.[1] === null ? gaps : [...gaps, [frameAt, null]] };
@@ -108,7 +110,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     deniedText = DENIED[code] ?? "";
     lostText = closeText(code, reason);
     report();
-    // Random delay: after a restart of the server all pages reconnect.
+    // A random delay, because all pages reconnect after a restart of the server.
     retryTimer = setTimeout(open, wait * (0.5 + Math.random() / 2));
     wait = Math.min(MAX_WAIT_MS, wait * 2);
   }

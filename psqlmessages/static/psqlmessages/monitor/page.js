@@ -1,4 +1,4 @@
-/** Page: the parts that live pages share: banner, connection status, server clock. */
+/** Page: common parts of the live pages: banner, connection status, server clock, topic URLs. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock } from "./format.js";
@@ -16,7 +16,7 @@ const TITLES = {
   denied: "This page is not live.",
 };
 
-/** The data attributes of the page's element. */
+/** The data attributes of the element #live. */
 export const settings = byId("live").dataset;
 
 let clockOffset = 0;
@@ -26,11 +26,11 @@ let hasData = false;
 export const now = () => Date.now() / 1000 + clockOffset;
 
 /**
- * Open the page's socket or its replacement, and show whether the data is live.
+ * Start to receive frames, and show whether the data is live.
  *
  * @param {string|null} topic the topic to show; null for the list
  * @param {(frame: object) => void} onframe
- * @param {(options: object) => void} [open]
+ * @param {(options: object) => void} [open] by default opens the WebSocket
  */
 export function start(topic, onframe, open = connect) {
   open({

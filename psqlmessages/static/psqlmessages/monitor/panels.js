@@ -3,14 +3,15 @@
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 const NARROW = "(max-width: 40rem)";
 const isNarrow = () => matchMedia(NARROW).matches;
+// The gap between two panels, as a share of the height.
 const GAP = 0.1;
-// A label fits into a period of more values.
+// An unknown period with more values than this gets a label: in a shorter one it does not fit.
 const MIN_LABELLED = 90;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
-// The name and colour of each percentile that the server sends.
+// Name and colour of the 50th, 95th and 99th percentile.
 const PERCENTILES = [["half", "accent"], ["95 %", "second"], ["99 %", "third"]];
-// Formats of plotly: a number as 1.5k, followed by the unit. Times are in seconds, so 0.2 is 200ms.
+// Axis formats of plotly, with SI prefixes: 1500 bytes are 1.5kB, 0.2 seconds are 200ms.
 export const SECONDS = { tickformat: "~s", ticksuffix: "s" };
 export const BYTES = { tickformat: "~s", ticksuffix: "B" };
 
@@ -35,7 +36,7 @@ export function draw(element, times, window, panels, formatTime = localTime, unk
   const colours = readColours(element);
   const x = [...times, times.at(-1) + window].map(formatTime);
   const traces = panels.flatMap((panel, index) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(index), x, colours)));
-  // When the width of the page changes, plotly uses the height of the element.
+  // If the width of the page changes, plotly redraws the chart with the height of the element.
   element.style.height = `${heightOf(panels.length)}px`;
   const layout = layoutOf(panels, x, colours);
   if (unknownText) shadeUnknown(layout, panels, x, unknownText, colours);
@@ -64,7 +65,7 @@ export function stacked(element, times, window, layers, formatTime = localTime) 
   globalThis.Plotly.react(element, traces, { ...layoutOf([panel], x, colours), hovermode: "x unified" }, CONFIG);
 }
 
-/** A panel with a line for each percentile; `read` gets a value and the index of the percentile. */
+/** A panel with a line for each percentile. `read` returns it, given a value and its index. */
 export function percentilesPanel(title, axis, minAxisMax, steps, read, describe) {
   const lines = PERCENTILES.map(([name, colour], index) => ({
     name, colour,
@@ -74,7 +75,7 @@ export function percentilesPanel(title, axis, minAxisMax, steps, read, describe)
   return { title, axis, minAxisMax, lines };
 }
 
-/** Call back when charts need redrawing: the colour scheme or the width has changed. */
+/** Call `redraw` when the colour scheme or the class of page width has changed. */
 export function onRedrawNeeded(redraw) {
   for (const query of ["(prefers-color-scheme: dark)", NARROW]) matchMedia(query).addEventListener("change", redraw);
 }
@@ -93,9 +94,9 @@ function tracesOf(line, { isStep }, yaxis, x, colours) {
       mode: line.values.length > MAX_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
     }];
   }
-  // One area per period with data: plotly would fill the gaps of a single area.
+  // A separate area for each period with data: plotly would fill the gaps within one area.
   const known = spans(line.values, (value) => value !== null);
-  // Without a line plotly omits the axis.
+  // Without any line, plotly would omit the axis.
   if (!known.length) return [{ ...common, x, y: x.map(() => null) }];
   return known.map(([from, to]) => ({
     ...common, x: x.slice(from, to + 1), y: [...line.values.slice(from, to), line.values[to - 1]],
@@ -157,7 +158,7 @@ function annotationsOf({ title, lines }, index, number, colours) {
   ];
 }
 
-/** Ranges of consecutive values that match: start, and end (excluded). */
+/** The ranges of consecutive values that match, as [start, end), by index. */
 function spans(values, isMatch) {
   const result = [];
   for (const [index, value] of values.entries()) {

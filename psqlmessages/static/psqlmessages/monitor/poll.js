@@ -1,10 +1,10 @@
-/** Poll: requests data every two seconds, and reports whether it is live, as live.js does. */
+/** Poll: requests data every two seconds. A replacement for live.js with the same callbacks. */
 
 import { TEXTS as LIVE_TEXTS } from "./live.js";
 
 const INTERVAL_MS = 2000;
 const TIMEOUT_MS = 6000;
-// Without an answer for this long, the server has lost its database or hangs.
+// A page that becomes visible again reports "silent" if its last answer is older than this.
 const SILENT_MS = 8000;
 const TEXTS = { ...LIVE_TEXTS, connecting: "", lost: "The server cannot be reached. The page retries automatically." };
 const DENIED = {
@@ -62,7 +62,7 @@ export function polling(path) {
         onframe(frame);
         report("live");
       } catch (error) {
-        // A proxy may answer in place of the server, with a page that is not JSON.
+        // A SyntaxError: a proxy may have answered with a page that is not JSON.
         if (![TypeError, DOMException, SyntaxError].some((kind) => error instanceof kind)) throw error;
         report("lost");
       }

@@ -1,4 +1,4 @@
-/** Sparkline: a small line of equal steps, as SVG polylines with gaps for unknown values. */
+/** Sparkline: a small line chart without axes, in SVG, with gaps for unknown values. */
 
 import { svg } from "./dom.js";
 
@@ -13,9 +13,9 @@ export function wasObserved(state, from, to) {
 }
 
 /**
- * The messages of the last 10 minutes in steps of 10 s; null if a step was not observed.
+ * The message counts of the last 10 minutes in buckets of 10 s; null for a bucket without observation.
  *
- * @param {Map<number, number>} buckets messages by bucket; empty buckets are missing
+ * @param {Map<number, number>} buckets message counts by bucket; empty buckets are missing
  * @param {number} now Unix time
  * @param {{since: number|null, gaps: Array}} state
  * @returns {(number|null)[]}

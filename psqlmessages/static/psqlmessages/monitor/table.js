@@ -1,4 +1,4 @@
-/** Table: rows are updated in index, so that focus and selection stay. */
+/** Table: updates rows in place, so that focus and selection stay. */
 
 import { h, setText } from "./dom.js";
 

@@ -10,7 +10,7 @@ export class Tail {
   #list = byId("tail");
   #button = byId("pause");
   #newest = 0;
-  /** The messages that arrived during a pause; null: not paused. */
+  /** The messages that have arrived during the pause; null if the list is not paused. */
   #waiting = null;
 
   constructor() {
@@ -64,7 +64,7 @@ function labels({ enc, wants_answer: wantsAnswer, is_kept: isKept }) {
   return [
     enc === "json" ? ["JSON", "the body is a JSON value"] : null,
     enc === "b64" ? ["base64", "the body is bytes, written as base64"] : null,
-    wantsAnswer ? ["asks", "the sender expects answers"] : null,
+    wantsAnswer ? ["reply", "the sender expects replies"] : null,
     isKept ? ["large", "the body exceeds the NOTIFY limit and is not fetched for this page"] : null,
   ].filter(Boolean);
 }

@@ -1,9 +1,9 @@
 /**
  * Topic status: live senders and listeners of a topic, and its rules.
  *
- * A page that includes this module needs only `<section data-topic="NAME">`. Optional attributes:
- * `data-socket`, the path of the WebSocket, by default /ws/monitor/; `data-rule-url`, the page of
- * rule 0. Live data replaces the content of the section.
+ * To embed it, a page needs this module and `<section data-topic="NAME">`, whose content it replaces.
+ * Optional attributes: `data-socket`, the path of the WebSocket, by default /ws/monitor/;
+ * `data-rule-url`, the URL of the rule with id 0, from which it derives those of all rules.
  */
 
 import { h, setText } from "./dom.js";
@@ -24,14 +24,14 @@ export class TopicStatus {
 
   /**
    * @param {HTMLElement} element
-   * @param {string} [ruleUrl] the page of rule 0; without it rules are not links
+   * @param {string} [ruleUrl] the URL of the rule with id 0; without it, rules are not links
    */
   constructor(element, ruleUrl = "") {
     this.#element = element;
     this.#ruleUrl = ruleUrl;
   }
 
-  /** Update from a frame's topic; draw it once the monitor is live. */
+  /** Show the topic of a frame; before the monitor is live for the first time, only store it. */
   update(topic, isLive) {
     Object.assign(this.#topic, topic);
     if (!isLive && !this.#drawn) return;
@@ -74,7 +74,7 @@ export class TopicStatus {
     const name = this.#ruleUrl
       ? h("a", { href: this.#ruleUrl.replace(/\b0\b/, rule.id) }, rule.ident)
       : h("span", {}, rule.ident);
-    const dest = rule.dest === this.#topic.name ? "" : `, by ${rule.dest}`;
+    const dest = rule.dest === this.#topic.name ? "" : `, rule for ${rule.dest}`;
     return h(
       "li", { class: connected ? "connected" : null },
       name,
@@ -99,7 +99,7 @@ function matches(ident, pattern) {
   return pattern.endsWith("*") ? ident.startsWith(pattern.slice(0, -1)) : ident === pattern;
 }
 
-/** Keep a section current, on a page without another socket. */
+/** Show the live status in a section of a page that has no other WebSocket of the monitor. */
 function embedStatus(section) {
   const [live, rateText, content] = [h("p", { class: "is-live", role: "status" }), h("p", { class: "now" }), h("div")];
   const status = new TopicStatus(content, section.dataset.ruleUrl);

@@ -9,12 +9,12 @@ import { BUCKET_SECONDS, drawSparkline, lastBuckets, sparkline } from "./sparkli
 
 const MAX_ROWS = 200;
 const STORED_BUCKETS = 61;
-// Sort at most this often, so that rows can be read before they move.
+// Wait this long between sorts, so that users can read a row before it moves.
 const SORT_MS = 2000;
 
 /** @type {Map<string, object>} */
 const topics = new Map();
-/** @type {Map<string, object>} the row of each topic shown so far */
+/** @type {Map<string, object>} the table rows created so far, by topic */
 const rows = new Map();
 const body = byId("topics");
 const health = new Health();
@@ -79,7 +79,7 @@ function matches(topic, filterText) {
   return filterText === "" || names.some((name) => name.toLowerCase().includes(filterText));
 }
 
-/** Put these rows into the table. Move only rows in a wrong place: a moved row loses the focus. */
+/** Show these rows in this order. Moves only rows in a wrong place: a moved row loses the focus. */
 function arrange(elements) {
   const shown = new Set(elements);
   for (const element of [...body.children]) if (!shown.has(element)) element.remove();
@@ -132,7 +132,7 @@ function showNames(cell, names, number) {
   cell.replaceChildren(h("b", {}, count(number)), h("span", {}, text));
 }
 
-/** Update the cells that change with time only. */
+/** Update the cells that change with time, even without a frame. */
 function updateTimes(row, topic) {
   const values = lastBuckets(topic.bucketMap, now(), state);
   drawSparkline(row.spark, values, `${count(values.reduce((sum, value) => sum + value, 0))} messages`);
@@ -165,7 +165,7 @@ byId("more-button").addEventListener("click", () => {
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.addEventListener("click", () => {
     const by = button.dataset.sort;
-    // Numbers sort from the largest by default.
+    // The first click on a column of numbers sorts the largest first.
     sorting.isDescending = sorting.by === by ? !sorting.isDescending : by !== "topic";
     sorting.by = by;
     for (const head of document.querySelectorAll("th[aria-sort]")) head.removeAttribute("aria-sort");

@@ -13,15 +13,15 @@ const JOB_STATES = { starting: "starting", running: "running", waiting: "waiting
 const jobTable = new Table(byId("jobs"), ["", "", "number", "number", "number wide", "wide", "wide"]);
 const topicTable = new Table(byId("topics"), ["", "number", "number", "number wide", "line wide", "number", "number wide"]);
 const filter = byId("filter");
-let last = null;
+let lastFrame = null;
 
-start(null, (frame) => draw((last = frame)), polling(settings.url));
-filter.addEventListener("input", () => last && draw(last));
+start(null, (frame) => draw((lastFrame = frame)), polling(settings.url));
+filter.addEventListener("input", () => lastFrame && draw(lastFrame));
 
 function draw(frame) {
   showJobs(frame);
-  const wanted = filter.value.trim().toLowerCase();
-  const shown = frame.topics.filter(({ topic }) => topic.toLowerCase().includes(wanted));
+  const filterText = filter.value.trim().toLowerCase();
+  const shown = frame.topics.filter(({ topic }) => topic.toLowerCase().includes(filterText));
   show(byId("traffic-box"), shown.length > 0);
   show(byId("no-traffic"), shown.length === 0);
   setText(byId("no-traffic"), frame.topics.length ? "No topic matches the filter." : emptyText(frame));

@@ -1,8 +1,8 @@
-/** Windows: equal steps of time. A window that no job counted is unknown, not 0. */
+/** Windows: equal periods of time. The value of a window that no job has counted is unknown, not 0. */
 
-// A running job has counted all messages that are older than this.
+// A running job without lag has counted all messages that are older than this.
 const DELAY_SECONDS = 3;
-// The last window is shown when this much of it is counted; a shorter window when it is complete.
+// Show a window when so much of it is counted; a shorter window when it is complete.
 const MIN_SECONDS = 60;
 
 /**
@@ -15,7 +15,7 @@ const MIN_SECONDS = 60;
  * @param {Map<number, T>} values by the start of their window
  * @param {T} empty the value of a window without messages
  * @returns {{at: number, seconds: number, value: T|null}[]} oldest first; `seconds`: the part
- *   counted so far; `value` is null if it is unknown or the window has only just begun
+ *   counted so far; `value` is null if it is unknown, or if the window has just begun
  */
 export function windows(frame, values, empty) {
   const { begin, now, window, since, until, is_counting: isCounting } = frame;

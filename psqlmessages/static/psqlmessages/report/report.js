@@ -1,4 +1,4 @@
-/** Report: the charts of a standalone page. Names come as JSON, and are inserted as text. */
+/** Report: the charts of a standalone page. Names are in JSON data, and are inserted as text. */
 
 import { byId, h } from "../monitor/dom.js";
 import { count, duration, rate, size } from "../monitor/format.js";
@@ -13,7 +13,7 @@ const times = [];
 for (let at = Math.floor(data.begin / data.step) * data.step; at < data.end; at += data.step) times.push(at);
 
 const utc = (unix) => new Date(unix * 1000).toISOString().slice(0, 19);
-/** Whether a job counted this step; otherwise its value is unknown, not 0. */
+/** Whether this step was counted; otherwise its value is unknown, not 0. */
 const isKnown = (at) => !data.counted || (at >= data.counted[0] && at < data.counted[1]);
 
 function drawCharts() {
@@ -60,7 +60,7 @@ const layer = (name, colour, countAt) => ({
   texts: times.map((at) => `${shorten(name)}: ${rate(countAt(at) / data.step)}/s`),
 });
 
-/** A name for a plotly label, escaped because plotly interprets tags. */
+/** A short name for a plotly label. Escaped, because plotly interprets tags. */
 const shorten = (name) => {
   const letters = [...name];
   const text = letters.length > 40 ? `${letters.slice(0, 39).join("")}…` : name;
