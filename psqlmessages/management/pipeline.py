@@ -98,13 +98,13 @@ class JobContext:
         self._is_unreachable = False
 
     def __enter__(self) -> Self:
-        from psqlmessages.pipeline.database import VARIABLE, dsn_variable
+        from psqlmessages.pipeline.database import DSN_VARIABLE, dsn_variable
 
         # Spark's processes read the addresses of the databases from the environment.
         for alias in connections:
             if connections[alias].vendor == "postgresql":
                 os.environ[dsn_variable(alias)] = dsn(alias)
-        os.environ[VARIABLE] = dsn(self._using)
+        os.environ[DSN_VARIABLE] = dsn(self._using)
         PipelineJob.objects.using(self._using).update_or_create(
             name=self.name,
             defaults={

@@ -291,7 +291,7 @@ def _follow(context: JobContext) -> None:
             context.record,
             state.lag,
             context.say,
-            rows=lambda batch: state.element_count(int(batch.batchId)),
+            count_rows=lambda batch: state.element_count(int(batch.batchId)),
             stop_seconds=get_settings().STOP_SECONDS,
         )
     finally:

@@ -13,7 +13,7 @@ __all__ = ["register", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported lazily, so that modules without Spark (DSN, Java) work without the extra.
+    # Imported on first use: modules that need no Spark, such as `database`, work without the extra.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra():

@@ -1,4 +1,4 @@
-"""Cache of ADBC connections, and translation of their errors."""
+"""Cache of ADBC connections; translates their errors to exceptions of psqlmessages."""
 
 from __future__ import annotations
 
@@ -40,20 +40,31 @@ class ArrowConnections:
         record_reached(address)
         return self._connections[key]
 
-    def drop_failed(self, address: str, error: DriverError) -> Exception:
-        """Drop the connection that raised an error; return the error as one of ours."""
+    def drop_and_translate(self, address: str, error: DriverError) -> Exception:
+        """Drop the connection that raised ``error``; return the exception to raise instead of it.
+
+        This is ConnectionLost, or the class for an error number of psqlmessages, or else ``error``.
+        """
         is_reused = (os.getpid(), address) in self._reused
         self.drop(address)
         state, text = error.sqlstate or "", first_line(error)
+        # The SQL functions raise error 1 with the SQLSTATE PM001.
         if state.startswith("PM") and state[2:].isdecimal():
             return error_for(int(state[2:]), text)
-        is_io = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
-        if not state.startswith(("08", "57P")) and (state or not is_io):
+        if state:
+            # Connection exceptions, and the shutdown of the server or session.
+            is_lost = state.startswith(("08", "57P"))
+        else:
+            is_lost = error.status_code == adbc_driver_manager.AdbcStatusCode.IO
+        if not is_lost:
             return error
         return CachedConnectionLost(text) if is_reused else ConnectionLost(text)
 
-    def drop_failed_read(self, address: str, error: OSError) -> Exception:
-        """Drop the connection that raised ``error``; return ConnectionLost if it is broken."""
+    def drop_and_translate_read(self, address: str, error: OSError) -> Exception:
+        """Drop the connection on which a read raised ``error``; return the exception to raise.
+
+        This is ConnectionLost if a query on the same connection fails too, or else ``error``.
+        """
         connection = self._connections.get((os.getpid(), address))
         try:
             if connection is not None:
@@ -61,7 +72,7 @@ class ArrowConnections:
                     cursor.execute("SELECT 1")
                     cursor.fetchall()
         except DriverError as probe_error:
-            translated = self.drop_failed(address, probe_error)
+            translated = self.drop_and_translate(address, probe_error)
             return translated if isinstance(translated, ConnectionLost) else error
         self.drop(address)
         return error

@@ -19,7 +19,7 @@ def _schema(**columns: types.DataType) -> types.StructType:
     return types.StructType([types.StructField(name, type_) for name, type_ in columns.items()])
 
 
-TOPIC: Final = _schema(
+TOPIC_SCHEMA: Final = _schema(
     id=types.LongType(),
     topic=types.StringType(),
     sender=types.StringType(),
@@ -28,7 +28,7 @@ TOPIC: Final = _schema(
     headers=types.StringType(),
     published_at=types.TimestampType(),
 )
-QUEUE: Final = _schema(
+QUEUE_SCHEMA: Final = _schema(
     id=types.LongType(),
     queue=types.StringType(),
     body=types.StringType(),
@@ -58,8 +58,8 @@ def cast_batch(
 ) -> pa.RecordBatch:
     """Cast a batch to a schema, column by column; raise ColumnRefused if a cast fails.
 
-    The batch lacks the columns in ``constants``, which have the same value in each row. It may have
-    more columns after those of the schema.
+    ``constants`` has the values of columns that the batch lacks because they are equal in each row.
+    Columns of the batch that are not in the schema must come last; they are dropped.
     """
     columns = []
     batch_columns = iter(batch.columns)
@@ -90,9 +90,9 @@ _MAX_ID: Final = 2**63 - 1
 
 @dataclass(frozen=True)
 class Condition:
-    """A filter as SQL, with the topics and the range of ids for which it can be true.
+    """A filter as SQL. It can be true only for ``topics`` and for ids above low, up to high.
 
-    ``is_exact``: it is true for all rows of these topics and ids, so it need not be evaluated.
+    If ``is_exact``, the filter is true for all these rows, so PostgreSQL need not evaluate it.
     """
 
     sql: str
@@ -113,8 +113,8 @@ def to_condition(filter_: spark.Filter, schema: types.StructType) -> Condition |
 
 def matching_topics(topics: Iterable[str], conditions: Sequence[Condition]) -> list[str]:
     """Return the topics that may have a row that meets all conditions."""
-    bounds = [c.topics for c in conditions if c.topics is not None]
-    return [topic for topic in topics if all(topic in bound for bound in bounds)]
+    topic_sets = [c.topics for c in conditions if c.topics is not None]
+    return [topic for topic in topics if all(topic in topic_set for topic_set in topic_sets)]
 
 
 def limit_ids(low: int, high: int, conditions: Sequence[Condition]) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def _convert_comparison(filter_: Any, name: str) -> Condition | None:
     # PostgreSQL compares text by collation, Spark by bytes.
     if value is None or operator is None or name in ("topic", "sender"):
         return None
-    sql = f"{name} {operator} {_sql_constant(name, value)}"
+    sql = f"{name} {operator} {_sql_literal(name, value)}"
     if name != "id":
         return Condition(sql)
     is_inclusive = operator.endswith("=")
@@ -160,27 +160,28 @@ def _convert_comparison(filter_: Any, name: str) -> Condition | None:
 
 
 def _can_push_down(name: str, type_: types.DataType) -> bool:
-    """Return whether PostgreSQL may evaluate filters of a column: only for its usual type."""
-    is_filtered = name in ("id", "topic", "sender", "published_at")
-    return is_filtered and type_ == TOPIC[name].dataType
+    """Return whether PostgreSQL can filter a column: not if the user's schema changes its type."""
+    has_literals = name in ("id", "topic", "sender", "published_at")
+    return has_literals and type_ == TOPIC_SCHEMA[name].dataType
 
 
 def _in_condition(name: str, values: Sequence[Any]) -> Condition:
-    sql = f"{name} IN ({', '.join(_sql_constant(name, value) for value in values)})"
+    sql = f"{name} IN ({', '.join(_sql_literal(name, value) for value in values)})"
     if name == "topic":
         return Condition(sql, frozenset(values), is_exact=True)
     if name == "id":
         low, high = min(values) - 1, max(values)
+        # Exact if the range has only one id.
         return Condition(sql, low=low, high=high, is_exact=high - low == 1)
     return Condition(sql)
 
 
-def _sql_constant(name: str, value: Any) -> str:
+def _sql_literal(name: str, value: Any) -> str:
     """Return a value of a column as SQL; raises ValueError if PostgreSQL cannot store it."""
     if name == "id" and type(value) is int and abs(value) <= _MAX_ID:
         return f"({value})::bigint"
     if name in ("topic", "sender") and isinstance(value, str):
         return literals.text(value)
     if name == "published_at" and isinstance(value, datetime):
-        return literals.moment(value)
+        return literals.timestamp(value)
     raise ValueError(f"{value!r} is not a value of {name}")

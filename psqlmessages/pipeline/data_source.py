@@ -22,7 +22,7 @@ _PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class MessagesSource(datasource.DataSource):
-    """Reads and writes topics and queues. Options: those of SourceOptions and of the sink."""
+    """Creates the readers and writers of topics and queues. Parses the options of reads."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,8 +30,9 @@ class MessagesSource(datasource.DataSource):
         return "psqlmessages"
 
     def schema(self) -> StructType:
-        """Return all columns; raises OptionRefused."""
-        return columns.TOPIC if SourceOptions.of(self.options).queue is None else columns.QUEUE
+        """Return all columns of a topic or queue; raises OptionRefused."""
+        is_topic = SourceOptions.of(self.options).queue is None
+        return columns.TOPIC_SCHEMA if is_topic else columns.QUEUE_SCHEMA
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader of ``spark.read``."""
@@ -60,8 +61,8 @@ class MessagesSource(datasource.DataSource):
 def _is_pushdown_worker() -> bool:
     """Return whether this is the worker process in which Spark pushes filters down.
 
-    Spark starts it only if filter pushdown is enabled. Otherwise Spark rejects readers that accept
-    filters, and workers cannot read the setting.
+    Spark starts it only if filter pushdown is enabled. If it is disabled, Spark rejects readers
+    that accept filters. A worker cannot read the setting.
     """
     main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_MODULE in sys.modules or getattr(main_spec, "name", None) == _PUSHDOWN_MODULE

@@ -1,4 +1,4 @@
-"""Database of the pipeline: its address, how long to retry during outages, and single statements.
+"""Database of the pipeline: its address, retries during outages, and statements run one by one.
 
 The address comes from the environment or a file, never from an option: Spark pickles options into
 plans and shows them in its web UI.
@@ -30,8 +30,8 @@ from psqlmessages.pipeline.errors import CachedConnectionLost, DsnMissing, Login
 from psqlmessages.pipeline.private_folder import user_folder
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
-VARIABLE = "PSQLMESSAGES_DSN"
-OPTION = "dsnFile"
+DSN_VARIABLE = "PSQLMESSAGES_DSN"
+DSN_OPTION = "dsnFile"
 
 # TCP keep-alives detect within a minute that a server has disappeared.
 _CONNECTION_DEFAULTS = {
@@ -54,13 +54,13 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
     variable = dsn_variable(namespace)
     # Spark passes options in lower case or in a case-insensitive mapping.
     lowered = {name.lower(): value for name, value in (options or {}).items()}
-    path = lowered.get(OPTION.lower())
+    path = lowered.get(DSN_OPTION.lower())
     if path is None and os.environ.get(variable):
         return _validate(os.environ[variable], variable)
     path = path or os.environ.get(f"{variable}_FILE")
     if not path:
         raise DsnMissing(
-            f"no database address: set {variable}, or {variable}_FILE, or the option {OPTION},"
+            f"no database address: set {variable}, or {variable}_FILE, or the option {DSN_OPTION},"
             " so that all processes of the pipeline can read it"
         )
     try:
@@ -71,7 +71,7 @@ def dsn(options: Mapping[str, str] | None = None, namespace: str = "default") ->
 
 
 def add_defaults(address: str) -> str:
-    """Add the pipeline's defaults to an address that lacks them; names are always UTF-8."""
+    """Add the pipeline's defaults for parameters that an address lacks; set UTF-8 as encoding."""
     parameters = conninfo_to_dict(address)
     missing = {
         name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in parameters
@@ -82,8 +82,8 @@ def add_defaults(address: str) -> str:
 def dsn_variable(namespace: str) -> str:
     """Return the name of the environment variable for the address of a namespace."""
     if namespace == "default":
-        return VARIABLE
-    return f"{VARIABLE}_{re.sub(r'[^A-Z0-9]', '_', namespace.upper())}"
+        return DSN_VARIABLE
+    return f"{DSN_VARIABLE}_{re.sub(r'[^A-Z0-9]', '_', namespace.upper())}"
 
 
 def _validate(address: str, origin: str) -> str:
@@ -112,7 +112,7 @@ _MIN_BACKOFF, _MAX_BACKOFF = timedelta(seconds=0.2), timedelta(seconds=5)
 
 
 class OutageRetry:
-    """Retries one call with backoff; after ``timeout`` without success, ServerUnreachable."""
+    """Retries a call with backoff; raises ServerUnreachable after ``timeout`` without success."""
 
     def __init__(self, timeout: timedelta = OUTAGE_TIMEOUT) -> None:
         self._timeout = timeout
@@ -134,7 +134,7 @@ class OutageRetry:
     def wait_after(self, error: object) -> None:
         """Wait after a failure; raise ServerUnreachable if the timeout is over."""
         if isinstance(error, CachedConnectionLost):
-            # The connection may have been lost long ago, so the database may be up.
+            # The connection may have been lost long ago, and the database may be up: do not wait.
             return
         now = monotonic()
         self._down_since = self._down_since or now
@@ -159,13 +159,14 @@ _LOGIN_REFUSED: Final = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate verify failed|server does not support SSL"
 )
-_ATTEMPT_PREFIX: Final = "connection to server"
-_IDENTIFYING_PARTS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
+# libpq tries each host of an address, and reports each attempt in a line with this text.
+_ATTEMPT_TEXT: Final = "connection to server"
+_IDENTITY_PARAMETERS: Final = ("service", "host", "hostaddr", "port", "dbname", "user")
 
 
 def connection_error(text: str) -> ConnectionLost | LoginRefused:
     """Return the error for a failed connection: LoginRefused if every host refused the login."""
-    attempts = [line for line in text.splitlines() if _ATTEMPT_PREFIX in line] or [text]
+    attempts = [line for line in text.splitlines() if _ATTEMPT_TEXT in line] or [text]
     kind = LoginRefused if all(_LOGIN_REFUSED.search(line) for line in attempts) else ConnectionLost
     return kind(f"cannot connect: {text.strip()}")
 
@@ -182,32 +183,33 @@ def record_reached(address: str) -> None:
 
 def _reached_file(address: str) -> Path:
     parameters = conninfo_to_dict(address)
-    text = repr([parameters.get(part) for part in _IDENTIFYING_PARTS])
+    text = repr([parameters.get(name) for name in _IDENTITY_PARAMETERS])
     return user_folder() / f"reached-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 class Database:
     """Runs statements one by one in autocommit mode; threads may share it.
 
-    If the connection breaks, the statement is repeated, so it may be executed twice. If the
-    database is down, retries for ``timeout``, but only if this machine has reached it before.
+    If the connection breaks, it repeats the statement, which may then be executed twice. If the
+    database is down, it retries for ``timeout``, but only if this machine has reached it before.
+    ``options`` are those of `dsn`.
     """
 
-    def __init__(self, address: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
-        self._address = address
+    def __init__(self, options: Mapping[str, str], timeout: timedelta = OUTAGE_TIMEOUT) -> None:
+        self._options = options
         self._timeout = timeout
         self._lock = threading.RLock()
         self._connection: psycopg.Connection[Any] | None = None
         self._close_count = 0
 
-    def ask(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
-        """Call a function that returns JSON; raise the error for its error number."""
+    def call(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
+        """Call a function that returns JSON; raise MessagesError if the result has an error."""
         ((answer,),) = self.rows(sql, parameters)
         return calls.raise_for_error(json.loads(answer) if isinstance(answer, str) else answer)
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
-        address = add_defaults(dsn(self._address))
+        address = add_defaults(dsn(self._options))
         with self._lock:
             was_reached = False
             with suppress(OSError):
@@ -236,7 +238,7 @@ class Database:
     def _run(self, sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         is_reused = self._connection is not None
         if self._connection is None:
-            address = add_defaults(dsn(self._address))
+            address = add_defaults(dsn(self._options))
             try:
                 self._connection = psycopg.connect(address, autocommit=True)
             except psycopg.OperationalError as error:
@@ -260,7 +262,7 @@ _MAX_INTERVAL_SECONDS: Final = 60.0
 class KeepAliveThread:
     """Calls ``ping`` at least three times within ``seconds``, also while Spark runs a batch.
 
-    Its errors are only logged: the stream's own next call raises them too.
+    Logs errors of ``ping`` and continues: the next call of the stream itself raises them too.
     """
 
     def __init__(self, ping: Callable[[], None], seconds: float) -> None:

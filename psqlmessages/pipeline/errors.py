@@ -14,7 +14,7 @@ from psqlmessages.exceptions import (
 
 
 class DsnMissing(InvalidArgument):
-    """No environment variable or file names the database."""
+    """No environment variable, file or option has a valid address of the database."""
 
 
 class OptionRefused(InvalidArgument):

@@ -45,7 +45,10 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Find a suitable Java: JAVA_HOME, else one on the PATH (returns None), else the wheel."""
+    """Return the home of a Java for Spark: JAVA_HOME, or the wheel's; None: the PATH has one.
+
+    They are tried in the order JAVA_HOME, PATH, wheel. Raises JavaMissing.
+    """
     installed: list[tuple[Path | None, Path]] = []
     if home := environment.get("JAVA_HOME"):
         installed.append((Path(home), Path(home, "bin", "java")))
@@ -53,11 +56,11 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
         installed.append((None, Path(found)))
     unsuitable = []
     for folder, java in installed:
-        answer = _read_version_text(java)
-        version = VERSION_PATTERN.search(answer)
+        text = _read_version_text(java)
+        version = VERSION_PATTERN.search(text)
         if version and int(version[1]) >= MIN_VERSION:
             return folder
-        problem = f"is {version[1]}" if version else f"does not run: {answer}"
+        problem = f"is {version[1]}" if version else f"does not run: {text}"
         unsuitable.append(f"{java} {problem}")
     bundled = _find_bundled()
     if bundled is None:
@@ -72,12 +75,12 @@ def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
 def _read_version_text(java: Path) -> str:
     """Return the version text of a Java, or the reason if it does not run."""
     try:
-        answer = subprocess.run(
+        run = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return (answer.stderr or answer.stdout).strip()
+    return (run.stderr or run.stdout).strip()
 
 
 def _find_bundled() -> Path | None:

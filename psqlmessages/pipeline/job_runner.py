@@ -35,7 +35,7 @@ class JobFailed(MessagesError):
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of a job, as stored in the table of jobs."""
+    """The progress of a job, as stored in the table of jobs; ``rows`` counts since the start."""
 
     state: str
     batch: int = -1
@@ -49,19 +49,19 @@ def follow(
     query: StreamingQuery,
     record: Callable[[JobProgress], None],
     lag: Callable[[], float | None],
-    print: Callable[[str], object] = print,  # noqa: A002 - it replaces print
-    rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
+    print_line: Callable[[str], object] = print,
+    count_rows: Callable[[Any], int] = lambda batch: int(batch.numInputRows),
     stop_seconds: float | None = None,
 ) -> None:
     """Wait until the query ends; print a line for each batch, and record every two seconds.
 
-    SIGINT and SIGTERM stop the query after the current batch. A second signal ends the process
-    immediately; it also ends if the batch takes longer than ``stop_seconds``. ``rows`` counts the
-    rows of a batch in Spark's progress of it. ``lag`` returns seconds (None: unknown). If it raises
-    ServerUnreachable, the job waits for the database; after other database errors the lag is
-    unknown. Call this in the main thread. Raises JobFailed with the query's error.
+    SIGINT and SIGTERM stop the query after the current batch. The process ends immediately after a
+    second signal, or if the batch takes longer than ``stop_seconds``. ``count_rows`` gets Spark's
+    progress of a batch. ``lag`` returns seconds (None: unknown). If it raises ServerUnreachable,
+    the job's state is "waiting"; after other database errors the lag is unknown. Call this in the
+    main thread. Raises JobFailed with the query's error.
     """
-    _Follower(query, record, lag, print, rows).run(stop_seconds)
+    _Follower(query, record, lag, print_line, count_rows).run(stop_seconds)
 
 
 @dataclass
@@ -71,14 +71,16 @@ class _Follower:
     query: StreamingQuery
     record: Callable[[JobProgress], None]
     lag: Callable[[], float | None]
-    print: Callable[[str], object]
-    rows: Callable[[Any], int]
+    print_line: Callable[[str], object]
+    count_rows: Callable[[Any], int]
     progress: JobProgress = JobProgress(RUNNING)
-    recent: deque[tuple[float, int]] = field(default_factory=deque)
+    # Time and number of rows of each recent batch.
+    recent_batches: deque[tuple[float, int]] = field(default_factory=deque)
     recorded_at: float = float("-inf")
-    lag_at: float = float("-inf")
-    reported: tuple[str, int] = ("", -1)
-    dropped: int = 0
+    lag_measured_at: float = float("-inf")
+    # Run and number of the last batch that was reported.
+    last_reported: tuple[str, int] = ("", -1)
+    late_windows: int = 0
     lag_error: str = ""
     is_stopping: bool = False
 
@@ -118,8 +120,8 @@ class _Follower:
     def report(self) -> None:
         """Report the batches that have ended, and record the progress every RECORD_SECONDS."""
         for batch in self.ended_batches():
-            rows = self.rows(batch)
-            self.recent.append((monotonic(), rows))
+            rows = self.count_rows(batch)
+            self.recent_batches.append((monotonic(), rows))
             self.progress = replace(
                 self.progress,
                 batch=int(batch.batchId),
@@ -131,10 +133,10 @@ class _Follower:
             # Spark counts late groups, not rows.
             late = sum(state.numRowsDroppedByWatermark for state in batch.stateOperators)
             if late:
-                self.dropped += late
-                self.print(
+                self.late_windows += late
+                self.print_line(
                     f"too late: {late:,} windows were closed when more messages arrived, and are"
-                    f" not updated ({self.dropped:,} since the start)"
+                    f" not updated ({self.late_windows:,} since the start)"
                 )
         if monotonic() - self.recorded_at >= RECORD_SECONDS:
             self.measure_lag()
@@ -145,10 +147,10 @@ class _Follower:
         last = self.query.lastProgress
         if last is None:
             return []
-        # While idle, Spark reports the next batch now and then although it has not run.
+        # While idle, Spark sometimes reports the next batch before it has run, without "addBatch".
         number = last.batchId if "addBatch" in last.durationMs else last.batchId - 1
-        previous, self.reported = self.reported, (str(last.runId), number)
-        if previous == self.reported:
+        previous, self.last_reported = self.last_reported, (str(last.runId), number)
+        if previous == self.last_reported:
             return []
         # Spark keeps more batches than can end between two calls.
         return [
@@ -159,25 +161,25 @@ class _Follower:
 
     def rate(self) -> float:
         oldest = monotonic() - _RATE_SECONDS
-        while self.recent and self.recent[0][0] < oldest:
-            self.recent.popleft()
-        return sum(rows for _, rows in self.recent) / _RATE_SECONDS
+        while self.recent_batches and self.recent_batches[0][0] < oldest:
+            self.recent_batches.popleft()
+        return sum(rows for _, rows in self.recent_batches) / _RATE_SECONDS
 
     def print_batch(self, batch: Any, rows: int) -> None:
-        if monotonic() - self.lag_at >= _LAG_SECONDS:
+        if monotonic() - self.lag_measured_at >= _LAG_SECONDS:
             self.measure_lag()
         lag = self.progress.lag_seconds
         lag_text = f", lag {lag:,.1f} s" if lag else ", all messages read"
         if lag is None:
             lag_text = ""
         seconds = batch.durationMs["triggerExecution"] / 1000
-        self.print(
+        self.print_line(
             f"batch {batch.batchId}: {rows:,} rows in {seconds:.2f} s,"
             f" {rows / max(seconds, 1e-3):,.0f}/s{lag_text}"
         )
 
     def measure_lag(self) -> None:
-        self.lag_at = monotonic()
+        self.lag_measured_at = monotonic()
         state = RUNNING
         try:
             lag = self.lag()
@@ -189,19 +191,21 @@ class _Follower:
             text = f"the lag is unknown: {cause_line(error)}"
             if text != self.lag_error:
                 self.lag_error = text
-                self.print(text)
+                self.print_line(text)
         if state != self.progress.state:
-            self.print("waiting for the database" if state == WAITING else "continuing")
+            self.print_line("waiting for the database" if state == WAITING else "continuing")
         self.progress = replace(self.progress, state=state, lag_seconds=lag)
 
     def wait_for_batch(self) -> None:
         """Wait until the current batch has ended, but not for the next one."""
-        reported = self.reported
+        previous = self.last_reported
         status = self.query.status
-        while status["isTriggerActive"] and status["isDataAvailable"] and self.reported == reported:
+        while status["isTriggerActive"] and status["isDataAvailable"]:
             if self.query.awaitTermination(_STOP_POLL_SECONDS):  # type: ignore[arg-type]
                 return
             self.report()
+            if self.last_reported != previous:
+                return
             status = self.query.status
 
 

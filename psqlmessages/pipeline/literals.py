@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def text(value: str) -> str:
-    r"""Return a string constant, valid for any standard_conforming_strings.
+    r"""Return a string literal with the same meaning for any standard_conforming_strings.
 
     Raises ValueError for characters that PostgreSQL cannot store: ``\0`` and lone surrogates.
     """
@@ -20,8 +20,8 @@ def text(value: str) -> str:
     return f"E'{escaped}'"
 
 
-def moment(value: datetime) -> str:
-    """Return a timestamptz constant; a value without a time zone is taken as UTC."""
+def timestamp(value: datetime) -> str:
+    """Return a timestamptz literal; a value without a time zone is taken as UTC."""
     aware = value if value.utcoffset() is not None else value.replace(tzinfo=UTC)
     if aware.year < 1000:
         raise ValueError("PostgreSQL may misread a year before 1000")

@@ -43,7 +43,10 @@ def check_cluster(expected: str, found: str) -> None:
 
 
 def check_not_restored(offset: Offset, topics: Mapping[str, TopicWatermark]) -> None:
-    """Raise OtherCluster if a topic ends before the position already read: ids only grow."""
+    """Raise OtherCluster if the last id of a topic is below the position that was read already.
+
+    Ids never decrease, so an earlier state of the database was restored.
+    """
     for topic in topics.values():
         last, position = max(topic.newest, topic.removed), offset.positions.get(topic.name, 0)
         if 0 < last < position:
@@ -77,7 +80,10 @@ _STREAM_HORIZONS: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::j
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """Ids of a topic: last removed message (0: none), watermark, newest visible message."""
+    """Ids of a topic: last removed message (0: none), safe end of reading, newest visible message.
+
+    All transactions that published messages up to ``watermark`` have ended.
+    """
 
     name: str
     removed: int
@@ -87,7 +93,7 @@ class TopicWatermark:
 
 @dataclass(frozen=True)
 class Watermarks:
-    """The result of stream_horizons: the cluster that was queried, and its topics."""
+    """The result of the SQL function stream_horizons; ``cluster`` identifies the database."""
 
     cluster: str
     topics: Mapping[str, TopicWatermark]
@@ -109,10 +115,10 @@ def read_watermarks(
     after: Mapping[str, int] | None = None,
     max_rows: int | None = None,
 ) -> Watermarks:
-    """Query how far topics can be read: at most ``max_rows`` messages after the positions."""
+    """Query up to which id each topic can be read: ``max_rows`` messages in all after ``after``."""
     positions = None if after is None else json.dumps(dict(after))
     arguments = (client, list(topics), positions, max_rows)
-    return Watermarks.of(database.ask(_STREAM_HORIZONS, arguments))
+    return Watermarks.of(database.call(_STREAM_HORIZONS, arguments))
 
 
 def watermarks_sql(client: str, topics: Sequence[str]) -> str:

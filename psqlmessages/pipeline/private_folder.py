@@ -10,7 +10,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-LOCK, DRIVER = "lock", "driver-"
+_LOCK_FILE = "lock"
+_DRIVER_PREFIX = "driver-"
 
 
 class FolderUnsafe(OSError):
@@ -53,14 +54,14 @@ def driver_folder() -> Path:
     A process holds the lock of its folder until it dies, even if it is killed.
     """
     parent = user_folder()
-    lock = _acquire_lock(parent / LOCK)
+    lock = _acquire_lock(parent / _LOCK_FILE)
     try:
-        for other in parent.glob(f"{DRIVER}*"):
-            if _is_dead(other):
+        for other in parent.glob(f"{_DRIVER_PREFIX}*"):
+            if _is_unlocked(other):
                 # A Java process that is exiting may delete files at the same time.
                 shutil.rmtree(other, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=DRIVER, dir=parent))
-        _acquire_lock(folder / LOCK)
+        folder = Path(tempfile.mkdtemp(prefix=_DRIVER_PREFIX, dir=parent))
+        _acquire_lock(folder / _LOCK_FILE)
     finally:
         os.close(lock)
     return folder
@@ -72,9 +73,9 @@ def _acquire_lock(path: Path) -> int:
     return lock
 
 
-def _is_dead(folder: Path) -> bool:
+def _is_unlocked(folder: Path) -> bool:
     try:
-        lock = os.open(folder / LOCK, os.O_RDWR)
+        lock = os.open(folder / _LOCK_FILE, os.O_RDWR)
     except FileNotFoundError:
         return True
     try:

@@ -2,7 +2,7 @@
 
 A stream reserves elements, reads them, and commits them when Spark has processed their batch. An
 offset stores the leases of its batch, so a batch that is repeated after a crash has the same
-elements, except those whose lease has expired; they come in a later batch.
+elements. Elements whose lease has expired are missing from it and come in a later batch.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class QueueBatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.column_names(schema, columns.QUEUE)
+        self._columns = columns.column_names(schema, columns.QUEUE_SCHEMA)
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition; raise the error if the queue or permission is missing."""
-        with closing(Database(self._options.address)) as database:
-            database.ask(_SIZES, (self._options.client, self._options.queue))
+        """Return one partition; raises MessagesError if the queue or permission is missing."""
+        with closing(Database(self._options.dsn_options)) as database:
+            database.call(_SIZES, (self._options.client, self._options.queue))
         return [InputPartition(self._options.queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -50,10 +50,11 @@ class QueueBatchReader(DataSourceReader):
             f"{literals.text(self._options.client)}, {literals.text(partition.value)}, NULL,"
             f" {str('body' in self._columns).lower()})"
         )
-        return reader.read_batches(self._options.address, [ReadStatement(statement)], self._schema)
+        statements = [ReadStatement(statement)]
+        return reader.read_batches(self._options.dsn_options, statements, self._schema)
 
 
-# Leases as the text of an offset. Pure functions.
+# Encoding of leases as text in an offset. Pure functions.
 
 _LEASES_PER_CALL: Final = 4096
 _LEASE_FORMAT: Final = struct.Struct(">q16s")
@@ -83,16 +84,16 @@ _RENEW: Final = "SELECT count(*) FROM messages.renew(%s, %s, %s::float8, VARIADI
 _COMMIT: Final = "SELECT messages.commit(%s, VARIADIC %s::text[])"
 
 
-class LeaseKeeper:
-    """The driver side of a queue stream: takes leases of ``timeout`` seconds and renews them.
+class QueueLeases:
+    """The driver side of a queue stream: reserves elements, renews their leases, commits them.
 
-    If the connection breaks before `reserve` gets its answer, its leases are lost: the elements
-    become available again after the timeout.
+    If the connection breaks before `reserve` gets its result, its leases are unknown: the elements
+    become available again when the leases expire.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._database = Database(options.address)
+        self._database = Database(options.dsn_options)
         self._lock = threading.RLock()
         self._leases: Sequence[str] = ()
         self._committed_batch = 0
@@ -101,7 +102,7 @@ class LeaseKeeper:
     def available(self) -> int:
         """Return the number of available elements."""
         options = self._options
-        answer = self._database.ask(_SIZES, (options.client, options.queue))
+        answer = self._database.call(_SIZES, (options.client, options.queue))
         return int(answer["Available"])
 
     def reserve(self, max_count: int) -> list[str]:
@@ -131,10 +132,10 @@ class LeaseKeeper:
             is_first = self._committed_batch == 0
             lost = 0
             for part in split_leases(leases):
-                answer = self._database.ask(_COMMIT, (self._options.client, list(part)))
+                answer = self._database.call(_COMMIT, (self._options.client, list(part)))
                 lost += answer["Done"].count(False)
             self._committed_batch, self._leases = batch, ()
-        # The previous run may have committed the first batch after a restart.
+        # After a restart, the first batch may have been committed by the previous run.
         if lost and not is_first:
             logger.warning(
                 "%d of %d elements of batch %d could not be committed, because their leases had"
@@ -168,7 +169,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._queue = options.queue or ""
-        self._columns = columns.column_names(schema, columns.QUEUE)
+        self._columns = columns.column_names(schema, columns.QUEUE_SCHEMA)
         self._schema = schema
         self._remaining: int | None = None
 
@@ -186,7 +187,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Commit the previous batch and reserve the next; return ``start`` if there is none."""
-        # Spark calls this when a batch is done, but calls commit() only with the next batch.
+        # Spark calls this as soon as a batch is done, but calls commit() only with the next batch.
         self._leases.commit(start["batch"], unpack_leases(start["leases"]))
         max_count = limit.max_rows if isinstance(limit, ReadMaxRows) else _MAX_ELEMENTS
         if self._remaining is not None:
@@ -204,7 +205,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["batch"] == end["batch"]:
             return []
         leases = unpack_leases(end["leases"])
-        # The batch may be one that was running when the query stopped.
+        # Spark may repeat a batch that was running when the query stopped, without latestOffset().
         self._leases.start_renewing(leases)
         size = -(-len(leases) // self._options.partitions)
         return [InputPartition(part) for part in split_leases(leases, size)]
@@ -212,12 +213,15 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the elements that are still reserved, and renew their leases."""
         leases: Sequence[str] = partition.value
-        address = self._options.address
         statements = [ReadStatement(self._statement(part)) for part in split_leases(leases)]
         count = 0
         # A repeated read returns the same elements in the same order, unless a lease has expired.
         for batch in reader.read_batches(
-            address, statements, self._schema, is_repeatable=True, rows=len(leases)
+            self._options.dsn_options,
+            statements,
+            self._schema,
+            is_repeatable=True,
+            row_count=len(leases),
         ):
             count += batch.num_rows
             yield batch
@@ -237,9 +241,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._leases.close()
 
     @cached_property
-    def _leases(self) -> LeaseKeeper:
+    def _leases(self) -> QueueLeases:
         # Created on first use: executors have a copy of this reader but take no leases.
-        return LeaseKeeper(self._options)
+        return QueueLeases(self._options)
 
     def _statement(self, leases: Sequence[str]) -> str:
         queue = literals.text(self._queue)

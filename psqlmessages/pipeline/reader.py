@@ -27,10 +27,10 @@ from psqlmessages.pipeline.errors import ReadBroken
 def freeze_modules() -> None:
     """Exclude the existing objects of a Spark worker from garbage collection, once per process.
 
-    Workers collect after each task. Nearly all objects belong to modules, and scanning them took
-    40 ms of CPU time in each worker, while the next stage was running.
+    Spark collects garbage after each task. Nearly all objects belong to modules, and scanning them
+    took 40 ms of CPU time in each worker, while the next stage was running.
     """
-    # Not in the process that forks the workers: it runs no tasks.
+    # Not in Spark's process that forks the workers: it has no task.
     if TaskContext.get() is not None:
         gc.collect()
         gc.freeze()
@@ -38,10 +38,11 @@ def freeze_modules() -> None:
 
 # Larger batches are slower: batches of 16 MB by a tenth.
 _BATCH_BYTES: Final = 1024 * 1024
-# A read buffers this much. If the connection breaks before rows were returned, it starts again.
+# Rows are returned in parts of this size. A read without `is_repeatable` is repeated after a broken
+# connection only if it has not returned its first part.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
-_OPTIONS: Final = {
+_STATEMENT_OPTIONS: Final = {
     adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)
 }
 
@@ -56,8 +57,8 @@ _connections: Final = ArrowConnections()
 class ReadStatement:
     """A query, and the columns that it omits because they have the same value in all rows.
 
-    Columns that are not in the schema come last. ``on_batch`` is called with each batch before the
-    cast. If ``are_rows_returned`` is false, only ``on_batch`` gets the rows.
+    It selects columns that are not in the reader's schema last. ``on_batch`` is called with each
+    batch before the cast. If ``are_rows_returned`` is false, only ``on_batch`` gets the rows.
     """
 
     sql: str
@@ -67,28 +68,27 @@ class ReadStatement:
 
 
 def read_batches(
-    address: Mapping[str, str],
+    dsn_options: Mapping[str, str],
     statements: Iterable[ReadStatement],
     schema: StructType,
     *,
     after: tuple[str, OnResult] | None = None,
     is_repeatable: bool = False,
-    rows: int = 0,
+    row_count: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Run statements on an executor, and cast each batch of rows to the schema.
 
-    The next statement is requested when the previous one has been read. ``after`` is a statement
-    that runs at the end and returns JSON as text, and the function that gets the result. Retries if
-    the database is down: the driver has reached it when it planned the read.
+    Takes the next statement from the iterator when the previous one has been read. ``after`` is a
+    statement that runs at the end and returns JSON as text, and the function that gets the result.
+    Retries if the database is down: the driver has reached it when it planned the read.
 
     If the connection breaks, begins again with the first statement and skips the rows already
     returned. This needs ``is_repeatable``: each attempt returns the same rows in the same order.
-    Otherwise raises ReadBroken. ``rows`` is the number of rows, if known.
+    Otherwise raises ReadBroken. ``row_count`` is the number of rows, if known.
     """
     freeze_modules()
     retry = OutageRetry()
-    # The schema that Spark expects the batches to have.
-    fields = to_arrow_schema(schema, timezone="UTC")
+    arrow_schema = to_arrow_schema(schema, timezone="UTC")
     returned = 0
     while True:
         buffered: list[pa.RecordBatch] = []
@@ -96,7 +96,9 @@ def read_batches(
         is_resumed = returned > 0
         to_skip = returned
         try:
-            for received in _read_once(address, statements, fields, after, is_resumed=is_resumed):
+            for received in _read_once(
+                dsn_options, statements, arrow_schema, after, is_resumed=is_resumed
+            ):
                 batch = received.slice(to_skip)
                 to_skip -= received.num_rows - batch.num_rows
                 if not batch.num_rows:
@@ -116,7 +118,7 @@ def read_batches(
             continue
         retry.reset()
         count = returned + sum(each.num_rows for each in buffered)
-        if to_skip or (is_resumed and count < rows):
+        if to_skip or (is_resumed and count < row_count):
             raise ReadBroken(
                 "the connection broke while reading, and rows were removed before it was restored"
             )
@@ -125,19 +127,19 @@ def read_batches(
 
 
 def _read_once(
-    options: Mapping[str, str],
+    dsn_options: Mapping[str, str],
     statements: Iterable[ReadStatement],
     schema: pa.Schema,
     after: tuple[str, OnResult] | None,
     *,
     is_resumed: bool,
 ) -> Iterator[pa.RecordBatch]:
-    address = add_defaults(dsn(options))
+    address = add_defaults(dsn(dsn_options))
     connection = _connections.get(address)
     try:
         with connection.cursor() as cursor:
             for statement in statements:
-                cursor.adbc_statement.set_options(**_OPTIONS)
+                cursor.adbc_statement.set_options(**_STATEMENT_OPTIONS)
                 cursor.execute(statement.sql)
                 for batch in cursor.fetch_record_batch():
                     if statement.on_batch is not None:
@@ -150,10 +152,10 @@ def _read_once(
                 (answer,) = cursor.fetchone()
                 on_result(calls.raise_for_error(json.loads(answer)), is_resumed)
     except DriverError as error:
-        raise _connections.drop_failed(address, error) from None
+        raise _connections.drop_and_translate(address, error) from None
     except OSError as error:
         # Within a result, pyarrow raises OSError for any driver error, with the text only.
-        raise _connections.drop_failed_read(address, error) from None
+        raise _connections.drop_and_translate_read(address, error) from None
     except BaseException:
         # Also GeneratorExit, if Spark stops reading early: the COPY is unfinished.
         _connections.drop(address)

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from psqlmessages.pipeline.database import OPTION as DSN_FILE
+from psqlmessages.pipeline.database import DSN_OPTION
 from psqlmessages.pipeline.errors import ColumnRefused, OptionRefused
 from psqlmessages.pipeline.source_options import lower_names, refuse_unknown, topic_or_queue
 from psqlmessages.pipeline.staging import SinkDestination, StagingClient, stage, unstage
@@ -58,12 +58,12 @@ def check_columns(schema: types.StructType, known: Sequence[str]) -> None:
         raise ColumnRefused("a binary body is stored as b64: remove the column enc")
 
 
-def _check_type(name: str, kind: types.DataType) -> None:
+def _check_type(name: str, type_: types.DataType) -> None:
     allowed = types.StringType | types.BinaryType if name == "body" else types.StringType
-    if isinstance(kind, allowed):
+    if isinstance(type_, allowed):
         return
-    problem = f"the column {name} is of type {kind.simpleString()}"
-    if isinstance(kind, types.StructType | types.MapType | types.ArrayType | types.VariantType):
+    problem = f"the column {name} is of type {type_.simpleString()}"
+    if isinstance(type_, types.StructType | types.MapType | types.ArrayType | types.VariantType):
         hint = f"write it as JSON: to_json({name}) AS {name}"
         raise ColumnRefused(f"{problem}: {hint}" + (", 'json' AS enc" if name == "body" else ""))
     expected = "a string or binary" if name == "body" else "a string"
@@ -73,9 +73,10 @@ def _check_type(name: str, kind: types.DataType) -> None:
 def to_staged_rows(
     batches: Iterator[pa.RecordBatch], names: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Convert rows to rows of messages.staged (without the name), each with arrays of bodies.
+    """Convert rows to rows of the table messages.staged, each with arrays of many bodies.
 
-    Binary bodies become base64, and null bodies become empty. ``place`` numbers the rows from 0.
+    Binary bodies become base64, and null bodies become empty. The column ``place`` numbers the
+    rows from 0. The column ``staging`` is added later.
     """
     place = 0
     for batch in batches:
@@ -102,32 +103,35 @@ def to_staged_rows(
         yield pa.RecordBatch.from_pydict(arrays)
 
 
-OPTIONS: Final = ("topic", "queue", "client", "query", DSN_FILE)
+OPTIONS: Final = ("topic", "queue", "client", "query", DSN_OPTION)
 # Spark passes its own options to every sink.
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 
 # Properties of a Spark task: the ids of its streaming query and batch.
-_QUERY_ID: Final = "sql.streaming.queryId"
-_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
 class StagedCommit(WriterCommitMessage):
-    """The staged rows of a task, and the query and batch of its stream, if there is one."""
+    """A task's message to the driver: names and number of its staged rows, its query and batch.
 
-    stagings: tuple[str, ...]
+    ``query`` and ``batch`` are None if the task does not belong to a stream.
+    """
+
+    names: tuple[str, ...]
     rows: int
     query: str | None
     batch: int | None
 
 
-class _Stager:
-    """The common part of both writers. It is pickled, so it has no connection or address."""
+class _StagingWriter:
+    """The common part of both writers. Spark pickles it: it has no connection or address."""
 
     def __init__(
         self, options: Mapping[str, str], schema: types.StructType, *, overwrite: bool
     ) -> None:
-        """Check options, columns and permissions before any work; raise the error."""
+        """Check options, columns and permissions; raise MessagesError before any row is read."""
         if overwrite:
             raise OptionRefused(
                 'published messages cannot be overwritten: use .mode("append"),'
@@ -148,47 +152,47 @@ class _Stager:
         """Stage the rows of one task attempt."""
         names, rows = stage(self.options, to_staged_rows(iterator, self.columns))
         task = TaskContext.get()
-        query = task.getLocalProperty(_QUERY_ID) if task else None
-        batch = task.getLocalProperty(_BATCH_ID) if task else None
+        query = task.getLocalProperty(_QUERY_PROPERTY) if task else None
+        batch = task.getLocalProperty(_BATCH_PROPERTY) if task else None
         return StagedCommit(names, rows, query, None if batch is None else int(batch))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Delete the rows that succeeded tasks have staged."""
-        unstage(self.options, [name for each in _succeeded(messages) for name in each.stagings])
+        unstage(self.options, [name for task in _staged_commits(messages) for name in task.names])
 
-    def _commit(self, messages: list[StagedCommit], query: str, number: int) -> None:
-        if names := [name for message in messages for name in message.stagings]:
-            rows = sum(message.rows for message in messages)
-            StagingClient(self.options, self.destination).commit(query, number, names, rows)
+    def _commit(self, tasks: list[StagedCommit], query: str, batch: int) -> None:
+        if names := [name for task in tasks for name in task.names]:
+            rows = sum(task.rows for task in tasks)
+            StagingClient(self.options, self.destination).commit(query, batch, names, rows)
 
 
-class MessagesWriter(_Stager, DataSourceArrowWriter):
+class MessagesWriter(_StagingWriter, DataSourceArrowWriter):
     """Writes one DataFrame: commits all rows together or none."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit all rows, unless a write with the same option ``query`` was committed before."""
-        commits, number = _succeeded(messages), 0
+        tasks, batch = _staged_commits(messages), 0
         query = self.options.get("query")
         if query is None:
             query = self.default_query
-        elif of_stream := next((commit for commit in commits if commit.query is not None), None):
+        elif stream_task := next((task for task in tasks if task.query is not None), None):
             # In foreachBatch, each batch is a separate write with the same option.
-            query, number = f"{of_stream.query}/{query}", of_stream.batch or 0
-        self._commit(commits, query, number)
+            query, batch = f"{stream_task.query}/{query}", stream_task.batch or 0
+        self._commit(tasks, query, batch)
 
 
-class MessagesStreamWriter(_Stager, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream, each once per checkpoint. Spark makes one for each batch."""
+class MessagesStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
+    """Writes a batch of a stream once per checkpoint. Spark creates a writer for each batch."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Commit the rows of a batch, unless that was done before."""
-        commits = _succeeded(messages)
-        query = next((c.query for c in commits if c.query is not None), self.options.get("query"))
+        tasks = _staged_commits(messages)
+        query = next((t.query for t in tasks if t.query is not None), self.options.get("query"))
         if query is None:
             raise OptionRefused("Spark provides no query id here: name one with the option query")
-        self._commit(commits, query, batchId)
+        self._commit(tasks, query, batchId)
 
 
-def _succeeded(messages: list[WriterCommitMessage | None]) -> list[StagedCommit]:
-    """Return the messages of succeeded tasks: failed ones have None."""
+def _staged_commits(messages: list[WriterCommitMessage | None]) -> list[StagedCommit]:
+    """Return the messages of succeeded tasks: for failed tasks, Spark passes None."""
     return [message for message in messages if isinstance(message, StagedCommit)]

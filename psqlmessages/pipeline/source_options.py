@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from psqlmessages.pipeline.database import OPTION as DSN_FILE
+from psqlmessages.pipeline.database import DSN_OPTION
 from psqlmessages.pipeline.errors import OptionRefused
 
 EARLIEST: Final = "earliest"
@@ -15,7 +15,7 @@ LATEST: Final = "latest"
 
 SOURCE_OPTIONS: Final = (
     "topic", "queue", "client", "startingOffsets", "maxRowsPerTrigger", "failOnDataLoss",
-    "timeout", "partitions", DSN_FILE,
+    "timeout", "partitions", DSN_OPTION,
 )  # fmt: skip
 
 _MAX_NUMBER = 2**31 - 1
@@ -25,9 +25,9 @@ _MAX_NUMBER = 2**31 - 1
 class SourceOptions:
     """The validated options of a read. Exactly one of ``topics`` and ``queue`` is set.
 
-    ``starting`` is "earliest", "latest", the first id to read, or a time. After ``timeout`` seconds
-    without the job, its topics release messages, or its leases expire. ``address`` has the options
-    for :func:`psqlmessages.pipeline.database.dsn`.
+    ``client`` is the node that reads. ``starting`` is "earliest", "latest", the first id to read,
+    or a time. If a stream is stopped for ``timeout`` seconds, its unread messages may be removed,
+    or its leases expire. ``dsn_options`` are those of :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -38,7 +38,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     timeout: int
     partitions: int
-    address: Mapping[str, str]
+    dsn_options: Mapping[str, str]
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -59,7 +59,7 @@ class SourceOptions:
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_parse_count(lowered, "partitions", 2),
-            address={name: value for name, value in lowered.items() if name == DSN_FILE.lower()},
+            dsn_options={n: value for n, value in lowered.items() if n == DSN_OPTION.lower()},
         )
 
 
@@ -100,17 +100,17 @@ def _parse_start(value: str) -> str | int | datetime:
     if value.isascii() and value.isdecimal() and int(value) < 2**63:
         return int(value)
     try:
-        moment = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except ValueError:
         raise OptionRefused(
             f"startingOffsets {value!r} must be {EARLIEST}, {LATEST}, an id, or a time such as"
             " 2030-12-31T23:59:59+00:00"
         ) from None
-    if moment.utcoffset() is None:
+    if time.utcoffset() is None:
         raise OptionRefused(
             f"startingOffsets {value!r} needs a time zone, for example {value}+00:00"
         )
-    return moment
+    return time
 
 
 def _parse_count(lowered: Mapping[str, str], name: str, default: int) -> int:

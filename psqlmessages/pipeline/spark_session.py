@@ -28,7 +28,7 @@ _SPARK_HOME: Final = "SPARK_HOME"
 
 @contextmanager
 def use_compiled_modules(folder: Path) -> Iterator[None]:
-    """Let workers of a Spark that starts in the block use compiled modules, by a SPARK_HOME.
+    """Set a SPARK_HOME in the block, so that workers of a Spark started in it use compiled modules.
 
     By default, they use Spark's archive of source files, and each compiles them at its start: 1.4 s
     of 2 s. Does nothing if SPARK_HOME is set, or if workers find pyspark only in the archive.
@@ -52,11 +52,11 @@ def use_compiled_modules(folder: Path) -> Iterator[None]:
 
 
 def _find_package() -> Path | None:
-    """Return the pyspark folder if every Python of this environment finds it and py4j."""
+    """Return the pyspark folder if it and py4j are in the same site-packages folder."""
     folders = {Path(str(module.__file__)).parents[1] for module in (pyspark, py4j)}
-    places = {Path(place) for place in (*site.getsitepackages(), site.getusersitepackages())}
+    site_folders = {Path(name) for name in (*site.getsitepackages(), site.getusersitepackages())}
     package = folders.pop() / "pyspark"
-    is_found = not folders and package.parent in places and (package / "jars").is_dir()
+    is_found = not folders and package.parent in site_folders and (package / "jars").is_dir()
     return package if is_found else None
 
 
@@ -69,13 +69,13 @@ SOCKET_PATH_LIMIT: Final = 103
 DEFAULT_SETTINGS: Final[dict[str, Any]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": True,
-    # Without pandas, it would log a warning.
+    # If it is true and pandas is not installed, Spark logs a warning.
     "spark.sql.execution.pythonUDF.arrow.enabled": False,
     # If it is false, Spark rejects a reader that accepts filters.
     "spark.sql.python.filterPushdown.enabled": True,
     # Workers cache their connections to PostgreSQL.
     "spark.python.worker.reuse": True,
-    # The default takes 75 ms more for each batch.
+    # The default class takes 75 ms more for each batch.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing"
         ".FileSystemBasedCheckpointFileManager"
@@ -105,7 +105,7 @@ def session(
         settings[JAVA_OPTIONS] += f" {configuration.pop(JAVA_OPTIONS)}"
     settings |= configuration
     atexit.register(stop)
-    # Other workers use another Python.
+    # Only the workers of a local session use the Python of this environment.
     starts_local = not _is_submitted() and str(settings["spark.master"]).startswith("local")
     with use_compiled_modules(driver_folder()) if starts_local else nullcontext():
         return builder.appName(name).config(map=settings).getOrCreate()
@@ -144,7 +144,7 @@ def stop() -> None:
 
 @contextmanager
 def temporary_settings(spark: SparkSession, configuration: Mapping[str, str]) -> Iterator[None]:
-    """Set SQL settings in the block; a query that starts in it keeps them."""
+    """Set SQL settings in the block; a query that starts in it uses them until it ends."""
     previous = {key: spark.conf.get(key, None) for key in configuration}
     for key, value in configuration.items():
         spark.conf.set(key, value)
@@ -205,6 +205,6 @@ def _set_variables(*, is_local: bool) -> None:
         # The only setting that applies to Spark's web UI.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     root = str(Path(__file__).resolve().parents[2])
-    found = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (*found, *site.getsitepackages(), site.getusersitepackages()):
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *found])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in (*paths, *site.getsitepackages(), site.getusersitepackages()):
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

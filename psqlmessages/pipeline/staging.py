@@ -30,7 +30,7 @@ from psqlmessages.pipeline.database import (
 )
 from psqlmessages.pipeline.reader import freeze_modules
 
-# A task buffers this much until the copy is committed, so that it can repeat the copy.
+# A task copies this much in one transaction, and buffers it so that it can repeat the copy.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
 # Spark's workers run one task at a time, and are reused.
@@ -42,8 +42,8 @@ def stage(
 ) -> tuple[tuple[str, ...], int]:
     """Copy batches into messages.staged; return the names of the rows, and the number of bodies.
 
-    Retries if the database is down. After another error, deletes the staged rows and raises it:
-    the error of reading the batches, or MessagesError with PostgreSQL's message.
+    Retries if the database is down. After another error, deletes the staged rows and raises the
+    error of reading the batches, or MessagesError with PostgreSQL's message.
     """
     freeze_modules()
     task = _StagingTask(add_defaults(dsn(options)), batches)
@@ -51,10 +51,9 @@ def stage(
         for batch in batches:
             task.stage_from(batch)
     except BaseException:
-        unstage(options, [*task.names, *task.abandoned])
+        unstage(options, [*task.names, *task.uncertain_names])
         raise
-    # A connection broke before the answer, so these rows may be staged or not.
-    unstage(options, task.abandoned)
+    unstage(options, task.uncertain_names)
     return tuple(task.names), task.rows
 
 
@@ -71,7 +70,7 @@ def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
                 cursor.execute(f"SELECT messages.unstage({quoted})")
                 cursor.fetchall()
         except DriverError as error:
-            raise _connections.drop_failed(address, error) from None
+            raise _connections.drop_and_translate(address, error) from None
 
     with suppress(MessagesError, DriverError):
         address = add_defaults(dsn(options))
@@ -79,29 +78,32 @@ def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
 
 
 class _StagingTask:
-    """The rows of a task, and the names under which they were staged, in order."""
+    """Stages the rows of a task. ``names`` are the names under which it staged them, in order.
+
+    The rows of ``uncertain_names`` may have been staged or not: the connection broke.
+    """
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
         self._address = address
         self._batches = batches
         self._buffer: list[pa.RecordBatch] = []
-        self._error: BaseException | None = None
+        self._read_error: BaseException | None = None
         self.names: list[str] = []
-        self.abandoned: list[str] = []
+        self.uncertain_names: list[str] = []
         self.rows = 0
 
     def stage_from(self, batch: pa.RecordBatch) -> None:
         """Copy a batch and those after it, up to the limit, in one transaction."""
         self._buffer = [batch]
         name = OutageRetry().call(self._attempt)
-        if self._error is not None:
-            # The error of the driver would have only its text.
-            raise self._error
+        if self._read_error is not None:
+            # Raise the original error: the driver's error has only its text.
+            raise self._read_error
         self.names.append(name)
         self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._buffer)
 
     def _attempt(self) -> str:
-        # A new name for each attempt: an earlier one may have been committed unnoticed.
+        # A new name for each attempt: an earlier attempt may have been committed.
         staging = uuid4()
         connection = _connections.get(self._address)
         schema = _add_name(self._buffer[0], staging).schema
@@ -110,15 +112,15 @@ class _StagingTask:
             with connection.cursor() as cursor:
                 cursor.adbc_ingest("staged", rows, mode="append", db_schema_name="messages")
         except BaseException as error:
-            if self._error is not None or not isinstance(error, DriverError):
+            if self._read_error is not None:
                 _connections.drop(self._address)
-            if self._error is not None:
                 return ""
             if not isinstance(error, DriverError):
+                _connections.drop(self._address)
                 raise
-            translated = _connections.drop_failed(self._address, error)
+            translated = _connections.drop_and_translate(self._address, error)
             if isinstance(translated, TRANSIENT):
-                self.abandoned.append(str(staging))
+                self.uncertain_names.append(str(staging))
                 raise translated from None
             text = first_line(error).rpartition("ERROR:")[2].strip()
             raise MessagesError(f"the rows cannot be staged: {text}") from error
@@ -136,7 +138,7 @@ class _StagingTask:
             except StopIteration:
                 return
             except BaseException as error:
-                self._error = error
+                self._read_error = error
                 raise
             self._buffer.append(batch)
             size += batch.nbytes
@@ -182,24 +184,23 @@ class StagingClient:
         self._database = _databases[self._address]
 
     def check(self) -> None:
-        """Raise MessagesError if the rules do not allow the write, before anything is staged."""
+        """Raise MessagesError if the rules do not allow the write."""
         key = (self._address, self._destination)
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
         self.commit(None, 0, (), 0)
-        # Again: the file of the first connection may have been deleted.
+        # Repeat this, although connecting has done it: the file may have been deleted since.
         record_reached(self._address)
         _checked_at[key] = monotonic()
 
-    def commit(self, query: str | None, number: int, names: Sequence[str], rows: int) -> None:
-        """Commit the staged rows of a batch; if that was done before, only delete them.
+    def commit(self, query: str | None, batch: int, names: Sequence[str], rows: int) -> None:
+        """Commit the staged rows of a batch; if the batch was committed before, only delete them.
 
-        A retry is harmless if an earlier attempt has committed. Without ``query``, only checks the
-        permission. Raises MessagesError.
+        Without ``query``, only checks the permission. Raises MessagesError.
         """
         destination = self._destination
-        arguments = (destination.client, destination.name, query, number, list(names), rows)
-        self._database.ask(_PUSH if destination.is_queue else _PUBLISH, arguments)
+        arguments = (destination.client, destination.name, query, batch, list(names), rows)
+        self._database.call(_PUSH if destination.is_queue else _PUBLISH, arguments)
 
 
 def close() -> None:

@@ -1,4 +1,4 @@
-"""Ranges of message ids: distribution among partitions, and SQL that reads them."""
+"""Ranges of message ids: how they are split into partitions, and the SQL that reads them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from psqlmessages.pipeline.reader import ReadStatement
 class IdRange:
     """The messages of a topic with ids above ``low``, up to ``high``.
 
-    ``is_checked``: it is an error if one of them was removed.
+    ``must_be_complete``: it is an error if one of them was removed.
     """
 
     topic: str
     low: int
     high: int
-    is_checked: bool = False
+    must_be_complete: bool = False
 
     @property
     def width(self) -> int:
@@ -61,6 +61,7 @@ def _merge_adjacent(parts: Iterable[IdRange]) -> list[IdRange]:
 
 
 def _fill_parts(weighted: Iterable[WeightedRange], size: int) -> Iterator[list[IdRange]]:
+    """Yield lists of ranges, each with a total weight of ``size``, the last one with less."""
     part: list[IdRange] = []
     room = size
     for whole in weighted:
@@ -95,7 +96,7 @@ _MAX_BYTES: Final = 512 * 1024
 # because all of the next ids may belong to this topic.
 _MAX_IDS: Final = 100 * _MAX_ROWS
 _CALLS_PER_STATEMENT: Final = 100
-# The first statement reads this many topics, and this many rows of each.
+# If a partition has several topics, the first statement reads this many, and some rows of each.
 _TOPICS_PER_STATEMENT: Final = 50
 _ROWS_PER_TOPIC: Final = 400
 
@@ -104,7 +105,7 @@ _ROWS_PER_TOPIC: Final = 400
 class StreamStatements:
     """The statements that read ranges of topics; ``conditions`` are SQL that filters the rows.
 
-    Each statement is made after the previous one was read, and depends on its rows.
+    The iterator builds each statement from the rows that the previous one returned.
     """
 
     client: str
@@ -136,8 +137,8 @@ class StreamStatements:
         for part in group:
             rows = by_topic[part.topic]
             if rows.count >= max_rows:
-                # Ids before the first row may belong to other topics.
-                step = rows.step(rows.last - rows.first + 1)
+                # Count from the first row: the ids before it may all belong to other topics.
+                step = rows.next_step(rows.last - rows.first + 1)
                 yield from self._read_rest(replace(part, low=rows.last), step)
 
     def _read_rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
@@ -159,7 +160,7 @@ class StreamStatements:
             rows = _RowStatistics()
             yield self._statement([calls], [part], rows.add, ())
             if not self.conditions:
-                step = rows.step(high - low)
+                step = rows.next_step(high - low)
             low = high
             if not rows.count and low < part.high:
                 next_row = _RowStatistics()
@@ -175,7 +176,7 @@ class StreamStatements:
         on_batch: Callable[[pa.RecordBatch], None],
         required_columns: Sequence[str],
     ) -> ReadStatement:
-        # Each column costs time, so omit constant ones. Messages of topics have no headers.
+        # Each column costs time, so omit those with one value. Messages of topics have no headers.
         constants: dict[str, str | None] = {"headers": None}
         if len(group) == 1:
             constants["topic"] = group[0].topic
@@ -195,7 +196,7 @@ class StreamStatements:
 
 
 def read_call(client: str, part: IdRange, max_rows: int | None, *, with_bodies: bool) -> str:
-    """Return the SQL call that reads a range, with at most ``max_rows`` rows."""
+    """Return the call of read_stream for a range, with at most ``max_rows`` rows."""
     return (
         f"messages.read_stream({literals.text(client)}, {literals.text(part.topic)}, {part.low},"
         f" {part.high}, {'NULL' if max_rows is None else max_rows}, {with_bodies})"
@@ -204,7 +205,7 @@ def read_call(client: str, part: IdRange, max_rows: int | None, *, with_bodies: 
 
 @dataclass
 class _RowStatistics:
-    """Statistics of the rows that a statement returned of a topic."""
+    """Statistics of the rows of one topic that a statement returned; ``size`` is in bytes."""
 
     count: int = 0
     size: int = 0
@@ -215,8 +216,8 @@ class _RowStatistics:
         self.count += batch.num_rows
         self.size += batch.nbytes
 
-    def step(self, ids: int) -> int:
-        """Return how many ids a call should cover, after these rows in ``ids`` ids."""
+    def next_step(self, ids: int) -> int:
+        """Return how many ids the next call should cover, if ``ids`` ids contained these rows."""
         rows = max(1, self.count)
         return ids * max(_MIN_ROWS, min(_MAX_ROWS, _MAX_BYTES * rows // max(1, self.size))) // rows
 

@@ -31,14 +31,14 @@ class TopicBatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.column_names(schema, columns.TOPIC)
+        self._columns = columns.column_names(schema, columns.TOPIC_SCHEMA)
         self._schema = schema
         self._conditions: list[Condition] = []
 
     def partitions(self) -> Sequence[InputPartition]:
         """Split the topics into ranges of ids with about the same number of messages."""
         options = self._options
-        with closing(Database(options.address)) as database:
+        with closing(Database(options.dsn_options)) as database:
             topics = offsets.read_watermarks(database, options.client, options.topics).topics
             ranges = [
                 IdRange(
@@ -57,11 +57,11 @@ class TopicBatchReader(DataSourceReader):
             return iter(())
         conditions = [c.sql for c in self._conditions if not c.is_exact]
         reads = StreamStatements(self._options.client, partition.value, self._columns, conditions)
-        return reader.read_batches(self._options.address, reads, self._schema)
+        return reader.read_batches(self._options.dsn_options, reads, self._schema)
 
 
 class FilteredTopicBatchReader(TopicBatchReader):
-    """A TopicBatchReader with filters; Spark rejects it if filter pushdown is off."""
+    """A TopicBatchReader that accepts filters; Spark rejects it if filter pushdown is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take the filters that PostgreSQL evaluates like Spark; return the others."""
@@ -84,19 +84,19 @@ _ROWS_PER_SEARCH: Final = 100_000
 class TopicSubscription:
     """The driver side of a topic stream: subscriptions that retain its unread messages.
 
-    They are at the last committed position, and renewed three times within the timeout.
+    Each is at the last committed position. A thread renews them three times within the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._database = Database(options.address)
+        self._database = Database(options.dsn_options)
         self._lock = threading.RLock()
         self._positions: dict[str, int] = {}
         self._reported_gaps: dict[str, int] = {}
-        self._keep_alive = KeepAliveThread(self._ping, options.timeout)
+        self._keep_alive = KeepAliveThread(self._renew, options.timeout)
 
     def start(self) -> Offset:
-        """Return the start of a new query, and subscribe from it."""
+        """Subscribe from the start of a new query, and return that offset."""
         watermarks = self.read_watermarks()
         positions = {
             topic.name: self._start_position(topic) for topic in watermarks.topics.values()
@@ -106,7 +106,7 @@ class TopicSubscription:
         return offset
 
     def resume(self, start: Offset, max_rows: int | None = None) -> Watermarks:
-        """Subscribe from a committed offset; return how far topics can be read after it."""
+        """Subscribe from a committed offset; return up to which id topics can be read after it."""
         watermarks = self.read_watermarks(start.positions, max_rows)
         offsets.check_cluster(start.cluster, watermarks.cluster)
         if not isinstance(self._options.starting, int):
@@ -115,11 +115,11 @@ class TopicSubscription:
         return watermarks
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return the position in a topic; a topic that is newer than the offset has one too."""
+        """Return the position of an offset in a topic, which may be newer than the offset."""
         return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def move_to(self, offset: Offset) -> None:
-        """Move the subscriptions to an offset: earlier messages may be removed."""
+        """Move the subscriptions to an offset, so that earlier messages can be removed."""
         with self._lock:
             known = self._positions
             self._subscribe({t: p for t, p in offset.positions.items() if known.get(t, p) != p})
@@ -132,7 +132,7 @@ class TopicSubscription:
     def read_watermarks(
         self, after: Mapping[str, int] | None = None, max_rows: int | None = None
     ) -> Watermarks:
-        """Return how far topics can be read now."""
+        """Return up to which id topics can be read now."""
         options = self._options
         return offsets.read_watermarks(
             self._database, options.client, options.topics, after, max_rows
@@ -142,17 +142,17 @@ class TopicSubscription:
         starting = self._options.starting
         newest = max(topic.watermark, topic.removed)
         if isinstance(starting, datetime):
-            return self._position_before(starting, topic, newest)
+            return self._find_position_before(starting, topic, newest)
         if isinstance(starting, int):
             return max(starting - 1, 0)
         return newest if starting == LATEST else topic.removed
 
-    def _position_before(self, moment: datetime, topic: TopicWatermark, newest: int) -> int:
-        """Return the id before the first message published at ``moment`` or later."""
+    def _find_position_before(self, time: datetime, topic: TopicWatermark, newest: int) -> int:
+        """Find the position before the first message published at ``time`` or later."""
         position, client = topic.removed, self._options.client
         while True:
             ((first, last, count),) = self._database.rows(
-                _FIRST_SINCE, (moment, client, topic.name, position, newest, _ROWS_PER_SEARCH)
+                _FIRST_SINCE, (time, client, topic.name, position, newest, _ROWS_PER_SEARCH)
             )
             if first is not None:
                 return int(first) - 1
@@ -170,9 +170,9 @@ class TopicSubscription:
             self._subscribe({t: p for t, p in positions.items() if self._positions.get(t) != p})
         self._keep_alive.start()
 
-    def _ping(self) -> None:
+    def _renew(self) -> None:
         with self._lock:
-            # If a topic of a pattern was removed, renew the others.
+            # A topic that a pattern matched may have been removed: renew the others.
             topics = self.read_watermarks().topics
             self._subscribe({t: p for t, p in self._positions.items() if t in topics})
 
@@ -181,7 +181,7 @@ class TopicSubscription:
             return
         options = self._options
         names, ids = list(positions), list(positions.values())
-        answer = self._database.ask(_SUBSCRIBE, (options.client, names, ids, options.timeout))
+        answer = self._database.call(_SUBSCRIBE, (options.client, names, ids, options.timeout))
         self._positions.update(positions)
         self._check(positions, ((m["Topic"], int(m["Removed"])) for m in answer["Missed"]))
 
@@ -208,11 +208,11 @@ _MAX_IDS_PER_TASK: Final = 5_000
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics by position; Spark's driver and each executor have their own copy."""
+    """Reads topics by position. Spark's driver and each executor have their own copy of it."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = columns.column_names(schema, columns.TOPIC)
+        self._columns = columns.column_names(schema, columns.TOPIC_SCHEMA)
         self._schema = schema
         self._initial: Offset | None = None
         self._is_start_stored = options.starting != LATEST
@@ -283,15 +283,15 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges: Sequence[IdRange]
         ranges, cluster = partition.value
-        # Query a topic of a pattern by a pattern too: then it is no error if it was removed. A
-        # pattern has the same maximum length as a name.
+        # If a pattern matched a topic, query it by a pattern too: then its removal is no SQL error.
+        # The prefix is cut because a pattern has the same maximum length as a name.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
         after = offsets.watermarks_sql(self._options.client, sorted(names))
         reads = StreamStatements(self._options.client, ranges, self._columns)
         # Transactions before the watermark have ended: only a removal can change the result.
         return reader.read_batches(
-            self._options.address,
+            self._options.dsn_options,
             reads,
             self._schema,
             after=(after, partial(self._check, ranges, cluster)),
@@ -299,7 +299,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Release the messages before an offset."""
+        """Move the subscriptions to an offset that Spark has committed."""
         self._subscription.move_to(Offset.of(end))
 
     def stop(self) -> None:
@@ -315,7 +315,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(
         self, ranges: Sequence[IdRange], cluster: str, answer: Mapping[str, Any], is_resumed: bool
     ) -> None:
-        """Report removed messages; ``is_resumed``: the read was repeated, perhaps without them."""
+        """Raise or log an error if messages of the ranges were removed before they were read.
+
+        ``is_resumed``: rows were returned before the read was repeated, perhaps without them.
+        """
         watermarks = Watermarks.of(answer)
         offsets.check_cluster(cluster, watermarks.cluster)
         for range_ in ranges:
@@ -324,7 +327,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _raise_or_log(offsets.topic_gone_error(range_.topic, range_.low), self._options)
             elif topic.removed <= range_.low:
                 continue
-            elif range_.is_checked:
+            elif range_.must_be_complete:
                 timeout = self._options.timeout
                 error = offsets.messages_gone_error(topic.name, range_.low, topic.removed, timeout)
                 _raise_or_log(error, self._options)

@@ -1,4 +1,4 @@
-"""Traffic: counts messages of a stream by topic, sender and time window."""
+"""Traffic: counts, sizes and latencies of messages by topic, sender and time window."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """The messages of one sender to one topic in a window, as far as they have been read.
+    """Statistics of the messages of one sender to one topic in a window that were read so far.
 
-    ``size_…`` are bytes; ``latency_…`` are milliseconds from publishing to the batch that reads.
+    ``size_…`` are in bytes; ``latency_…`` are milliseconds from publishing to the start of the
+    batch that reads the message.
     """
 
     topic: str
@@ -60,7 +61,7 @@ def start(
     lateness: timedelta = LATENESS,
     options: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the query; ``write`` gets the changed windows of each batch, with all their messages.
+    """Start the query; ``write`` gets the windows that a batch changed, with their new totals.
 
     After a crash, ``write`` is called again with the last batch. ``topics`` are names and patterns,
     separated by commas; ``options`` are more options of the source. A window that ended more than
@@ -89,7 +90,7 @@ def start(
 
 
 def group_by_window(messages: DataFrame, lateness: timedelta = LATENESS) -> DataFrame:
-    """Group a stream of topic, sender, body and published_at by window: see `TrafficWindow`."""
+    """Compute the values of `TrafficWindow` for a stream of topic, sender, body, published_at."""
     read_at = sf.current_timestamp()
     sized = messages.select(
         "topic",
@@ -137,8 +138,8 @@ def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
 def _window_end(lateness: timedelta) -> Column:
     """Compute the end of the window; Spark drops its state when the watermark has passed it.
 
-    ``sf.window`` supports one length only. With a watermark on the start, Spark would keep windows
-    of ten seconds for more than an hour, and scan them in each batch.
+    ``sf.window`` supports one length only. If the watermark were on the start, Spark would store
+    windows of ten seconds for more than an hour, and scan them in each batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
@@ -147,9 +148,9 @@ def _window_end(lateness: timedelta) -> Column:
 
 
 def _round_milliseconds(microseconds: Column) -> Column:
-    """Round to whole milliseconds, and above a second to three digits, to limit distinct values.
+    """Round to whole milliseconds, and above a second to three digits.
 
-    The state stores each distinct value. Clocks differ between machines: negative values become 0.
+    Spark's state stores each distinct value. If clocks differ, negative values become 0.
     """
     whole = sf.greatest(sf.round(microseconds / 1000), sf.lit(0))
     step = sf.pow(
@@ -193,7 +194,7 @@ class TrafficTable:
         self._database = Database({})
 
     def write(self, windows: Sequence[TrafficWindow]) -> int:
-        """Write windows with their current values, replacing former ones; return the changed."""
+        """Insert or update the rows of windows; return the number of rows written."""
         if not windows:
             return 0
         columns = [list(map(attrgetter(name), windows)) for name in _TABLE_COLUMNS]

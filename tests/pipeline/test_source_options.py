@@ -167,7 +167,7 @@ def test_a_condition_means_what_the_filter_means(world: World) -> None:
     document = json.dumps(rows, default=str)
     for _ in range(500):
         filter_ = any_filter(chance)
-        made = to_condition(filter_, columns.TOPIC)
+        made = to_condition(filter_, columns.TOPIC_SCHEMA)
         if made is None:
             continue
         pushed += 1
@@ -183,11 +183,11 @@ def test_a_condition_means_what_the_filter_means(world: World) -> None:
 
 
 def test_what_postgresql_may_judge_otherwise_is_left_to_spark() -> None:
-    assert [each for each in LEFT if to_condition(each, columns.TOPIC) is not None] == []
+    assert [each for each in LEFT if to_condition(each, columns.TOPIC_SCHEMA) is not None] == []
     other_types = StructType().add("id", StringType()).add("topic", IntegerType())
     for name, value in (("id", "5"), ("topic", 5), ("sender", "x")):
         assert to_condition(spark.EqualTo((name,), value), other_types) is None
-    reader = FilteredTopicBatchReader(SourceOptions.of({"topic": "T"}), columns.TOPIC)
+    reader = FilteredTopicBatchReader(SourceOptions.of({"topic": "T"}), columns.TOPIC_SCHEMA)
     filters = [
         spark.EqualTo(("topic",), "T"), spark.EqualTo(("body",), "x"), spark.GreaterThan(("id",), 5)
     ]  # fmt: skip

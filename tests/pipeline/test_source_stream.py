@@ -48,7 +48,8 @@ def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: 
         "id": id_, "topic": name, "sender": "SEND", "body": "it's \\ \n", "enc": "json",
         "headers": None, "published_at": published_at,
     }  # fmt: skip
-    (row,) = source.follow(name, StructType([columns.TOPIC["body"], columns.TOPIC["id"]])).batch()
+    schema = StructType([columns.TOPIC_SCHEMA[column] for column in ("body", "id")])
+    (row,) = source.follow(name, schema).batch()
     assert list(row) == ["body", "id"]
 
 
@@ -181,7 +182,7 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
     last = max(fill(topic, count, f"late {topic} %s") for topic, count in fills)
 
     def read(names: tuple[str, ...], topics: list[str], *conditions: str) -> list[Any]:
-        schema = StructType([columns.TOPIC[name] for name in names])
+        schema = StructType([columns.TOPIC_SCHEMA[name] for name in names])
         calls = StreamStatements(
             "READ", [IdRange(topic, 0, last) for topic in topics], names, conditions
         )

@@ -131,7 +131,7 @@ class TurnSettings:
     def address(self, namespace: str) -> str:
         """Return a namespace's address as set in this process; raises DsnMissing."""
         if self.dsn_file is not None and namespace == "default":
-            return database.dsn({database.OPTION: self.dsn_file}, namespace)
+            return database.dsn({database.DSN_OPTION: self.dsn_file}, namespace)
         return database.dsn(None, namespace)
 
 
