@@ -20,7 +20,7 @@ from psqlmessages.rpc_client import close_callers
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import environment, run_python
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.test_vanished import QUICK, through
 from tests.sql.conftest import World
 
@@ -79,7 +79,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
         proxy.forget()
         seconds = back.result()
     caller.close()
-    counted("connections are forgotten", "`call`: answered again after", seconds=seconds)
+    report("a firewall drops connections", "`call`: time until it works again", seconds=seconds)
     assert seconds < 60
 
 

@@ -19,7 +19,7 @@ from tests.client.proxy import Proxy
 from tests.django.processes import manage, start
 from tests.django.shop import WORK
 from tests.django.waiting import answer_to, wait_until
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import Program, World
 
 BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -103,7 +103,7 @@ def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
         work.query("SELECT pg_advisory_unlock(%s)", WORK)
         # It was asked for its lock by the handler, and holds it for a client that has gone.
         wait_until(lambda: Group.objects.filter(name="cut").count() == 1)
-        took = {"handled_seconds": monotonic() - cut_at}
+        took = {"handled_after_seconds": monotonic() - cut_at}
         if size(0, 1):
             sender.ok("deinit", "ASKER")
             with Node("ASKER", shop.server.url("user2")) as asker:
@@ -113,8 +113,8 @@ def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
                     with suppress(CallTimeout, CalleeGone, NotConnected):
                         answer = asker.call("worker", "again", timeout=timedelta(seconds=1))
             assert answer == "you said again"
-            took["answered_seconds"] = monotonic() - cut_at
-    counted("connections are forgotten", "`run` amid a handler's query", **took)
+            took["answered_after_seconds"] = monotonic() - cut_at
+    report("a firewall drops connections", "`run`, during a query of a handler", **took)
     assert max(took.values()) < 60
 
 
@@ -128,7 +128,10 @@ def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
         began = monotonic()
         _, said = worker.communicate(timeout=60)
         seconds = monotonic() - began
-    counted("connections are forgotten", "`run`, by SIGTERM, amid a handler", seconds=seconds)
+    report(
+        "a firewall drops connections",
+        "`run`: time to end after SIGTERM, during a query of a handler", seconds=seconds,
+    )  # fmt: skip
     assert seconds < 10
     assert worker.returncode == 1
     assert "message_handlers.py" in said

@@ -15,7 +15,7 @@ from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.django.processes import ROOT, environment, start
 from tests.exchanges.field import Bed, Field, flow, working
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 
 pytestmark = [pytest.mark.usefixtures("committing"), pytest.mark.timeout(600)]
 
@@ -89,16 +89,16 @@ def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str,
     finish(field)
     queues = all_queues(field)
     before = "before each statement" if how == "execute" else "after each round trip"
-    tell(f"an exchange {kind} databases, {before}", STEPS, pushed, queues)
+    report_kills(f"an exchange {kind} databases, {before}", STEPS, pushed, queues)
     places = [each if "/" in each else f"default/{each}" for each in FLOWS[kind]]
     assert queues == dict.fromkeys(places, pushed)
 
 
-def tell(what: str, kills: int, pushed: list[str], queues: dict[str, list[str]]) -> None:
-    """Count what the destinations have of what was pushed."""
+def report_kills(case: str, kills: int, pushed: list[str], queues: dict[str, list[str]]) -> None:
+    """Report how many pushed elements the destinations lack, or have twice."""
     lost = sum(len(set(pushed) - set(bodies)) for bodies in queues.values())
     doubled = sum(len(bodies) - len(set(bodies)) for bodies in queues.values())
-    counted(FAULT, what, kills=kills, elements=len(pushed), lost=lost, doubled=doubled)
+    report(FAULT, case, kills=kills, elements=len(pushed), lost=lost, duplicated=doubled)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,9 @@ def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, k
     field.beds.pop("pusher").close()
     print(f"\n{left} of {len(numbers)} elements left for the end")
     queues = all_queues(field)
-    how = kind.replace("between, popped", "that pops (at most once by choice) between")
-    tell(f"an exchange {how} databases, at random under load", KILLS, numbers, queues)
+    where = f"{kind.partition(',')[0]} databases"
+    where += " with `reserve: false` (at most once)" if popped else ""
+    report_kills(f"an exchange {where}, at random under load", KILLS, numbers, queues)
     if not popped:
         assert queues == dict.fromkeys(queues, numbers)
     assert queues["default/b"] == numbers

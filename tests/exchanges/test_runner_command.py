@@ -13,7 +13,7 @@ from tests.client.proxy import Proxy
 from tests.django.processes import start
 from tests.exchanges.conftest import TypeIn
 from tests.exchanges.field import Field, flow
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import Program
 
 pytestmark = pytest.mark.usefixtures("committing")
@@ -63,7 +63,10 @@ def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy:
     field.until(lambda: len(field.default.bodies("d")) == 5, 90)
     seconds = monotonic() - cut_at
     said = ended(process)
-    counted("connections are forgotten", "`exchange run`: routes again after", seconds=seconds)
+    report(
+        "a firewall drops connections", "`exchange run`: time until it routes again",
+        seconds=seconds,
+    )  # fmt: skip
     assert process.returncode == 0, said
     assert seconds < 60
 

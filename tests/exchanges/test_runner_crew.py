@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TestedServer
 from tests.exchanges.field import AWAITED, Field, flow, working
-from tests.reliability.counts import counted
+from tests.reliability.counts import report
 
 pytestmark = pytest.mark.usefixtures("committing", "_no_polls")
 
@@ -68,6 +68,6 @@ def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer
         seconds = monotonic() - killed_at
     what = "elements that a killed session had taken, until an exchange that waits has them"
     fault = "an exchange, worker or Spark job is killed"
-    counted(fault, what, elements=3, lost=0, seconds=round(seconds, 2))
+    report(fault, what, elements=3, lost=0, seconds=round(seconds, 2))
     # Looked for each second; who only waits asks anew after half a minute.
     assert seconds < 20

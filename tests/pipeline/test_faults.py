@@ -29,7 +29,7 @@ from tests.pipeline.processes import FAULT, kill, until
 from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
 from tests.reliability.conftest import own, own_world
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import FAST, POSTMASTER, WAYS, disk, move_tables, restarting
 from tests.reliability.work import EXPIRE
 from tests.servers import SERVER
@@ -147,9 +147,9 @@ def test_killed_drivers_neither_lose_nor_double_rows(
                 until(driver.has(rows, names))
     found = {name: driver.bodies(name) for name in names}
     lost, doubled = lost_and_doubled(found, rows)
-    counted(
-        FAULT, "the pipeline's sink, driver and Java in turn",
-        kills=KILLS, rows=2 * rows, lost=lost, doubled=doubled,
+    report(
+        FAULT, "the pipeline's sink; driver and Java alternately", kills=KILLS, rows=2 * rows,
+        lost=lost, duplicated=doubled,
     )  # fmt: skip
     assert (lost, doubled) == (0, 0)
     assert (tmp_path / "topic").exists(), "no task has failed"
@@ -175,10 +175,10 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
         found = {name: driver.bodies(name) for name in (*QUERIES, "each")}
         ended = driver.ended
     lost, doubled = lost_and_doubled(found, batches * rows)
-    how = " and ".join(ways) if len(ways) == 2 else f"{len(ways)} restarts, all ways in turn"
-    counted(
-        "PostgreSQL restarts", f"four queries of Spark, {how}",
-        rows=len(found) * batches * rows, queries_ended=len(ended), lost=lost, doubled=doubled,
+    how = " and ".join(ways) if len(ways) == 2 else f"{len(ways)} restarts of all kinds in turn"
+    report(
+        "PostgreSQL restarts", f"four Spark queries, {how}", rows=len(found) * batches * rows,
+        queries_ended=len(ended), lost=lost, duplicated=doubled,
     )  # fmt: skip
     assert (ended, lost, doubled) == ([], 0, 0)
 
@@ -240,9 +240,9 @@ def test_killed_exchanges_neither_lose_nor_double_elements(
         for alias, queue in (("default", "b"), ("default", "c"), ("default", "f"), ("eu", "f"))
     }
     lost, doubled = lost_and_doubled(queues, elements)
-    counted(
-        FAULT, "exchanges on Spark, driver and Java at once under load",
-        kills=KILLS, elements=elements, lost=lost, doubled=doubled,
+    report(
+        FAULT, "exchanges on Spark; driver and Java at the same time, under load", kills=KILLS,
+        elements=elements, lost=lost, duplicated=doubled,
     )  # fmt: skip
     assert queues == dict.fromkeys(queues, numbers)
 
@@ -296,14 +296,14 @@ def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path
     job = (*JOB, "--checkpoint", str(tmp_path))
     killed_again_and_again(world, field, job, lambda: field.owner.query(COUNTED))
     assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
-    compare(field, FAULT, "the job of traffic, Java and Python in turn", kills=KILLS)
+    compare(field, FAULT, "the job traffic; Java and Python alternately", kills=KILLS)
 
 
 def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
     written, expected = field.written(), field.expected()
     keys = written.keys() | expected.keys()
     unlike = sum(written.get(key) != expected.get(key) for key in keys)
-    counted(fault, what, **counts, windows=len(expected), unlike_those_of_sql=unlike)
+    report(fault, what, **counts, windows=len(expected), wrong=unlike)
     assert written == expected != {}
 
 
@@ -329,7 +329,7 @@ def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is
         small.clear()
         done = manage(own, *arguments, timeout=600)
         assert done.returncode == 0, done.stderr
-        compare(field, "disk full", "the job of traffic, and the same once more")
+        compare(field, "disk full", "the job traffic, repeated afterwards")
         field.world.close()
 
 
@@ -351,9 +351,9 @@ def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path) ->
     killed_again_and_again(world, field, (*job, "--topic", ",".join(TOPICS), "--to", root), entries)
     kept = field.owner.execute("SELECT id, topic, body FROM messages.stored ORDER BY id")
     archived, published = plain(root), kept.fetchall()
-    counted(
-        FAULT, "the archive's job, Java and Python in turn", kills=KILLS, messages=len(published),
-        lost=len(set(published) - set(archived)), doubled=len(archived) - len(set(archived)),
+    report(
+        FAULT, "the job archive; Java and Python alternately", kills=KILLS, messages=len(published),
+        lost=len(set(published) - set(archived)), duplicated=len(archived) - len(set(archived)),
     )  # fmt: skip
     assert archived == published
     verified = manage(world.server, *job[:3], "verify", "--to", root, timeout=600)

@@ -21,7 +21,7 @@ from tests.conftest import TestedServer
 from tests.django.processes import run_python
 from tests.pipeline import alone
 from tests.pipeline.processes import FAULT, addresses_listened_on, is_alive, java_of, until
-from tests.reliability.counts import counted
+from tests.reliability.counts import report
 from tests.sql.conftest import INSERT_RULE
 
 # In the hexadecimal of /proc: of IPv4, of IPv4 as IPv6 writes it, of IPv6.
@@ -99,9 +99,9 @@ def test_a_java_whose_python_was_killed_as_it_started_ends() -> None:
         python.communicate()
     killed_at = monotonic()
     until(lambda: not is_alive(its_java))
-    counted(
-        FAULT, "Python, as its Java starts",
-        kills=1, javas_left=0, ended_after_seconds=monotonic() - killed_at,
+    report(
+        FAULT, "Python, while its Java starts", kills=1, processes_left=0,
+        ended_after_seconds=monotonic() - killed_at,
     )  # fmt: skip
 
 

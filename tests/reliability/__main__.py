@@ -1,6 +1,6 @@
-"""Make all faults happen in full size, and write the counts to docs/explanation/reliability.md.
+"""Run the reliability tests in full size, and write their counts into docs/explanation/reliability.md.
 
-python -m tests.reliability [arguments of pytest]   `-k disk` leaves the other lines as they were
+python -m tests.reliability [arguments of pytest]   `-k disk` updates only the rows of these tests
 """
 
 import json
@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.reliability.counts import FULL, VARIABLE, said
+from tests.reliability.counts import FILE_VARIABLE, FULL_VARIABLE, format_counts
 
-# Besides those of this folder: faults that are counted beside what they befall.
+# This folder, and tests in other folders that report counts.
 TESTS = (
     "tests/reliability", "tests/sql/test_random_calls.py", "tests/streams/test_exactly_once.py",
     "tests/exchanges/test_kill.py", "tests/exchanges/test_runner_crew.py",
@@ -24,46 +24,42 @@ TESTS = (
 )  # fmt: skip
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/explanation/reliability.md"
-KEPT = Path(__file__).with_name("counts.json")
+STORED_COUNTS = Path(__file__).with_name("counts.json")
 BEGIN, END = "<!-- counts: make reliability -->\n", "<!-- end of counts -->\n"
 
 
-def kept() -> list[dict[str, Any]]:
-    return json.loads(KEPT.read_text()) if KEPT.exists() else []
+Entry = dict[str, Any]
 
 
-def merged(news: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was counted before, with what was counted now in its place."""
-    entries = {(entry["fault"], entry["what"]): entry for entry in (*kept(), *news)}
-    order = list(dict.fromkeys(entry["fault"] for entry in entries.values()))
+def merge(new: list[Entry]) -> list[Entry]:
+    """Replace stored entries of the same case by new ones; group the entries by fault."""
+    stored: list[Entry] = json.loads(STORED_COUNTS.read_text())
+    entries = {(entry["fault"], entry["case"]): entry for entry in (*stored, *new)}
+    order = list(dict.fromkeys(fault for fault, _ in entries))
     return sorted(entries.values(), key=lambda entry: order.index(entry["fault"]))
 
 
-def table(entries: list[dict[str, Any]]) -> str:
-    rows = [f"| {e['fault']} | {e['what']} | {said(e['counts'])} |" for e in entries]
-    return "\n".join(["| What happens | To what | Counted |", "| --- | --- | --- |", *rows, ""])
-
-
-def draw() -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
+def write_page(entries: list[Entry]) -> None:
+    rows = [f"| {e['fault']} | {e['case']} | {format_counts(e['counts'])} |" for e in entries]
+    table = "\n".join(["| Fault | Case | Counts |", "| --- | --- | --- |", *rows, ""])
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}{table(kept())}{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
 
 
 def main() -> int:
-    """Run the tests; nothing is written where one fails, and what was counted is kept beside."""
+    """Run the tests; if one fails, leave the page as it is and print where the counts are."""
     counts = Path(tempfile.mkdtemp(), "counts.jsonl")
     pytest = [sys.executable, "-m", "pytest", "-m", "", "-o", "timeout=900", *TESTS, *sys.argv[1:]]
-    env = os.environ | {FULL: "1", VARIABLE: str(counts)}
-    done = subprocess.run(pytest, cwd=ROOT, env=env, check=False)
-    if done.returncode != 0:
-        print(f"a test failed, so the page stays as it was; what was counted is in {counts}")
-        return done.returncode
-    entries = merged([json.loads(line) for line in counts.read_text().splitlines()])
+    env = os.environ | {FULL_VARIABLE: "1", FILE_VARIABLE: str(counts)}
+    status = subprocess.run(pytest, cwd=ROOT, env=env, check=False).returncode
+    if status != 0:
+        print(f"A test failed, so {PAGE.name} is unchanged. The counts of this run: {counts}")
+        return status
+    entries = merge([json.loads(line) for line in counts.read_text().splitlines()])
     lines = ",\n".join(json.dumps(entry) for entry in entries)
-    KEPT.write_text(f"[\n{lines}\n]\n")
-    draw()
+    STORED_COUNTS.write_text(f"[\n{lines}\n]\n")
+    write_page(entries)
     counts.unlink()
     return 0
 

@@ -1,36 +1,43 @@
-"""What the tests of faults counted: printed, and kept for docs/explanation/reliability.md."""
+"""Counts of a reliability test: printed, and appended to a file for docs/explanation/reliability.md."""
 
 import json
 import os
 from pathlib import Path
 
-# The file that each test adds a line to; unset in an ordinary run of the tests.
-VARIABLE = "RELIABILITY_COUNTS"
-# With it, the sizes that docs/explanation/reliability.md tells; without, those for every day.
-FULL = "RELIABILITY_FULL"
+# The file to which each test appends its counts; not set in an ordinary run of the tests.
+FILE_VARIABLE = "RELIABILITY_COUNTS"
+# If set, the tests run in full size, as for docs/explanation/reliability.md.
+FULL_VARIABLE = "RELIABILITY_FULL"
+UNITS = {"seconds": "s", "megabytes": "MB", "kilobytes": "kB", "bytes": "bytes"}
 
 
-def size(everyday: int, full: int) -> int:
-    """How many: for every day, or where `make reliability` counts for the documentation."""
-    return full if os.environ.get(FULL) else everyday
+def size(small: int, full: int) -> int:
+    """Return the full size if `make reliability` runs the test, else the small one."""
+    return full if os.environ.get(FULL_VARIABLE) else small
 
 
-def counted(fault: str, what: str, **counts: object) -> None:
-    """Tell what came of a fault: ``counted("PostgreSQL restarts", "streams, fast", lost=0)``."""
-    entry = {"fault": fault, "what": what, "counts": counts}
-    print(f"{fault}: {what}: {said(counts)}")
-    if path := os.environ.get(VARIABLE):
+def report(fault: str, case: str, **counts: object) -> None:
+    """Report the counts of a test: ``report("disk full", "publish_many", refused=3, lost=0)``."""
+    print(f"{fault}: {case}: {format_counts(counts)}")
+    if path := os.environ.get(FILE_VARIABLE):
         with Path(path).open("a") as file:
+            entry = {"fault": fault, "case": case, "counts": counts}
             file.write(json.dumps(entry, default=str) + "\n")
 
 
-def said(counts: dict[str, object]) -> str:
-    """Counts as words: ``100,000 published, 0 lost, p99_seconds 0.2``."""
-    return ", ".join(
-        f"{value:,} {name.replace('_', ' ')}"
-        if isinstance(value, int)
-        else f"{name.replace('_', ' ')} {round(value, 2):.2g}"
-        if isinstance(value, float)
-        else f"{name.replace('_', ' ')} {value}"
-        for name, value in counts.items()
-    )
+def format_counts(counts: dict[str, object]) -> str:
+    """Format counts as text: ``100,000 published, 0 lost, slowest 0.2 s, closed with 1009``."""
+    return ", ".join(_format_count(name, value) for name, value in counts.items())
+
+
+def _format_count(name: str, value: object) -> str:
+    *words, last = name.split("_")
+    text = str(value)
+    if isinstance(value, int):
+        text = f"{value:,}"
+    elif isinstance(value, float):
+        text = f"{round(value, 2):.2g}"
+    if last in UNITS:
+        return " ".join([*words, text, UNITS[last]])
+    label = name.replace("_", " ")
+    return f"{text} {label}" if isinstance(value, int) else f"{label} {text}"

@@ -21,7 +21,7 @@ from project.postgres import Server
 from psqlmessages import Node
 from tests.conftest import TestedServer
 from tests.django.processes import talking
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import until
 from tests.reliability.victims import told
 from tests.reliability.work import EXACT, Work
@@ -207,13 +207,13 @@ def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world:
                 client.process.kill()
                 crashes = told(watcher, "CLIENT")
     _, taken, answered, vain = results
-    counted(
+    report(
         FAULT, "a client's clock, by years and hours", messages=2 * MESSAGES,
         lost=2 * MESSAGES - len({*bodies}) - len({*taken}),
-        doubled=len(bodies) + len(taken) - len({*bodies}) - len({*taken}),
+        duplicated=len(bodies) + len(taken) - len({*bodies}) - len({*taken}),
         out_of_order=sum(body != place for place, body in enumerate(bodies)),
-        questions_answered=answered, a_timeout_of_1_second=vain,
-        crashes_heard=1, crashes_told=crashes,
+        calls_answered=answered, timeout_of_1_s_took_seconds=vain, crash_events_received=1,
+        crash_events=crashes,
     )  # fmt: skip
     assert bodies == sorted(taken) == list(range(MESSAGES))
     assert own == list(range(20))
@@ -272,9 +272,9 @@ def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock)
         wrong.node("user1", "DYING").ok("topic_notify", "NEWS")
         times += crashes_until("topic_notify", reader)
         clients = wrong.owner.query("SELECT count(*) FROM psqlmessages_session")
-    counted(
+    report(
         FAULT, "the server's clock, by minutes, an hour and a day, under load", jumps=len(jumps),
-        **work.counts(), crashes_told=times,
+        **work.counts(), crash_events=times,
     )  # fmt: skip
     work.check()
     assert times == len(jumps)
@@ -313,9 +313,9 @@ def test_put_forward_it_ends_leases_and_delays_but_no_subscription(
         early += [row.body for row in reader.elements("pop", "READER", "Q", 10)]
     streamed = reader.got("READER", "NEWS", 60)
     is_committed = reader.ok("commit", "READER", [leased.lease])["Done"]
-    counted(
-        FAULT, "the server's clock, put forward by days: who is not reading at that moment",
-        messages=3, lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
+    report(
+        FAULT, "the server's clock, set forward by days while the reader is away", messages=3,
+        lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
     )  # fmt: skip
     assert streamed == [str(ahead) for ahead in jumps]
     # The lease is over, and its holder is told so.
@@ -360,9 +360,9 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     assert waited < SOON_SECONDS
     wrong.wait_for(IS_OVER)
     assert push(writer, "twice", key="k") != first
-    counted(
-        FAULT, "the server's clock, put back by a day: leases and delays of 1 second",
-        elements=5, seconds_until_all_could_be_taken=waited,
+    report(
+        FAULT, "the server's clock, set back by a day: leases and delays of 1 s", elements=5,
+        all_available_after_seconds=waited,
     )  # fmt: skip
 
 

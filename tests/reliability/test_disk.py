@@ -15,7 +15,7 @@ from tests.conftest import TestedServer
 from tests.exchanges.field import working
 from tests.own_server import own_server
 from tests.reliability.conftest import kept
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import (
     Disk,
     copies,
@@ -117,7 +117,10 @@ def large(world: World) -> list[str]:
 WAYS: dict[str, tuple[Callable[[Node, list[str]], object], Callable[[World], list[str]]]] = {
     "publish_many": (lambda node, bodies: node.publish_many("T", bodies), published),
     "push_many": (lambda node, bodies: node.push_many("Q", bodies), pushed),
-    "long bodies": (lambda node, bodies: node.topic_send("T", "".join(bodies)), large),
+    "topic_send with large bodies": (
+        lambda node, bodies: node.topic_send("T", "".join(bodies)),
+        large,
+    ),
 }
 
 
@@ -144,9 +147,9 @@ def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, 
     else:
         wanted = [*before, *writing.done, *ends]
         lost, half = len(set(wanted) - set(found)), len(found) - len(wanted)
-    counted(
+    report(
         FAULT, way, committed=len(writing.done), refused=len(writing.faults), lost=lost,
-        half_done=half,
+        partly_done=half,
     )  # fmt: skip
     assert (lost, half) == (0, 0)
     for fault in writing.faults:
@@ -179,10 +182,10 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     writing.disk.give(ROOM)
     tables, free = empty_expired_tables(url), writing.disk.free
     writing.publish_much()
-    counted(
-        FAULT, "pop, drain, unsubscribe with 64 KB; prune with none, then with 64 KB",
-        popped=popped, drained=drained, left=len(left),
-        prune_refused=1, tables_emptied=tables, kilobytes_given_back=(free - ROOM) // 1024,
+    report(
+        FAULT, "pop, drain, unsubscribe with 64 kB free; prune without free space, then with 64 kB",
+        popped=popped, drained=drained, left=len(left), prunes_refused=1, tables_emptied=tables,
+        freed_kilobytes=(free - ROOM) // 1024,
     )  # fmt: skip
     assert (popped, left, tables) == (100, [], 1)
     assert free > 10 * ROOM
@@ -200,9 +203,9 @@ def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
             )
             writing.disk.clear()
         work.go_on(20)
-    counted(
-        FAULT, "a durable reader and a consumer go on",
-        **work.counts(), refused=work.refused.total(),
+    report(
+        FAULT, "a stream reader and a consumer continue", **work.counts(),
+        refused=work.refused.total(),
     )  # fmt: skip
     work.check()
 
@@ -220,7 +223,7 @@ def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
             writing.disk.clear()
             exchanges.until_idle(60)
         assert copies(exchanges) == [sorted(bodies)] * 2
-    counted(FAULT, "an exchange goes on", elements=len(bodies), lost=0, doubled=0)
+    report(FAULT, "an exchange continues", elements=len(bodies), lost=0, duplicated=0)
 
 
 @pytest.mark.nightly  # the server is stopped and started three times
@@ -241,9 +244,9 @@ def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
     lost = len(set(done) - set(found))
     # The last call may have been committed, and nobody was told.
     half = (len(found) - len(done)) % 200
-    counted(
-        FAULT, "the log of changes (WAL): the server stops", committed=len(done), lost=lost,
-        half_done=half,
+    report(
+        FAULT, "the write-ahead log: the server stops", committed=len(done), lost=lost,
+        partly_done=half,
     )  # fmt: skip
     assert (lost, half) == (0, 0)
     assert done

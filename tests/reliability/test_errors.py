@@ -15,7 +15,7 @@ from psqlmessages import Node
 from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import copies, deadlocks, ending, exchange, held, opposed, until
 from tests.reliability.work import QUICK, Work, answers, published, pushed
 from tests.sql.conftest import World
@@ -27,7 +27,7 @@ RULES = (
 # Of psycopg, and what the test calls it.
 FAULTS = {
     "statement timeout": errors.QueryCanceled, "lock timeout": errors.LockNotAvailable,
-    "statement cancelled": errors.QueryCanceled, "session ended": ConnectionLost,
+    "statement cancelled": errors.QueryCanceled, "session terminated": ConnectionLost,
 }  # fmt: skip
 # One that the server's settings end, and one that somebody ends, every day.
 EVERY_FAULT = [
@@ -37,7 +37,7 @@ EVERY_FAULT = [
 STREAMS = "LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE"
 # It is back soon once the tables are free, and a call does not wait for that.
 IMPATIENT = replace(QUICK, reconnect_wait=timedelta(milliseconds=500))
-ENDERS = {"statement cancelled": "pg_cancel_backend", "session ended": "pg_terminate_backend"}
+ENDERS = {"statement cancelled": "pg_cancel_backend", "session terminated": "pg_terminate_backend"}
 
 
 def limited(dsn: str, fault: str) -> str:
@@ -99,9 +99,10 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
     stored = len(published(world)) + len(pushed(world))
     # 1 + 1 + 5 published, 20 + 1 + 5 pushed, one committed, some popped.
     lost = 7 + 26 - 1 - taken - stored
-    counted(
-        fault, "calls of a Node", ended=told, made_again=len(calls_of(node, 0, lease)), lost=lost
-    )
+    report(
+        fault, "calls of a Node", calls_failed=told, calls_repeated=len(calls_of(node, 0, lease)),
+        lost=lost,
+    )  # fmt: skip
     assert (lost, taken) == (0, 2)
 
 
@@ -122,7 +123,7 @@ def test_readers_and_consumers_try_again_by_themselves(
                         break
     assert caplog.records
     lines = len(caplog.records)
-    counted(fault, "a durable reader and a consumer", **work.counts(), log_lines=lines)
+    report(fault, "a stream reader and a consumer", **work.counts(), log_lines=lines)
     work.check()
 
 
@@ -154,9 +155,9 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
     finally:
         superuser.connection.execute(WRITABLE)
     assert "read-only transaction" in caplog.text
-    counted(
-        "the server is read-only", "a Node",
-        refused=1 + calls, log_lines=len(caplog.records), is_back=True,
+    report(
+        "the server is read-only", "a Node", refused=1 + calls, log_lines=len(caplog.records),
+        reconnected=True,
     )  # fmt: skip
     assert published(world) == ["back"]
     assert len(caplog.records) < 10
@@ -184,7 +185,7 @@ def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
             work.go_on(20)
             with opposed(world, holds=holds, wants=wants):
                 pass
-    counted("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
+    report("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
     work.check()
 
 
@@ -200,5 +201,5 @@ def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
                 exchanges.until_idle(60)
         assert copies(exchanges) == [sorted(bodies)] * 2
     ended = deadlocks(world.server) - before
-    counted("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, doubled=0)
+    report("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, duplicated=0)
     assert ended >= rounds

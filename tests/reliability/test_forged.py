@@ -13,7 +13,7 @@ import pytest
 
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, MessagesError
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import Program, World
 
 FAULT = "forged notifications"
@@ -93,11 +93,11 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
     reader.join(200)
     true = [f"true {number}" for number in range(forged // ROUND)]
     grown = (kilobytes() - before) / 1024
-    counted(
-        FAULT, "a flood to a node's own channel, while it reads", forged=forged,
-        true_messages=len(true) + 1, lost=len(true) + 1 - len(bodies),
-        refused_as_malformed=node.counters.malformed, connections_lost=node.counters.reconnects,
-        grown_megabytes=grown,
+    report(
+        FAULT, "a flood to the channel of a node that reads", forged=forged,
+        real_messages=len(true) + 1, lost=len(true) + 1 - len(bodies),
+        rejected_as_malformed=node.counters.malformed, lost_connections=node.counters.reconnects,
+        memory_growth_megabytes=grown,
     )  # fmt: skip
     assert bodies == [*true, LAST]
     assert node._state.registration.joins() == known

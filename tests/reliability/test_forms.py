@@ -15,7 +15,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from psqlmessages.models import Auth, Client, Exchange, Queue, Topic, WebIdentity
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.treasure import Treasure, treasure_of
 from tests.sql.conftest import World
 
@@ -200,9 +200,9 @@ def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
         if answer.status_code not in (404, 405):  # where no form is taken at all
             is_refused = answer.status_code == 403 and b"CSRF" in answer.content
             taken += [address] * (not is_refused)
-    counted(
-        "other sites", "forms without their token", pages=len(crawl.pages), forms=len(forms),
-        taken=len(taken),
+    report(
+        "cross-site requests", "forms without their CSRF token", pages=len(crawl.pages),
+        forms=len(forms), accepted=len(taken),
     )  # fmt: skip
     assert taken == []
     assert len(forms) > 60
@@ -218,9 +218,9 @@ def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
     sniffed = {page: answer.get("X-Content-Type-Options") for page, answer in crawl.pages.items()}
     raw = [page for page, answer in pages.items() if b"<script>alert(" in answer.content]
     shown = [page for page, answer in pages.items() if b"&lt;script&gt;alert(1" in answer.content]
-    counted(
-        "scripts in names and bodies", "pages", pages=len(pages), as_text_in=len(shown),
-        as_markup_in=len(raw), pages_with_an_inline_script_or_a_weak_policy=len(found),
+    report(
+        "scripts in names and bodies", "pages", pages=len(pages), with_escaped_scripts=len(shown),
+        with_raw_scripts=len(raw), with_inline_script_or_weak_policy=len(found),
     )  # fmt: skip
     assert (found, raw, {*sniffed.values()}) == ({}, [], {"nosniff"}), sniffed
     assert {200, 404} <= {answer.status_code for answer in pages.values()}
@@ -244,7 +244,10 @@ def test_every_call_of_the_api_by_a_session_needs_the_token(
         for method, path in calls
         if chief.generic(method, path, b"{}", content_type="application/json").status_code != 403
     ]
-    counted("other sites", "calls of the API without the token", calls=len(calls), taken=len(taken))
+    report(
+        "cross-site requests", "calls of the API without the CSRF token", calls=len(calls),
+        accepted=len(taken),
+    )  # fmt: skip
     assert taken == []
     assert len(calls) > 8
     assert treasure.rows() == treasure.before
@@ -262,9 +265,9 @@ def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None
         told += [page for page, answer in crawl.pages.items() if b"canary in one" in answer.content]
     pages_with_it = Crawl(staff({*names, "view_bodies"}), starts(), most=FEW).pages.values()
     seen = sum(b"canary in one" in answer.content for answer in pages_with_it)
-    counted(
-        "bodies without the permission", "pages", sets_of_permissions=len(sets), pages=pages,
-        bodies_seen=len(told), pages_that_show_them_with_it=seen,
+    report(
+        "users without the permission to see bodies", "pages", permission_sets=len(sets),
+        pages=pages, with_a_body=len(told), with_a_body_if_permitted=seen,
     )  # fmt: skip
     assert told == []
     assert seen > 0

@@ -23,7 +23,7 @@ from tests.django.test_runner import MOMENT, Seen, running_worker, send
 from tests.django.waiting import answer_to
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
 from tests.exchanges.field import Field, working
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import deadlocks, django_at, ending, opposed, until
 from tests.sql.conftest import Program, World
 
@@ -89,9 +89,9 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
             tokens = sorted(answer_to(sender)["Token"] for _ in range(2))
             assert tokens == [f"free {number}", f"held {number}"]
         assert not runner.is_stopping
-    counted(
-        "statement cancelled", "answers of `run`",
-        asked=2 * rounds, answered=rounds, told_that_there_is_none=runner.counters.unanswered,
+    report(
+        "statement cancelled", "replies of `run`", calls=2 * rounds, answered=rounds,
+        reported_as_unanswered=runner.counters.unanswered,
     )  # fmt: skip
     assert runner.counters.unanswered == rounds
 
@@ -140,10 +140,9 @@ def test_handlers_above_read_committed_are_called_again(sender: Program) -> None
         send(sender, *(str(number) for number in range(messages)))
         seen.wait_for(messages)
     effects = int(Group.objects.get().name.rpartition(" ")[2])
-    counted(
-        "serialization failure", "handlers, serializable",
-        messages=messages, failures=runner.counters.failures, effects=effects,
-        given_up=runner.counters.given_up,
+    report(
+        "serialization failure", "handlers, serializable", messages=messages,
+        failures=runner.counters.failures, effects=effects, given_up=runner.counters.given_up,
     )  # fmt: skip
     assert (effects, runner.counters.given_up) == (messages, 0)
     assert set(failures) == {psycopg.errors.SerializationFailure}
@@ -179,9 +178,9 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     close_callers()
     connection.close()
     effects = Group.objects.count()
-    counted(
-        "session ended as it idled in a transaction", "handlers of `run`",
-        messages=2, failures=failures, effects=effects,
+    report(
+        "session terminated while idle in a transaction", "handlers of `run`", messages=2,
+        failures=failures, effects=effects,
     )  # fmt: skip
     assert (effects, failures) == (2, 2)
 
@@ -196,9 +195,9 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
                 send(sender, str(number))
             seen.wait_for(number + 3)
     ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
-    counted(
-        "deadlock", "handlers of `run`",
-        messages=rounds, deadlocks=ended, effects=effects, given_up=runner.counters.given_up,
+    report(
+        "deadlock", "handlers of `run`", messages=rounds, deadlocks=ended, effects=effects,
+        given_up=runner.counters.given_up,
     )  # fmt: skip
     assert (effects, runner.counters.given_up) == (rounds, 0)
     assert ended >= rounds
@@ -246,9 +245,9 @@ def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, 
             taking.result(100)
     names = [name for (name,) in shop.owner.connection.execute("SELECT body FROM effects")]
     lost, doubled = len(bodies) - len(set(names)), len(names) - len(set(names))
-    counted(
-        "serialization failure", f"{how}, serializable, 4 threads",
-        elements=len(bodies), failures=len(failures), lost=lost, doubled=doubled,
+    report(
+        "serialization failure", f"{how}, serializable, 4 threads", elements=len(bodies),
+        failures=len(failures), lost=lost, duplicated=doubled,
     )  # fmt: skip
     assert (lost, doubled) == (0, 0)
     assert set(failures) == {psycopg.errors.SerializationFailure}
@@ -283,9 +282,9 @@ def test_an_exchange_keeps_to_read_committed(
             field.default.push_many("a", bodies[first : first + 20])
         field.until_idle(60)
     refused = deadlocks(server, SERIALIZATION) - before
-    counted(
+    report(
         "serialization failure", f"an exchange {where} databases ({how}), serializable",
-        elements=len(bodies), failures=refused, lost=0, doubled=0,
+        elements=len(bodies), failures=refused, lost=0, duplicated=0,
     )  # fmt: skip
     bed = field.beds[alias]
     assert [sorted(bed.bodies(queue)) for queue in "bc"] == [sorted(bodies)] * 2

@@ -14,7 +14,7 @@ from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import calls
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.handler_worker import HandlerWorker
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import Program, World
 from tests.web.receivers import crowd, opened
 
@@ -107,5 +107,5 @@ def test_idle_nodes_hubs_and_workers_write_no_wal(
         finally:
             worker.stop()
             running.join()
-    counted("nothing happens", f"{NODES} nodes, a hub, a handler worker: bytes of WAL", bytes=found)
+    report("idle nodes", f"WAL written by {NODES} nodes, a hub and a handler worker", bytes=found)
     assert found == 0

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from psqlmessages.client.handlers import matches
 from psqlmessages.models.names import NAME_CHARACTERS, patterns
 from psqlmessages.relay.auth import matches_any
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import World
 
 FAULT = "hostile names"
@@ -53,7 +53,7 @@ def test_a_pattern_means_the_same_names_everywhere(world: World) -> None:
                 assert (rule in of_sql) == matches_any(name, [rule]) == means, (rule, name)
 
     check()
-    counted(FAULT, "a pattern means the same names everywhere", examples=examples)
+    report(FAULT, "a pattern matches the same names in SQL and Python", examples=examples)
     # Of a longer one the patterns would take gigabytes, were they not few.
     name = "x" * 2_000
     assert len(patterns(name)) == NAME_CHARACTERS + 2
@@ -88,4 +88,4 @@ def test_a_pattern_shows_the_same_names_in_every_view(world: World) -> None:
         assert [set(seen) for seen in row] == [meant, meant & set(names)]
 
     check()
-    counted(FAULT, "a pattern shows the same names in every view", examples=examples)
+    report(FAULT, "a pattern shows the same names in every view", examples=examples)

@@ -15,7 +15,7 @@ from psqlmessages import Node
 from psqlmessages.exceptions import IdentTaken
 from tests.conftest import TestedServer
 from tests.django.processes import start
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.crowd import Listeners
 from tests.reliability.faults import until
 from tests.reliability.victims import HUB_NODES, REPORT, Nursery
@@ -32,6 +32,10 @@ RULES = (
 )  # fmt: skip
 VICTIMS = [("node", "v0"), ("async", "v1"), ("node", "v2"), ("async", "v3"), ("hub", "v4")]
 ALL = {"sync": ["HEAR.NODE"], "asynchronous": ["HEAR.ASYNC"], "web": ["HEAR.HUB1", "HEAR.HUB2"]}
+WATCHING = {
+    "all": "nodes of all kinds watch", "node": "only a Node watches",
+    "async": "only an AsyncNode watches", "hub": "only a hub watches",
+}  # fmt: skip
 LISTENERS = {"all": ALL} | {
     who: {kind: idents}
     for who, (kind, idents) in zip(("node", "async", "hub"), ALL.items(), strict=True)
@@ -98,11 +102,11 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
             slowest = max(slowest, heard - killed)
             left += ghosts(ruled)
         told = ears.crashes()
-    counted(
-        FAULT, f"5 processes at once, {who} alive" if who == "all" else f"only a {who} alive",
-        processes=rounds * len(VICTIMS), nodes=rounds * len(idents),
-        crashes_told=told.total(), told_twice_or_to_strangers=len(stranger.events()),
-        ghosts=left, slowest_seconds=slowest,
+    report(
+        FAULT, f"5 processes at the same time; {WATCHING[who]}",
+        processes=rounds * len(VICTIMS), nodes=rounds * len(idents), crash_events=told.total(),
+        duplicate_or_unauthorized_events=len(stranger.events()), stale_nodes=left,
+        slowest_seconds=slowest,
     )  # fmt: skip
     assert told == {(ear, ident): rounds for ear in ears.idents for ident in idents}
     assert left == 0
@@ -120,9 +124,9 @@ def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
             slowest = max(slowest, monotonic() - killed)
         ears.wait_for_crashes(rounds * len(idents_of(victims)))
         told = ears.crashes()
-    counted(
-        FAULT, "the same names again, by processes that start at once",
-        returned=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
+    report(
+        FAULT, "new processes with the same names start immediately",
+        names_taken_again=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
     )  # fmt: skip
     assert told == {("HEAR.NODE", ident): rounds for ident in idents_of(victims)}
     assert slowest < BOUND_SECONDS
@@ -158,10 +162,10 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
     finally:
         process.kill()
         process.communicate()
-    counted(FAULT, "only a process of handlers alive", processes=1, slowest_seconds=found)
-    counted(
-        FAULT, "manage.py psqlmessages run",
-        crashes_told=ears.crashes().total(), slowest_seconds=seconds,
+    report(FAULT, "only `run` watches", processes=1, slowest_seconds=found)
+    report(
+        FAULT, "manage.py psqlmessages run", crash_events=ears.crashes().total(),
+        slowest_seconds=seconds,
     )  # fmt: skip
     assert ears.crashes() == {(ident, "worker"): 1 for ident in ears.idents}
     assert max(found, seconds) < BOUND_SECONDS
@@ -180,9 +184,10 @@ def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled
     with ears_of(own, "node") as ears:
         seconds = ears.wait_for_crashes(number) - began
         left = ghosts(ruled)
-    counted(
-        FAULT, "all nodes of a machine at once: the next that comes hears of it",
-        nodes=number, crashes_told=ears.crashes().total(), ghosts=left, slowest_seconds=seconds,
+    report(
+        FAULT, "all nodes of a machine at the same time: the next node receives the events",
+        nodes=number, crash_events=ears.crashes().total(), stale_nodes=left,
+        slowest_seconds=seconds,
     )  # fmt: skip
     assert ears.crashes() == {("HEAR.NODE", ident): 1 for ident in idents_of(victims)}
     assert left == 0
@@ -225,11 +230,11 @@ def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, rule
         finally:
             others.close()
     lost = number * len(others.idents) - got
-    counted(
-        "a listener stops reading", "six others meanwhile",
-        messages=number, lost_by_others=lost, ratio_of_p99=p99 / p99_before,
-        p99_seconds=p99, queue_full=float(usage), others_grew_bytes=memory,
-        tables_grew_bytes=tables, lost_by_itself=number - late,
+    report(
+        "a listener stops reading", "six other listeners, while one is stopped by SIGSTOP",
+        messages=number, lost_by_others=lost, p99_ratio=p99 / p99_before, p99_seconds=p99,
+        queue_usage=float(usage), memory_growth_bytes=memory, table_growth_bytes=tables,
+        lost_by_the_stopped_listener=number - late,
     )  # fmt: skip
     assert (lost, late) == (0, number)
     assert memory < 100_000_000

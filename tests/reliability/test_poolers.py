@@ -24,7 +24,7 @@ from tests.client.programs import finished
 from tests.conftest import TestedServer
 from tests.django.conftest import finding_of
 from tests.django.pgbouncer import pgbouncer
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import World
 from tests.web.receivers import opened
 
@@ -87,7 +87,7 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
         bus.subscribe("channel")
     asyncio.run(open_all())
     command = finished("receive", "NODE1", "T", dsn=by_transaction)
-    counted(FAULT, "nodes, hubs and buses opened through it, all refused", refused=8)
+    report(FAULT, "nodes, hubs and buses", refused=8)
     assert command.returncode != 0
     assert MEND in command.stderr
     assert "Traceback" not in command.stderr
@@ -132,7 +132,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
             stop = True
         for each in busy:
             each.result(20)
-    counted(FAULT, "probes while 8 clients share 2 connections", found=len(found))
+    report(FAULT, "detection while 8 clients share 2 connections", found=len(found))
     assert set(found) == {PoolerKind.TRANSACTION}
     for mode, size_ in (("transaction", 1), ("statement", 2)):
         with pgbouncer(server, mode, size_) as address:
@@ -168,7 +168,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
         asyncio.run(receive(dsn))
         with Node("NODE1", dsn) as last:
             assert last.topic_status("T").listeners == ()
-    counted("a pooler in session mode", "nodes and buses through it", refused=0)
+    report("a pooler in session mode", "nodes and buses", refused=0)
     # A node alone in a pool of one starts: its probe gives the room back.
     with pgbouncer(server, "session", pool_size=1) as address:
         dsn = behind(address, server, "user1")
@@ -212,10 +212,10 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     while bodies := reader.got("R", "NEWS", 3600):
         read += map(int, bodies)
     wanted = Counter(range(CLIENTS * share))
-    counted(
+    report(
         FAULT, "streams and queues, 8 clients on 2 connections", messages=2 * CLIENTS * share,
         lost=(wanted - Counter(read)).total() + (wanted - Counter(taken)).total(),
-        doubled=(Counter(read) - wanted).total() + (Counter(taken) - wanted).total(),
+        duplicated=(Counter(read) - wanted).total() + (Counter(taken) - wanted).total(),
     )  # fmt: skip
     assert Counter(read) == Counter(taken) == wanted
 
@@ -237,8 +237,8 @@ def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
 
     taken = asyncio.run(ask_all())
     wanted = Counter(range(MESSAGES))
-    counted(
-        FAULT, "12 connections of the REST API on 2", messages=MESSAGES,
-        lost=(wanted - taken).total(), doubled=(taken - wanted).total(),
+    report(
+        FAULT, "12 connections of the REST API on 2 connections", messages=MESSAGES,
+        lost=(wanted - taken).total(), duplicated=(taken - wanted).total(),
     )  # fmt: skip
     assert taken == wanted

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.treasure import MARK, Treasure, treasure_of
 from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
@@ -131,9 +131,9 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(treasure: Trea
         if found := printed.secrets(secrets):
             told[f"{setting}, {level}, {mode}"] = found
         program.close()
-    counted(
-        "a hostile role", "settings that make the server print, in calls of every function",
-        calls=calls, notices_looked_through=notices, secrets_seen=len(told),
+    report(
+        "a hostile role", "settings that make the server print, with calls of every function",
+        calls=calls, notices_searched=notices, secrets_found=len(told),
     )  # fmt: skip
     assert told == {}
     assert notices > 0

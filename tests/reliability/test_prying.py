@@ -12,7 +12,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.treasure import MARK, STAGED, Overheard, Treasure, treasure_of
 from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS as FUNCTIONS_OF_OURS
@@ -151,14 +151,13 @@ def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
         seen, messages = heard.look(treasure.secrets()), heard.messages
         done = sum(tried(burglar, statement) for statement in statements)
         leaked = heard.look(treasure.secrets())
-    counted(
+    report(
         FAULT, "reading every relation", relations=len(relations), readable=len(read),
-        functions_of_postgresql=len(called), answers_looked_through=messages,
-        things_of_others_seen=len(seen),
+        built_in_functions=len(called), results_searched=messages, leaks=len(seen),
     )  # fmt: skip
-    counted(
-        FAULT, "conditions that tell what they are asked about, on every column of every view",
-        conditions=len(statements), evaluated=done, things_of_others_seen=len(leaked),
+    report(
+        FAULT, "conditions that leak their arguments, on every column of every view",
+        conditions=len(statements), evaluated=done, leaks=len(leaked),
     )  # fmt: skip
     assert seen == leaked == []
     assert sorted(name for name in read if name.startswith(OURS)) == PUBLIC
@@ -287,10 +286,10 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         # Which functions a call gets through to is chance: where too few were, more calls follow.
         if seed + 1 >= size(1, 5) and len(reached) > functions * 0.8:
             break
-    counted(
+    report(
         FAULT, "random calls to every public function", calls=calls, functions=functions,
-        calls_of_each=calls // functions, functions_that_did_something=len(reached),
-        answers_looked_through=messages, things_of_others_seen=len(found),
+        calls_per_function=calls // functions, functions_with_an_effect=len(reached),
+        results_searched=messages, leaks=len(found),
     )  # fmt: skip
     assert found == []
     assert treasure.rows() == treasure.before

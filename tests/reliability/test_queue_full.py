@@ -25,7 +25,7 @@ from tests.conftest import TestedServer
 from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
 from tests.exchanges.field import working
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import copies, django_at, exchange, until
 from tests.sql.conftest import Program, World
 from tests.web.receivers import Box, err, in_loop, ok, opened
@@ -159,9 +159,10 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
                 refused += is_refused(lambda: with_a_row(call))  # noqa: B023
         half_done = world.owner.query(KEPT) - before
     seconds = max(seconds_until(lambda: with_a_row(call)) for call in CALLS)  # noqa: B023
-    counted(
-        FAULT, "sends, publish and push in SQL, alone and with a row of one's own",
-        refused=refused, half_done=half_done, room_again_seconds=seconds,
+    report(
+        FAULT,
+        "topic_send, publish and push in SQL, alone and with an INSERT in the same transaction",
+        refused=refused, partly_done=half_done, room_after_seconds=seconds,
     )  # fmt: skip
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
 
@@ -181,8 +182,8 @@ def test_a_push_that_wakes_nobody_and_reading_go_on(
         popped = [row.body for row in sender.elements("pop", "SENDER", "Q", number)]
         read = sender.got("SENDER", "T", 60, number)
         status = sender.ok("topic_status", "T")
-    counted(
-        FAULT, "push where nobody waits, pop, subscribe, topic_status while a node has died",
+    report(
+        FAULT, "push without waiting readers, pop, subscribe, topic_status after a node has died",
         done=len(popped) + len(read), failed=2 * number - len(popped) - len(read),
     )  # fmt: skip
     assert popped == read == bodies
@@ -233,8 +234,8 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
         seconds = seconds_until(lambda: node.topic_send("T", "x"))
         of_bus = seconds_until(lambda: bus.publish("anything", "x"))
         lost, lost_by_bus = node.counters.lost_connections, bus.counters.lost_connections
-    counted(FAULT, "Node", refused=number, lost_connections=lost, room_again_seconds=seconds)
-    counted(FAULT, "PubSub", refused=1, lost_connections=lost_by_bus, room_again_seconds=of_bus)
+    report(FAULT, "Node", refused=number, lost_connections=lost, room_after_seconds=seconds)
+    report(FAULT, "PubSub", refused=1, lost_connections=lost_by_bus, room_after_seconds=of_bus)
     assert (number, lost, lost_by_bus) == (sends, 0, 0)
 
 
@@ -261,9 +262,9 @@ async def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, world: World
         await ok(hub.run("web.0", boxes[0], "topic_send", "T", "y"))
         await boxes[0].message()
         lost = hub.counters.lost_connections
-    counted(
-        FAULT, "hub: nodes whose users left meanwhile are ended",
-        nodes=len(boxes) - 1, ghosts=0, lost_connections=lost, ended_after_seconds=seconds,
+    report(
+        FAULT, "a hub: nodes of users who left in the meantime are removed", nodes=len(boxes) - 1,
+        stale_nodes=0, lost_connections=lost, ended_after_seconds=seconds,
     )  # fmt: skip
     assert answer == {"Err": "58", "Errstr": TEXT}
     assert (lost, again.bodies) == (0, [])
@@ -282,9 +283,9 @@ def test_an_exchange_delivers_nothing_or_all(own: TestedServer, world: World) ->
             half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
         exchanges.run_until_idle()
         assert copies(exchanges) == [sorted(bodies)] * 2
-    counted(
-        FAULT, "an exchange, where somebody waits at a destination",
-        elements=len(bodies), half_done=half_done, lost=0, doubled=0,
+    report(
+        FAULT, "an exchange, while a reader waits at a destination", elements=len(bodies),
+        partly_done=half_done, lost=0, duplicated=0,
     )  # fmt: skip
     assert half_done == 0
 
@@ -322,9 +323,10 @@ def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
             seconds_until(lambda: with_a_row(way))  # noqa: B023
         assert rows.count() == len(SENDS)
         rows.delete()
-    counted(
-        FAULT, "send, send_many, publish of psqlmessages.django, alone and in transaction.atomic()",
-        refused=2 * tries * len(SENDS), half_done=half_done, done_afterwards=len(committed),
+    report(
+        FAULT,
+        "send, send_many, publish of psqlmessages.django, with and without transaction.atomic()",
+        refused=2 * tries * len(SENDS), partly_done=half_done, done_after=len(committed),
     )  # fmt: skip
     assert (half_done, committed) == (0, [*SENDS])
 

@@ -13,7 +13,7 @@ import pytest_django
 
 from psqlmessages import Node
 from tests.django.processes import run_python
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.crowd import AT, LISTENERS, Crowd, Process, crowd, write_exchange
 from tests.reliability.faults import BACKEND, FAST, WAYS, go_away, restart, until
 from tests.reliability.work import EXACT, EXPIRE, Reader, Work, answers, pushed
@@ -59,9 +59,9 @@ def away(crowd: Crowd, way: str, seconds: int, caplog: pytest.LogCaptureFixture)
     returns = crowd.listeners.counts("reconnected") - before
     loggers = Counter(record.name for record in caplog.records)
     said = crowd.lines() - lines
-    what = f"30 nodes and 5 processes, {way}" + (f", {seconds} s away" if seconds else "")
-    counted(
-        FAULT, what, back_after_seconds=took, log_records=loggers.total(),
+    what = f"30 nodes and 5 processes, {way}" + (f", down for {seconds} s" if seconds else "")
+    report(
+        FAULT, what, recovered_after_seconds=took, log_records=loggers.total(),
         log_lines_of_processes=said.total(),
     )  # fmt: skip
     assert returns == dict.fromkeys(LISTENERS, 1)
@@ -95,8 +95,8 @@ def test_of_what_is_published_and_pushed_amid_restarts_nothing_is_lost_or_double
             work.go_on(part)
     finally:
         worker.close()
-    counted(
-        FAULT, f"streams, queues and an exchange, {len(restarts)} restarts, all ways in turn",
+    report(
+        FAULT, f"streams, queues and an exchange, {len(restarts)} restarts of all kinds in turn",
         **work.counts(), log_lines=len(worker.said),
     )  # fmt: skip
     work.check()
@@ -119,10 +119,10 @@ def test_what_was_reserved_just_before_a_crash_comes_again(own_world: World) -> 
         done = sum(node.commit(*taken[: number // 4]))
         again = {element.body for element in node.pop("Q", number)}
     late = {element.body for element in taken[: number // 4]}
-    counted(
+    report(
         FAULT, f"elements reserved just before, {way}", reserved=number // 2,
-        reservations_forgotten=forgotten, lost=number - len(again | late),
-        came_again=len(again & {element.body for element in taken}),
+        leases_forgotten=forgotten, lost=number - len(again | late),
+        redelivered=len(again & {element.body for element in taken}),
     )  # fmt: skip
     assert again | late == {str(each) for each in range(number)}
     assert done == number // 4 - len(again & late)
@@ -136,8 +136,8 @@ def test_everything_at_once_loses_and_doubles_nothing() -> None:
     # Memory still grows in so short a time.
     faults = [line for line in wrong if not line.startswith("grew: ")]
     line = done.stdout.partition("\ncounted: ")[2].partition("\n")[0]
-    found = {what: int(number) for number, what in re.findall(r"(\d+) ([^,]+)", line)}
-    counted("everything at once", f"the soak, {seconds} s", **found, faults=len(faults))
+    found = {name: int(number) for number, name in re.findall(r"(\d+) ([^,]+)", line)}
+    report("soak test", f"{seconds} s", **found, errors=len(faults))
     assert faults == [], done.stdout
     assert done.returncode in (0, 1), done.stderr
-    assert min(found["messages"], found["killed"], found["rounds of all"]) > 0
+    assert min(found["messages"], found["nodes_killed"], found["rounds"]) > 0

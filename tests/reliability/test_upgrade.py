@@ -23,7 +23,7 @@ from psqlmessages.models import PipelineJob, Traffic, WebIdentity
 from psqlmessages.sql import MIGRATIONS
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.crowd import EXCHANGE, crowd, write_exchange
 from tests.reliability.faults import deadlocks
 from tests.reliability.work import EXACT, LIVE, Work
@@ -111,7 +111,7 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
     publisher.ok("publish", "PUB", "T", "after")
     assert reader.got("SUB", "T") == ["after"]
     assert reader.ok("subscription", "SUB", "T")["Recovered"] is False
-    counted(FAULT, "functions removed and made again", missed=BACKLOG, untold=0)
+    report(FAULT, "functions removed and installed again", missed=BACKLOG, not_reported=0)
 
 
 def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
@@ -128,8 +128,8 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
     with Work(own_world, *EXACT, *LIVE) as work:
         work.go_on(20)
         replace(database, work, rounds)
-    counted(
-        FAULT, "functions are replaced under streams, queues and live messages",
+    report(
+        FAULT, "functions replaced while streams, queues and live messages are in use",
         installations=rounds, **work.counts(), refused=work.refused.total(),
         longest_wait_seconds=work.longest_seconds,
     )  # fmt: skip
@@ -164,12 +164,15 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     missed = sum(len(work.missing(each)) for each in streams)
     others = {each.name: len(work.missing(each)) for each in work.readers if each not in streams}
     doubled = sum(work.doubled(each) for each in work.readers if not each.may_repeat)
-    counted(
-        FAULT, "functions replaced, removed and made again under 36 nodes, an exchange, `run` and a"
-        " site", installations=rounds, refused_meanwhile=refused, longest_wait_seconds=longest,
+    report(
+        FAULT,
+        "functions replaced, removed and installed again while 36 nodes, an exchange, `run` and a"
+        " site are running",
+        installations=rounds, refused_during_installations=refused, longest_wait_seconds=longest,
         removals=removals, refused=work.refused.total(), messages=work.counts()["messages"],
-        lost=sum(others.values()), doubled=doubled, deadlocks=deadlocks(own_world.server) - before,
-        missed_in_the_stream_untold=0 if work.is_told else missed,
+        lost=sum(others.values()), duplicated=doubled,
+        deadlocks=deadlocks(own_world.server) - before,
+        stream_messages_lost_without_notice=0 if work.is_told else missed,
     )  # fmt: skip
     assert refused == 0
     assert others == dict.fromkeys(others, 0)
@@ -320,9 +323,10 @@ def test_each_step_back_removes_what_is_said_and_forward_again_all_works(
             node.topic_listen("T")
         with Node("SYNC", own_world.server.url("user1")) as other:
             assert other.topic_listen("T")
-    counted(
-        FAULT, "each migration undone and made again under a node", steps=len(removed),
-        rows_removed_as_said=sum(removed.values()), others_removed=0, nodes_that_ended=0,
+    report(
+        FAULT, "each migration reverted and applied again while a node is connected",
+        steps=len(removed), rows_removed_as_documented=sum(removed.values()), other_rows_removed=0,
+        nodes_ended=0,
     )  # fmt: skip
 
 
@@ -423,4 +427,4 @@ def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World)
             assert [two.call("ONE", n, timeout=SOON) for n in range(20)] == [[n] for n in range(20)]
             one.stop()
             running.result(SOON.total_seconds())
-        counted(FAULT, "an older client against newer functions", calls=53, failed=0)
+        report(FAULT, "an older client with newer functions", calls=53, failed=0)

@@ -17,7 +17,7 @@ from psqlmessages.client import async_session
 from psqlmessages.exceptions import ConnectionLost, IdentTaken
 from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.reliability.faults import until
 from tests.reliability.victims import told
 from tests.reliability.work import QUICK as OF_WORK
@@ -63,12 +63,12 @@ def test_streams_and_queues_through_stalls(world: World, proxy: Proxy) -> None:
             proxy.stall()
         work.go_on(PART)
     reconnects = [node.counters.reconnects for node in work.nodes.values()]
-    counted(
-        FAULT, "streams and queues, read and pushed to through stalls",
-        stalls=STALLS, **work.counts(), reconnects=sum(reconnects),
+    report(
+        FAULT, "streams and queues during stalls", stalls=STALLS, **work.counts(),
+        reconnects=sum(reconnects),
     )  # fmt: skip
     work.check()
-    assert work.counts()["gone_with_the_answer_of_pop"] <= 5 * STALLS
+    assert work.counts()["lost_with_the_answer_of_pop"] <= 5 * STALLS
     assert min(reconnects) >= STALLS
 
 
@@ -104,7 +104,10 @@ def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
     limit = (options.probe_interval + options.probe_timeout).total_seconds()
     dsn = through(proxy, server.url("user2"))
     seconds, returned = asyncio.run(found(dsn, proxy, options, lost))
-    counted(FAULT, f"{lost} lost, nodes that only wait", limit=limit, found=seconds, back=returned)
+    report(
+        FAULT, f"{'all packets' if lost == 'all' else lost} lost, waiting nodes",
+        limit_seconds=limit, detected_after_seconds=seconds, reconnected_after_seconds=returned,
+    )  # fmt: skip
     assert seconds < limit + GRACE
 
 
@@ -124,7 +127,10 @@ def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
         waiting.result(SECONDS)
         seconds = monotonic() - healed
         registered = world.owner.query("SELECT array_agg(ident) FROM psqlmessages_client")
-    counted(FAULT, "new connections too, then it heals: back after", seconds=seconds)
+    report(
+        FAULT, "new connections stall too; time to reconnect after the network is repaired",
+        seconds=seconds,
+    )  # fmt: skip
     assert registered == ["READER.1"]
     assert seconds < GRACE
 
@@ -167,9 +173,11 @@ def test_a_question_on_a_stalled_network_ends_with_its_timeout(
         proxy.heal()
         for each in (stuck, reading):
             each.exception(SECONDS)
-    counted(
-        FAULT, f"a question with a timeout of 1 s: {kind.__name__}, {asynchronous.__name__}",
-        seconds=seconds, asyncio_seconds=also,
+    report(
+        FAULT,
+        f"RPC with a timeout of 1 s: raises {kind.__name__} (Node),"
+        f" {asynchronous.__name__} (AsyncNode)",
+        node_seconds=seconds, async_node_seconds=also,
     )  # fmt: skip
     assert issubclass(kind, ConnectionLost)
     assert issubclass(asynchronous, TimeoutError | ConnectionLost)
@@ -203,9 +211,10 @@ def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
         with Node("NODE1", server.url("user1")) as heir:
             assert heir.topic_status("T").notifiers == ()
         vanished.close()
-    counted(
-        FAULT, f"a host vanishes, keepalives_idle={idle}: its name taken with error 8, then free",
-        error=refused.value.number, crashes_told=crashes, seconds=seconds,
+    report(
+        FAULT,
+        f"a host vanishes, keepalives_idle={idle}: time until its node name is free (error before)",
+        error=str(refused.value.number), crash_events=crashes, seconds=seconds,
     )  # fmt: skip
     assert crashes == 1
     assert seconds < idle + 3 + GRACE

@@ -268,17 +268,17 @@ class Work:
         counts = {
             "messages": sum(len(self.wanted(reader)) for reader in self.readers),
             "lost": sum(len(self.missing(each)) for each in self.readers if not each.may_miss),
-            "doubled": sum(self.doubled(each) for each in self.readers if not each.may_repeat),
-            "read_though_refused": sum(map(self.refused_but_read, self.readers)),
+            "duplicated": sum(self.doubled(each) for each in self.readers if not each.may_repeat),
+            "refused_but_read": sum(map(self.refused_but_read, self.readers)),
         }
         if self.uncertain:
-            counts["cut_off"] = len(self.uncertain)
+            counts["with_unknown_result"] = len(self.uncertain)
         if self.again:
-            counts["pushes_made_again"] = self.again
+            counts["pushes_repeated"] = self.again
         if leased:
-            counts["handed_out_again_by_a_lease"] = sum(map(self.doubled, leased))
+            counts["redelivered_after_a_lease"] = sum(map(self.doubled, leased))
         if lossy:
-            counts["gone_with_the_answer_of_pop"] = sum(len(self.missing(each)) for each in lossy)
+            counts["lost_with_the_answer_of_pop"] = sum(len(self.missing(each)) for each in lossy)
         return counts
 
     def check(self) -> None:

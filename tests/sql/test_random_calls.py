@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import Program, World
 from tests.sql.public import Function, public_functions
 
@@ -146,9 +146,10 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     ):
         fuzzer.step()
     print(dict(fuzzer.answers), len(fuzzer.received))
-    counted(
+    report(
         "random calls by hostile roles", f"as {role}", calls=fuzzer.answers.total(),
-        functions=functions, refused=fuzzer.answers.total() - fuzzer.answers["0"], undocumented=0,
+        functions=functions, refused=fuzzer.answers.total() - fuzzer.answers["0"],
+        undocumented_errors=0,
     )  # fmt: skip
     assert expected <= set(fuzzer.answers)
     assert fuzzer.received if role == "user1" else not fuzzer.received

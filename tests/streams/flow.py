@@ -213,8 +213,8 @@ class Flow:
         return {
             "committed": len(committed),
             "rolled_back": sum(each.rolled_back for each in self.publishers),
-            "reader_killed": self.reader.killed, "reader_rolled_back": self.reader.rolled_back,
+            "reader_kills": self.reader.killed, "reader_rollbacks": self.reader.rolled_back,
             "lost": len(committed - effects.keys()),
-            "doubled": sum(count - 1 for count in effects.values()),
-            "read_though_rolled_back": len(effects.keys() - committed - uncertain),
+            "duplicated": sum(count - 1 for count in effects.values()),
+            "rolled_back_but_read": len(effects.keys() - committed - uncertain),
         }  # fmt: skip

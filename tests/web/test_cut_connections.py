@@ -17,7 +17,7 @@ from project.postgres import Server
 from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.rest.callers import Caller, bearer
 from tests.sql.conftest import World
 from tests.web.browser import MONITOR_RULE
@@ -140,7 +140,10 @@ def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy):
         took = {way: future.result() for way, future in back.items()}
     watcher.close()
     uses.close()
-    counted(FAULT, f"a site, cut for {CUT_SECONDS} s: back after, in seconds", **took)
+    report(
+        FAULT, f"a site, cut off for {CUT_SECONDS} s: time until each part works again",
+        **{f"{way}_seconds": seconds for way, seconds in took.items()},
+    )  # fmt: skip
     assert max(took.values()) < BACK_SECONDS
     assert unsaid == 0
 
@@ -164,5 +167,5 @@ def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy):
         for future in asked:
             future.exception()
     uses.close()
-    counted(FAULT, "Daphne, by SIGTERM, while all hangs: ended after", seconds=seconds)
+    report(FAULT, "Daphne: time to end after SIGTERM, while all connections hang", seconds=seconds)
     assert seconds < END_SECONDS + GRACE

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from websockets.frames import Opcode
 
-from tests.reliability.counts import counted, size
+from tests.reliability.counts import report, size
 from tests.sql.conftest import World
 from tests.web.attackers import Attacker, Neighbour, frame, handshake
 from tests.web.site import Site
@@ -51,15 +51,15 @@ def cookie(enter: Enter) -> str:
 
 
 @contextmanager
-def beside(site: Site, enter: Enter, what: str) -> Iterator[tuple[Neighbour, dict]]:
-    """Within, a neighbour asks; afterwards its waits are counted, and what the test has found."""
+def beside(site: Site, enter: Enter, case: str) -> Iterator[tuple[Neighbour, dict]]:
+    """Let a neighbour send calls in the block; then report its waits and the test's counts."""
     found: dict[str, object] = {}
     with Neighbour(site, enter("bob", "web.bob", at=site)) as felt:
         yield felt, found
         felt.until(felt.answers + 1)
-    counted(
-        FAULT, what, **found, neighbour_answered=felt.answers,
-        neighbour_waited_seconds=felt.slowest_seconds, grown_megabytes=felt.grown_megabytes,
+    report(
+        FAULT, case, **found, answers_to_another_user=felt.answers,
+        slowest_answer_seconds=felt.slowest_seconds, memory_growth_megabytes=felt.grown_megabytes,
     )  # fmt: skip
     # A busy machine has a part in it.
     assert felt.slowest_seconds < 30
@@ -102,9 +102,9 @@ def test_connections_that_stay_half_open_are_closed(new_site: Callable[..., Site
     seconds, left = monotonic() - began, sum(is_open.values())
     for one in opened:
         one.close()
-    counted(
-        FAULT, f"connections that stay half open, limit {limit} s", opened=number, left=left,
-        closed_after_seconds=seconds,
+    report(
+        FAULT, f"connections that stay half open, limit {limit} s", connections_opened=number,
+        left=left, closed_after_seconds=seconds,
     )  # fmt: skip
     assert left == 0
     # A request that has sent its header may take longer.
@@ -131,22 +131,22 @@ def test_a_compressed_bomb_is_refused(enter: Enter, site: Site, attack: Open, co
             assert "Extensions" not in attacker.open(site, cookie, [offer])
             attacker.send(bytes(bomb))
             codes.append(attacker.closed())
-        found |= {"bombs": len(codes), "megabytes_of_each": megabytes, "closed_with": codes[0]}
+        found |= {"bombs": len(codes), "each_megabytes": megabytes, "closed_with": codes[0]}
     assert set(codes) == {"1002"}
 
 
 def test_a_message_in_parts_without_end_closes_with_1009(
     enter: Enter, tight: Site, attack: Open, cookie: str
 ):
-    for part, described in ((b"", "empty"), (b"x", "of a byte")):
+    for part, described in ((b"", "empty"), (b"x", "one-byte")):
         attacker = attack(tight)
         attacker.open(tight, cookie)
         parts = frame(Opcode.CONT, part, is_last=False) * 1000
-        what = f"a message without end, its parts {described}"
-        with beside(tight, enter, what) as (felt, found):
+        case = f"an endless message of {described} fragments"
+        with beside(tight, enter, case) as (felt, found):
             attacker.send(frame(Opcode.TEXT, part, is_last=False))
             # It sends on when it was closed, and reads the reason last.
-            found["parts_sent"] = 1000 * flood(attacker, felt, parts)
+            found["fragments_sent"] = 1000 * flood(attacker, felt, parts)
             found["closed_with"] = attacker.closed()
         assert found["closed_with"] == "1009", described
 
@@ -155,16 +155,16 @@ def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: O
     attacker, deaf = attack(tight), attack(tight, is_deaf=True)
     attacker.open(tight, cookie)
     reading = threading.Thread(target=attacker.read_on)
-    with beside(tight, enter, "a flood of pings, whose pongs are read") as (felt, found):
+    with beside(tight, enter, "a flood of pings; their pongs are read") as (felt, found):
         reading.start()
         found["pings_sent"] = 1000 * flood(attacker, felt, frame(Opcode.PING) * 1000)
         attacker.shut()
         reading.join()
     deaf.open(tight, cookie)
-    with beside(tight, enter, "a flood of pings, whose pongs are not read") as (_, found):
+    with beside(tight, enter, "a flood of pings; their pongs are not read") as (_, found):
         pings = frame(Opcode.PING, bytes(125)) * 500
         taken = deaf.until_full(pings, most=size(64, 100) * 2**20)
-        found["megabytes_taken"] = taken / 2**20
+        found["accepted_megabytes"] = taken / 2**20
     assert taken < 50 * 2**20
 
 
@@ -172,7 +172,7 @@ def test_a_peer_that_floods_after_its_end_stops_nobody(
     enter: Enter, site: Site, attack: Open, cookie: str
 ):
     attackers, frames = [attack(site) for _ in range(size(3, 15))], frame(Opcode.TEXT, b"{}") * 1000
-    with beside(site, enter, "WebSockets that flood on when they were closed") as (felt, found):
+    with beside(site, enter, "WebSockets that send on after they were closed") as (felt, found):
         for attacker in attackers:
             attacker.open(site, cookie)
         with ThreadPoolExecutor() as pool:
@@ -189,7 +189,7 @@ HEADERS = {
     "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", REFUSED)),
     "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", REFUSED)),
     "2,000 subprotocols": ([f"{PROTOCOL}: {','.join(f'p{n}' for n in range(2000))}"], (OPENED,)),
-    "one subprotocol 2,000 times": ([f"{PROTOCOL}: {','.join(['p'] * 2000)}"], (REFUSED,)),
+    "the same subprotocol 2,000 times": ([f"{PROTOCOL}: {','.join(['p'] * 2000)}"], (REFUSED,)),
 }
 
 
@@ -201,7 +201,7 @@ def test_giant_and_unfinished_handshakes_hold_little(
             answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(size(2, 5))}
             found["answer"] = " or ".join(sorted(answer or "none" for answer in answers))
         assert answers <= set(expected), what
-    with beside(site, enter, "handshakes without end") as (felt, found):
+    with beside(site, enter, "endless handshakes") as (felt, found):
         found["handshakes"] = size(200, 800)
         for _ in range(size(200, 800)):
             attack(site).send(handshake(site)[:-4])
@@ -213,7 +213,7 @@ def test_data_before_the_answer_is_not_kept(
 ):
     attacker = attack(site)
     with (
-        beside(site, enter, "data before its handshake was answered") as (_, found),
+        beside(site, enter, "data before the handshake was answered") as (_, found),
         psycopg.connect(relay.server.url()) as owner,
     ):
         # Who comes in cannot be found out for a while.
@@ -222,7 +222,7 @@ def test_data_before_the_answer_is_not_kept(
         taken = attacker.until_full(b"x" * 2**16, most=size(64, 256) * 2**20)
         owner.rollback()
         answer = attacker.answer()
-        found["megabytes_taken"] = taken / 2**20
+        found["accepted_megabytes"] = taken / 2**20
     assert answer.startswith("HTTP/1.1 101")
     # What the system keeps of a connection.
     assert taken < 16 * 2**20
@@ -236,7 +236,7 @@ def test_frames_in_the_body_of_a_handshake_are_no_frames(enter: Enter, site: Sit
     with beside(site, enter, "frames in the body of a handshake") as (felt, found):
         # Whoever has not logged in may do this.
         attacker.send(handshake(site, "", [f"Content-Length: {len(body)}"]) + body)
-        found["megabytes"] = len(body) / 2**20
+        found["sent_megabytes"] = len(body) / 2**20
         found["closed_with"] = attacker.answer() and attacker.closed()
         felt.until(felt.answers + 10)
     assert found["closed_with"] == "4401"
@@ -263,5 +263,5 @@ def test_each_hostile_text_is_answered_with_57_and_the_socket_stays(enter: Enter
             alice.connection.send(text)
             answers[what] = alice.refusal()["Err"]
         alice.ok("topic_status", topic="ROOM")
-        found |= {"texts": len(answers), "answered_with": 57}
+        found |= {"texts": len(answers), "answered_with_error": "57"}
     assert set(answers.values()) == {"57"}

@@ -8,7 +8,7 @@ import pytest
 
 from psqlmessages import Node
 from tests.queues.client.conftest import SOON, listened
-from tests.reliability.counts import counted
+from tests.reliability.counts import report
 from tests.sql.conftest import World
 
 
@@ -25,9 +25,9 @@ def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, eithe
         killed_at = monotonic()
         assert [element.body for element in waiting.result(SOON.total_seconds())] == ["x"]
         seconds = monotonic() - killed_at
-    by = "by_node" if isinstance(either, Node) else "by_async_node"
-    counted(
+    kind = type(either).__name__
+    report(
         "a reader is killed between fetch and commit",
-        f"an element that it had popped, until one that waits has it, {by}", elements=1, lost=0,
+        f"an element that it had popped: time until a waiting {kind} gets it", elements=1, lost=0,
         seconds=round(seconds, 2),
     )  # fmt: skip

@@ -171,7 +171,7 @@ def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
         # Most tables are small, and stay as they are.
         if change.last != change.first or not change.name.startswith("table"):
             print(f"{'GREW' if change.has_grown else 'flat'} {change}")
-    counts = work.counts() | {"rounds of all": scene.rounds, "killed": scene.killed}
+    counts = work.counts() | {"rounds": scene.rounds, "nodes_killed": scene.killed}
     print("counted:", ", ".join(f"{number} {what}" for what, number in counts.items()))
     wrong = [f"grew: {change}" for change in found if change.has_grown] + wrong
     print("\n".join(["WRONG", *wrong]) if wrong else "flat, and nothing lost or doubled")
@@ -193,4 +193,4 @@ def faults(scene: Scene) -> list[str]:
     return found
 
 
-WRONG = ("lost", "doubled", "read_though_refused")
+WRONG = ("lost", "duplicated", "refused_but_read")
