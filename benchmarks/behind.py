@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 
 from benchmarks.crowd import body_of, connected
 from benchmarks.results import Row
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from benchmarks.sites import memory_bytes, relay_site
 from psqlmessages.conf import Settings
 from psqlmessages.exceptions import NoListeners
@@ -21,7 +21,7 @@ MOST_SENT = 256 * MIB
 def behind(rounds: int) -> Row:
     """Send to one that reads nothing until it is closed: how much Daphne grows meanwhile."""
     grown: list[float] = []
-    with own_server() as server, relay_site(server, rounds) as site:
+    with temporary_server() as server, relay_site(server, rounds) as site:
         for number in range(rounds):
             with closing(connected(site.place(number))):
                 before = most = memory_bytes(site.pid)

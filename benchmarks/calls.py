@@ -15,7 +15,7 @@ from benchmarks import answerers, starting
 from benchmarks.brokers import NotHere, own_nats, version
 from benchmarks.copies import copy
 from benchmarks.results import Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from project.postgres import Server
 
 BODY = "x" * 1000
@@ -43,7 +43,7 @@ def measure(options: Options) -> Findings:
     """Measure the rows of calls, of opening and of importing."""
     findings = Findings(versions={"psycopg": installed("psycopg")})
     rounds = min(options.rounds, QUICK_ROUNDS) if options.is_quick else options.rounds
-    with own_server() as server:
+    with temporary_server() as server:
         with asyncio.Runner() as runner, ExitStack() as stack:
             sides = {**own_sides(server, stack, runner), **nats_side(stack, runner, findings)}
             times = ask(sides, rounds, QUICK_CALLS if options.is_quick else CALLS)

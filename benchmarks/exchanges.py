@@ -32,7 +32,7 @@ from benchmarks.exchange_sides import (
     running,
 )
 from benchmarks.results import Curve, Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 
 WHAT = "exchange, 1 to 2, 1 KB, header regex"
 DEFAULT, WIDE = "ours", "ours, 2 loops of 500"
@@ -52,7 +52,7 @@ def measure(options: Options) -> Findings:
     """Measure exchanges beside a statement by hand and keuss."""
     findings = Findings()
     graphs = [GRAPHS[DEFAULT]] if options.is_quick else [*GRAPHS.values(), *FANS]
-    with own_server() as server, tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+    with temporary_server() as server, tempfile.TemporaryDirectory() as made, ExitStack() as stack:
         dsn = server.url()
         sides: dict[str, Side] = {}
         if not options.is_quick:

@@ -35,7 +35,7 @@ from benchmarks.pipeline_batch import (
     writing_sides,
 )
 from benchmarks.results import Curve, Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from psqlmessages.pipeline import register, session
 
 OURS, COPY, JDBC, BINARY = "psqlmessages", "COPY BINARY", "Spark JDBC", "Spark JDBC, binary"
@@ -125,7 +125,7 @@ def bench(rounds: int) -> Iterator[Bench]:
     """Start a server and Spark, and store the messages."""
     jars = {"spark.jars": JDBC_JAR} if Path(JDBC_JAR).exists() else {}
     with (
-        own_server() as server,
+        temporary_server() as server,
         closing(psycopg.connect(server.url(), autocommit=True)) as connection,
     ):
         os.environ["PSQLMESSAGES_DSN"] = server.url()

@@ -23,7 +23,7 @@ from benchmarks import processor
 from benchmarks.exchange_sides import BODY, HEADERS, Graph, Ours, load, process
 from benchmarks.pipeline_steady import size
 from benchmarks.results import Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from project.postgres import Server
 
 ONE, TWO, SPARK = "one", "two", "spark"
@@ -168,7 +168,7 @@ def measure(options: Options) -> Findings:
     if options.is_quick:
         findings.left_out.append("an exchange on Spark, in the quick run: its start takes too long")
         return findings
-    with own_server() as server, sides(server) as found:
+    with temporary_server() as server, sides(server) as found:
         findings.rows += routed(found, options.rounds)
         findings.rows += [single(found, options.rounds), memory(found)]
     return findings

@@ -25,7 +25,7 @@ from time import monotonic, perf_counter
 
 import psycopg
 
-from benchmarks.servers import ROOT, own_server
+from benchmarks.servers import ROOT, temporary_server
 
 PAIRS = [(f"SENDER{sender}", f"TOPIC{topic}") for sender in range(2) for topic in range(3)]
 HUNDRED = 100
@@ -176,7 +176,7 @@ def main() -> None:
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     is_over, count = context.Event(), context.Value("q", 0)
-    with own_server() as server, tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+    with temporary_server() as server, tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         options.checkpoint = str(Path(folder) / "checkpoint")
         with psycopg.connect(server.url(), autocommit=True) as owner:
             owner.execute(RULES)

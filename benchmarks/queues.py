@@ -34,7 +34,7 @@ from benchmarks.queue_peers import (
     Side,
 )
 from benchmarks.results import Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 
 SIZES = {1: "one by one", 100: "100 at once"}
 LEASES = "each taken by a lease; by design ours is not awaited on the disk, its is"
@@ -81,7 +81,8 @@ def measure(options: Options) -> Findings:
     """Compare each pair, with one element in a call and with 100."""
     findings = Findings()
     segments = 4 if options.is_quick else 14
-    with own_server({"min_wal_size": f"{16 * (segments + 2)}MB"}) as server, ExitStack() as stack:
+    settings = {"min_wal_size": f"{16 * (segments + 2)}MB"}
+    with temporary_server(settings) as server, ExitStack() as stack:
         lay_out_wal(server.superuser_url(), segments)
         dsn = server.url()
         with psycopg.connect(dsn, autocommit=True) as connection:

@@ -16,7 +16,7 @@ from benchmarks.copies import copy
 from benchmarks.listeners import CHANNEL, TOPIC, listening
 from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.rounds import Act, rates
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from project.postgres import Server
 from psqlmessages import Node
 
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 30
 def measure(options: Options) -> Findings:
     """Measure sends by nodes, by sessions and by rules, and the return of nodes."""
     findings = Findings()
-    with own_server(SETTINGS) as server:
+    with temporary_server(SETTINGS) as server:
         with ExitStack() as stack:
             findings.add(by_nodes(server, stack, options))
         with ExitStack() as stack:

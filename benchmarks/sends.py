@@ -20,7 +20,7 @@ from benchmarks.results import Findings, Options, Row, run
 from benchmarks.send_crowd import crowd_rates
 from benchmarks.send_receiver import Addresses, Receiver, receiver
 from benchmarks.send_ways import PREPARE, Way, async_node, nats_ways, postgres, redis_ways
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 
 SMALL = {"10 B": 10, "1 KB": 1000}
 LARGE = {"10 KB": 10_000, "50 KB": 50_000, "100 KB": 100_000}
@@ -236,7 +236,7 @@ def measure(options: Options) -> Findings:
     """Measure all rows."""
     findings = Findings(versions={"psycopg": psycopg.__version__})
     with ExitStack() as stack:
-        dsn = stack.enter_context(own_server()).url()
+        dsn = stack.enter_context(temporary_server()).url()
         with psycopg.connect(dsn, autocommit=True) as admin:
             findings.versions["PostgreSQL"] = admin.info.parameter_status("server_version") or ""
             admin.execute(PREPARE)

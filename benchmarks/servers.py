@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def own_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
+def temporary_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Run one; POSTGRES_BIN names the folder of other programs than the embedded ones."""
     binaries = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:

@@ -24,7 +24,7 @@ from typing import Self
 import psycopg
 
 from benchmarks.results import Curve, Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from project.postgres import Server
 
 MINUTES, SECONDS = 20, 10
@@ -205,7 +205,7 @@ def measure(options: Options) -> Findings:
     """Publish for twenty minutes."""
     if options.is_quick:
         return Findings(left_out=[f"steady publishing: it takes {MINUTES} minutes"])
-    with own_server() as server:
+    with temporary_server() as server:
         windows, published = publish(server)
     return Findings(rows(windows, published), curves(windows))
 

@@ -13,7 +13,7 @@ import psycopg
 
 from benchmarks.results import Curve
 from benchmarks.rounds import Act, rates
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 
 STORED = (10_000, 100_000, 1_000_000, 10_000_000)
 SUBSCRIPTIONS = (1, 10, 100, 1000)
@@ -36,7 +36,7 @@ LAST = "SELECT last_value FROM messages._stream_id"
 def measured(rounds: int) -> list[Curve]:
     """Measure them, on a server of their own."""
     with (
-        own_server() as server,
+        temporary_server() as server,
         psycopg.connect(server.url(), autocommit=True) as connection,
         psycopg.connect(server.superuser_url(), autocommit=True) as superuser,
     ):

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import stream_curves, stream_sides
 from benchmarks.results import Findings, Options, Row, run
 from benchmarks.rounds import Act, rates
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from benchmarks.stream_sides import AT_ONCE, BATCH, NODE, OURS, OURS_MANY, Sides
 
 LAZY = "the peer syncs every 2 minutes: what it answered may be lost with the machine"
@@ -53,7 +53,7 @@ def in_turns(sides: dict[str, Act], options: Options) -> dict[str, list[float]]:
 
 def measure(options: Options) -> Findings:
     """Compare with each peer; curves where there is time."""
-    with own_server() as server, ExitStack() as stack:
+    with temporary_server() as server, ExitStack() as stack:
         sides = Sides(server.url(), stack)
         brokers = () if options.is_quick else stream_sides.BROKERS
         acts = sides.one_by_one(brokers)

@@ -21,7 +21,7 @@ from time import perf_counter
 import psycopg
 
 from benchmarks.results import Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from psqlmessages import Node
 
 SETUP = """
@@ -172,7 +172,7 @@ def measure(options: Options) -> Findings:
     names = [name for name in READERS if name != SQL or not options.is_quick]
     found: dict[str, list[tuple[list[float], ...]]] = {name: [] for name in names}
     multiprocessing.get_context("forkserver").set_forkserver_preload(["psqlmessages"])
-    with own_server() as server:
+    with temporary_server() as server:
         dsn = server.url()
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(SETUP)

@@ -23,7 +23,7 @@ from benchmarks.behind import behind
 from benchmarks.brokers import NotHere
 from benchmarks.crowd import Crowd, body_of
 from benchmarks.results import Curve, Findings, Options, Row, run
-from benchmarks.servers import own_server
+from benchmarks.servers import temporary_server
 from benchmarks.sites import Site, group_site, memory_bytes, relay_site
 
 RECOMMENDED, BY_PUBSUB = "core.RedisChannelLayer", "pubsub.RedisPubSubChannelLayer"
@@ -95,7 +95,7 @@ def measure(options: Options) -> Findings:
 @contextmanager
 def _sites(layers: Sequence[str], sockets: int, findings: Findings) -> Iterator[list[Site]]:
     with ExitStack() as stack:
-        server = stack.enter_context(own_server())
+        server = stack.enter_context(temporary_server())
         sites: list[Site] = [stack.enter_context(relay_site(server, sockets))]
         try:
             port = stack.enter_context(brokers.own_redis())

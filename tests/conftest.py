@@ -18,13 +18,13 @@ from psycopg.conninfo import conninfo_to_dict
 from project.postgres import Server
 from project.postgres.passwords import new_password
 from tests.client.proxy import Proxy
-from tests.connections import Pool
+from tests.connection_pool import ConnectionPool
 from tests.servers import SERVER
 
 LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
 GROUP, MEMBERS = "team", ("user3",)
 
-# No test is timed: an example, or the drawing of one, may meet a busy moment.
+# On a busy machine, an example or its generation may take long.
 hypothesis_settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -35,11 +35,11 @@ hypothesis_settings.load_profile("untimed")
 class TestedServer:
     """A server with the test database; `url` takes the owner's name or one of `LOGIN_ROLES`."""
 
-    __test__ = False  # its name begins like a test's
+    __test__ = False  # pytest must not collect it because of its name
 
     server: Server
     database: str
-    pool: Pool | None = None
+    pool: ConnectionPool | None = None
 
     def url(self, role: str = Server.owner) -> str:
         """Return the address of the test database for a role."""
@@ -58,9 +58,9 @@ class TestedServer:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """Let the commands under test hear Ctrl-C.
+    """Let Ctrl-C interrupt the commands under test.
 
-    A shell that starts us in the background ignores it, and they would inherit that.
+    A shell that runs the tests in the background ignores SIGINT; commands would inherit this.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,39 +72,39 @@ def django_db_setup(
     django_test_environment: None,
     django_db_blocker: pytest_django.DjangoDbBlocker,
 ) -> Iterator[None]:
-    """Make the test database for every run: most tests use it without a mark of Django's."""
+    """Create the test database for every run: most tests use it without a mark of Django's."""
     with django_db_blocker.unblock():
-        made = setup_databases(verbosity=0, interactive=False, aliases=["default"])
+        created = setup_databases(verbosity=0, interactive=False, aliases=["default"])
     yield
     with django_db_blocker.unblock():
-        end_ghosts(pytestconfig.stash[SERVER])
-        teardown_databases(made, verbosity=0)
+        terminate_sessions(pytestconfig.stash[SERVER])
+        teardown_databases(created, verbosity=0)
 
 
-def end_ghosts(server: Server) -> None:
-    """End the sessions of hosts that vanished in a test: the server does not know yet."""
-    own = connection.cursor().connection.info.backend_pid
+def terminate_sessions(server: Server) -> None:
+    """Terminate the remaining sessions, such as those of hosts that vanished in a test."""
+    pid = connection.cursor().connection.info.backend_pid
     with psycopg.connect(server.superuser_url(), autocommit=True) as superuser:
         superuser.execute(
             "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
             " WHERE datname = %s AND pid <> %s",
-            (connection.settings_dict["NAME"], own),
+            (connection.settings_dict["NAME"], pid),
         )
 
 
 @pytest.fixture(scope="session")
 def server(pytestconfig: pytest.Config, django_db_setup: None) -> Iterator[TestedServer]:
     """The server with the migrated test database and the roles of the tests."""
-    pool = Pool()
+    pool = ConnectionPool()
     tested = TestedServer(pytestconfig.stash[SERVER], connection.settings_dict["NAME"], pool)
     with psycopg.connect(tested.superuser_url, autocommit=True) as superuser:
-        make_roles(superuser, tested.server)
+        create_roles(superuser, tested.server)
     yield tested
     pool.close()
 
 
-def make_roles(superuser: psycopg.Connection, server: Server) -> None:
-    """Make the roles of the tests, or put them right: an earlier run may have been killed."""
+def create_roles(superuser: psycopg.Connection, server: Server) -> None:
+    """Create the roles of the tests; repair existing ones, if an earlier run was killed."""
     found = superuser.execute("SELECT rolname FROM pg_roles").fetchall()
     for role in {GROUP, *LOGIN_ROLES} - {name for (name,) in found}:
         superuser.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
@@ -122,7 +122,7 @@ def make_roles(superuser: psycopg.Connection, server: Server) -> None:
 
 @pytest.fixture
 def proxy(server: TestedServer) -> Iterator[Proxy]:
-    """A network to the server, which can stall."""
+    """A proxy in front of the server, which can stall."""
     address = conninfo_to_dict(server.url())
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
         yield proxy

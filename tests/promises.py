@@ -1,7 +1,7 @@
-"""Which test guards each promise of the docs: python -m tests.promises prints the list.
+"""The promises of the docs and their tests: python -m tests.promises prints and checks the list.
 
-The files promises*.txt beside the tests hold it, a line for each: where the promise stands, its
-words, and the test. "error 54" instead of a page names an error of the SQL functions.
+Each line of the files promises*.txt has a page, words on this page, and the test that guards them.
+"error 54" in place of a page is an error of the SQL functions.
 """
 
 import re
@@ -15,59 +15,59 @@ ERROR = re.compile(r"error (\d+)")
 
 @dataclass(frozen=True)
 class Promise:
-    """Words of a page, or an error, and the test that guards it."""
+    """Words of a page, or an error number, and the test that guards it."""
 
-    where: str
+    page: str
     words: str
     test: str
 
     @property
-    def fault(self) -> str | None:
-        """What is wrong with this line, or None."""
+    def error(self) -> str | None:
+        """The error of this line, or None."""
         path, _, name = self.test.partition("::")
         file = ROOT / path
         if not file.is_file():
-            return f"{self.test}: there is no such file"
+            return f"{self.test}: the file does not exist"
         if name and not re.search(
             rf"^ *(async )?def {re.escape(name)}\(", file.read_text(), re.MULTILINE
         ):
-            return f"{self.test}: there is no such test"
-        if ERROR.fullmatch(self.where):
+            return f"{self.test}: the test does not exist"
+        if ERROR.fullmatch(self.page):
             return None
-        page = ROOT / self.where
+        page = ROOT / self.page
         if not page.is_file():
-            return f"{self.where}: there is no such page"
+            return f"{self.page}: the page does not exist"
         if self.words not in page.read_text():
-            return f"{self.where} does not say: {self.words}"
+            return f"{self.page} does not contain: {self.words}"
         return None
 
 
-def promises() -> list[Promise]:
-    """All of them, in the order of the pages."""
+def read_promises() -> list[Promise]:
+    """Read all promises, and sort them by page."""
     lines = (line for file in TESTS.rglob("promises*.txt") for line in file.read_text().split("\n"))
     found = [
         Promise(*(part.strip() for part in line.split(" | ")))
         for line in lines
         if line.strip() and not line.startswith("#")
     ]
-    return sorted(found, key=lambda each: (each.where, each.words))
+    return sorted(found, key=lambda each: (each.page, each.words))
 
 
-def faults() -> list[str]:
-    """What does not fit, and the errors that no test guards."""
-    listed = promises()
+def find_errors() -> list[str]:
+    """Return the errors of all lines, and the SQL errors that no test guards."""
+    promises = read_promises()
     known = {
         int(n)
         for n in re.findall(
             r"^\| (\d+) \|", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE
         )
     }
-    guarded = {int(m[1]) for each in listed if (m := ERROR.fullmatch(each.where))}
+    guarded = {int(m[1]) for each in promises if (m := ERROR.fullmatch(each.page))}
     missing = [f"error {number}: no test guards it" for number in sorted(known - guarded)]
-    return [fault for each in listed if (fault := each.fault)] + missing
+    return [error for each in promises if (error := each.error)] + missing
 
 
 if __name__ == "__main__":
-    for promise in promises():
-        print(promise.where, promise.words, promise.test, sep=" | ")
-    raise SystemExit("\n".join(faults()) or None)
+    for promise in read_promises():
+        print(promise.page, promise.words, promise.test, sep=" | ")
+    raise SystemExit("\n".join(find_errors()) or None)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from project.postgres.ports import free_port
 from tests.conftest import TestedServer
 from tests.project.example import Example, copy_project, own_database
-from tests.servers import cluster_of_this_run
+from tests.servers import exclusive_server
 from tests.web.browser import LIVE, Visitors, chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -34,7 +34,7 @@ def main() -> None:
     """Run the example with its traffic, and take all pictures."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        cluster_of_this_run() as server,
+        exclusive_server() as server,
         own_database(TestedServer(server, "postgres"), "screenshots") as url,
     ):
         project = copy_project(Path(folder) / "copy")

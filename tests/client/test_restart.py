@@ -13,8 +13,8 @@ import pytest
 
 from psqlmessages import Node, Options
 from tests.client.nodes import Driven
-from tests.own_server import own_server
 from tests.servers import SERVER
+from tests.temporary_server import temporary_server
 
 NODES = [(kind, f"{kind.__name__}.{number}") for kind in (Node, Driven) for number in range(10)]
 LONG = timedelta(minutes=3)
@@ -44,7 +44,7 @@ def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     caplog.set_level(logging.INFO, "psqlmessages")
     binaries = pytestconfig.stash[SERVER].binaries
     with ExitStack() as stack, ThreadPoolExecutor(len(NODES)) as pool:
-        own = stack.enter_context(own_server(tmp_path, binaries, rules=RULES))
+        own = stack.enter_context(temporary_server(tmp_path, binaries, rules=RULES))
         nodes = [kind(ident, own.url(), options=PATIENT) for kind, ident in NODES]
         for node in nodes:
             stack.callback(node.end if isinstance(node, Driven) else node.close)

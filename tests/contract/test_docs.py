@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from psqlmessages.exceptions import registry
-from tests.promises import faults, promises
+from tests.promises import find_errors, read_promises
 from tests.sql.conftest import Program, World
 
 ROOT = Path(__file__).parents[2]
@@ -163,5 +163,5 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 
 def test_each_promise_stands_in_the_docs_and_has_a_test() -> None:
-    assert len(promises()) > 400
-    assert faults() == []
+    assert len(read_promises()) > 400
+    assert find_errors() == []

@@ -15,7 +15,7 @@ from psqlmessages.models import ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
 from tests.exchanges.field import Bed, Field, flow, working
-from tests.own_server import own_server
+from tests.temporary_server import temporary_server
 
 pytestmark = pytest.mark.usefixtures("committing")
 
@@ -158,7 +158,7 @@ def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field) -
 def far_server(
     server: TestedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TestedServer]:
-    with own_server(tmp_path_factory.mktemp("far"), server.server.binaries) as second:
+    with temporary_server(tmp_path_factory.mktemp("far"), server.server.binaries) as second:
         yield second
 
 

@@ -24,18 +24,18 @@ from psqlmessages.pipeline.exchange.definition import dump_exchanges
 from tests.conftest import TestedServer
 from tests.django.processes import manage, start, talking
 from tests.exchanges.field import Bed, Field
-from tests.own_server import own_server
 from tests.pipeline.processes import FAULT, kill, until
 from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
-from tests.reliability.conftest import own, own_world
+from tests.reliability.conftest import own_server, own_world
 from tests.reliability.counts import report, size
-from tests.reliability.faults import FAST, POSTMASTER, WAYS, disk, move_tables, restarting
-from tests.reliability.work import EXPIRE
+from tests.reliability.faults import FAST, POSTMASTER, RESTARTS, move_tables, restarting, small_disk
+from tests.reliability.workload import EXPIRE
 from tests.servers import SERVER
 from tests.sql.conftest import World
+from tests.temporary_server import temporary_server
 
-__all__ = ["own", "own_world"]
+__all__ = ["own_server", "own_world"]
 
 KILLS = int(os.environ.get("KILLS", size(1, 9)))
 QUERIES = ("topic", "queue", "files", "taken")
@@ -159,7 +159,7 @@ def test_killed_drivers_neither_lose_nor_double_rows(
 
 @pytest.mark.nightly  # PostgreSQL restarts under Spark
 def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path) -> None:
-    ways = (size(1, 0) and [FAST, POSTMASTER]) or [*WAYS] * 5
+    ways = (size(1, 0) and [FAST, POSTMASTER]) or [*RESTARTS] * 5
     rows = size(1_000, 5_000)
     batches = BATCHES_BETWEEN * (len(ways) + 1)
     allow_all(own_world)
@@ -314,20 +314,20 @@ def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is
     binaries = pytestconfig.stash[SERVER].binaries
     settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
     with (
-        own_server(tmp_path, binaries, settings=settings) as own,
-        disk(own.server.home.folder / "small", 96) as small,
+        temporary_server(tmp_path, binaries, settings=settings) as own_server,
+        small_disk(own_server.server.home.folder / "small", 96) as small,
     ):
-        move_tables(own, small)
-        field = TrafficField(World(own))
+        move_tables(own_server, small)
+        field = TrafficField(World(own_server))
         field.publish_everywhere(300)
         field.spread(3_600)
         arguments = (*JOB, "--checkpoint", str(tmp_path / "checkpoint"), "--once")
         small.fill()
-        refused = manage(own, *arguments, timeout=600)
+        refused = manage(own_server, *arguments, timeout=600)
         assert (refused.returncode, field.written()) == (1, {})
         assert "No space left on device" in refused.stderr
         small.clear()
-        done = manage(own, *arguments, timeout=600)
+        done = manage(own_server, *arguments, timeout=600)
         assert done.returncode == 0, done.stderr
         compare(field, "disk full", "the job traffic, repeated afterwards")
         field.world.close()

@@ -1,4 +1,4 @@
-"""Servers that the tests of faults may stop, kill and fill."""
+"""Servers that the reliability tests may stop, kill and fill."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -7,55 +7,55 @@ from typing import Any
 import pytest
 
 from tests.conftest import TestedServer
-from tests.own_server import own_server
 from tests.servers import SERVER
 from tests.sql.conftest import World, world
+from tests.temporary_server import temporary_server
 
 __all__ = ["world"]
 
-# Deadlocks are found soon.
-QUICK = {"deadlock_timeout": "300ms"}
-KEPT = pytest.StashKey[dict[str, Any]]()
+# PostgreSQL then detects deadlocks sooner.
+SETTINGS = {"deadlock_timeout": "300ms"}
+CREATED = pytest.StashKey[dict[str, Any]]()
 
 
-def kept(config: pytest.Config, key: str, make: Callable[[ExitStack], Any]) -> Any:
-    """Make something once for all tests, whatever their order; the stack is closed at the end."""
-    made = config.stash.setdefault(KEPT, {})
-    if key not in made:
+def create_once(config: pytest.Config, key: str, create: Callable[[ExitStack], Any]) -> Any:
+    """Create something once for all tests of a run; the stack is closed at the end of the run."""
+    created = config.stash.setdefault(CREATED, {})
+    if key not in created:
         stack = ExitStack()
         config.add_cleanup(stack.close)
-        made[key] = make(stack)
-    return made[key]
+        created[key] = create(stack)
+    return created[key]
 
 
 @pytest.fixture(scope="module")
-def own(
+def own_server(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     pytestconfig: pytest.Config,
 ) -> TestedServer:
-    """A migrated server with the module's `SERVER_SETTINGS`, which modules of the same ones share.
+    """A migrated server with the module's `SERVER_SETTINGS`; modules with equal settings share it.
 
-    The module's `need_server`, if any, skips where these programs of PostgreSQL cannot do.
+    If the module has a function `need_server`, it skips tests on unsuitable versions.
     """
     binaries = pytestconfig.stash[SERVER].binaries
     if (need := getattr(request.module, "need_server", None)) is not None:
         need(binaries)
-    settings = QUICK | getattr(request.module, "SERVER_SETTINGS", {})
+    settings = SETTINGS | getattr(request.module, "SERVER_SETTINGS", {})
 
-    def make(stack: ExitStack) -> TestedServer:
+    def create(stack: ExitStack) -> TestedServer:
         folder = tmp_path_factory.mktemp("own")
-        return stack.enter_context(own_server(folder, binaries, settings=settings))
+        return stack.enter_context(temporary_server(folder, binaries, settings=settings))
 
-    tested: TestedServer = kept(pytestconfig, repr(sorted(settings.items())), make)
+    tested: TestedServer = create_once(pytestconfig, repr(sorted(settings.items())), create)
     tested.server.start()
     return tested
 
 
 @pytest.fixture
-def own_world(own: TestedServer) -> Iterator[World]:
-    """The module's own server, running and empty."""
-    own.server.start()
-    world = World(own)
+def own_world(own_server: TestedServer) -> Iterator[World]:
+    """The world of `own_server`, which is running and empty."""
+    own_server.server.start()
+    world = World(own_server)
     yield world
     world.close()

@@ -1,4 +1,4 @@
-"""Faults and what undoes them: restarts, locks, deadlocks, a full disk; Django on such a server."""
+"""Faults that tests cause: restarts, locks, deadlocks, a full disk; Django on such a server."""
 
 import os
 import shutil
@@ -28,92 +28,92 @@ FAST: Final = "stopped fast"
 IMMEDIATE: Final = "stopped immediately"
 BACKEND: Final = "a backend killed -9"
 POSTMASTER: Final = "the postmaster killed -9"
-WAYS: Final = (FAST, IMMEDIATE, BACKEND, POSTMASTER)
+RESTARTS: Final = (FAST, IMMEDIATE, BACKEND, POSTMASTER)
 
-CLIENT = """
+ANY_CLIENT = """
     SELECT pid FROM pg_stat_activity
     WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1
 """
-# Whatever waits for longer hangs, however busy the machine is.
-LONG = 180.0
-until = partial(wait_until, seconds=LONG)
+# After this time a test hangs, even on a busy machine.
+TIMEOUT_SECONDS = 180.0
+until = partial(wait_until, seconds=TIMEOUT_SECONDS)
 
 
-def restart(server: Server, way: str) -> None:
-    go_away(server, way)
+def restart(server: Server, how: str) -> None:
+    stop_or_kill(server, how)
     server.start()
 
 
-def go_away(server: Server, way: str) -> None:
-    """Let it end all its connections; after BACKEND it comes back by itself."""
-    if way == FAST:
+def stop_or_kill(server: Server, how: str) -> None:
+    """End all connections of a server; after BACKEND, the server restarts itself."""
+    if how == FAST:
         server.stop("fast")
-    elif way == IMMEDIATE:
+    elif how == IMMEDIATE:
         server.stop("immediate")
-    elif way == BACKEND:
-        kill_a_backend(server)
+    elif how == BACKEND:
+        kill_backend(server)
     else:
         os.kill(server.postmaster.pid, signal.SIGKILL)
 
 
-def kill_a_backend(server: Server) -> None:
-    """Kill the backend of any client, at which the postmaster ends all others."""
+def kill_backend(server: Server) -> None:
+    """Kill the backend of any client; the postmaster then ends all others."""
     with psycopg.connect(server.superuser_url(), autocommit=True) as watcher:
 
         def is_killed() -> bool:
-            for (pid,) in watcher.execute(CLIENT):
+            for (pid,) in watcher.execute(ANY_CLIENT):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     return True
             return False
 
         until(is_killed)
-        # It ends with this connection, which the postmaster ends.
+        # Wait until the postmaster ends this connection.
         with suppress(psycopg.OperationalError):
-            watcher.execute("SELECT pg_sleep(%s)", [LONG])
-        assert watcher.closed, "the postmaster has not noticed"
+            watcher.execute("SELECT pg_sleep(%s)", [TIMEOUT_SECONDS])
+        assert watcher.closed, "the postmaster has not ended the other backends"
 
 
 @contextmanager
 def restarting(
-    server: Server, ways: Sequence[str], number: Callable[[], int], total: int
+    server: Server, restarts: Sequence[str], progress: Callable[[], int], total: int
 ) -> Iterator[None]:
-    is_over = threading.Event()
+    """Restart a server at equal steps of progress, while the block runs."""
+    has_failed = threading.Event()
 
     def act() -> None:
-        for turn, way in enumerate(ways, 1):
-            while number() < total * turn // (len(ways) + 1):
-                if is_over.wait(0.005):
+        for turn, how in enumerate(restarts, 1):
+            while progress() < total * turn // (len(restarts) + 1):
+                if has_failed.wait(0.005):
                     return
-            restart(server, way)
+            restart(server, how)
 
     with ThreadPoolExecutor(1) as pool:
         acting = pool.submit(act)
         try:
             yield
         except BaseException:
-            is_over.set()
+            has_failed.set()
             raise
         acting.result()
 
 
-# Calls that wait for locks, and what ends them: timeouts, somebody, or a deadlock
+# Calls that wait for locks, and how they end: by a timeout, by another session, or by a deadlock.
 
-# Every call then waits.
-EVERYTHING = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
+LOCK_TABLES = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 TABLES = """
     SELECT string_agg(c.oid::regclass::text, ', ' ORDER BY c.oid) FROM pg_class AS c
     WHERE c.relkind IN ('r', 'p') AND c.relname ^@ 'psqlmessages_'
 """
-# OFFSET 0: the function is called for no other session.
-END = """
+# OFFSET 0: PostgreSQL must not call the function for other sessions.
+END_WAITING = """
     SELECT count({}(waiting.pid)) FROM (
         SELECT a.pid FROM pg_stat_activity AS a
         WHERE a.datname = current_database() AND a.wait_event_type = 'Lock' AND a.query LIKE %s
         OFFSET 0
     ) AS waiting
 """
-WAITED_FOR = """
+BLOCKS_A_SESSION = """
     SELECT EXISTS (
         SELECT FROM pg_stat_activity AS a
         WHERE a.datname = current_database() AND %s = ANY (pg_blocking_pids(a.pid))
@@ -122,51 +122,54 @@ WAITED_FOR = """
 
 
 @contextmanager
-def held(world: World) -> Iterator[None]:
-    """Let a transaction of the owner lock all tables."""
+def tables_locked(world: World) -> Iterator[None]:
+    """Lock all tables in a transaction of the owner, so that every call waits."""
     with psycopg.connect(world.server.url(), autocommit=True) as owner:
-        statement, is_held = EVERYTHING.format(world.owner.query(TABLES)), False
-        while not is_held:
+        statement, is_locked = LOCK_TABLES.format(world.owner.query(TABLES)), False
+        while not is_locked:
             owner.execute("BEGIN")
             try:
                 owner.execute(statement)
-                is_held = True
+                is_locked = True
             except psycopg.errors.DeadlockDetected:
-                # With calls that lock in another order.
+                # Calls lock in another order.
                 owner.execute("ROLLBACK")
         yield
         owner.execute("ROLLBACK")
 
 
 @contextmanager
-def ending(world: World, how: str = "pg_cancel_backend", like: str = "%") -> Iterator[Counter[str]]:
+def cancel_waiting(
+    world: World, function: str = "pg_cancel_backend", like: str = "%"
+) -> Iterator[Counter[str]]:
     """End each statement that waits for a lock, by a function of PostgreSQL; count them."""
-    ended, is_over = Counter[str](), threading.Event()
+    ended, must_stop = Counter[str](), threading.Event()
 
     def run() -> None:
         with psycopg.connect(world.server.superuser_url, autocommit=True) as superuser:
-            while not is_over.wait(0.01):
-                ended[how] += superuser.execute(END.format(how), (like,)).fetchone()[0]
+            while not must_stop.wait(0.01):
+                row = superuser.execute(END_WAITING.format(function), (like,)).fetchone()
+                ended[function] += row[0]
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run)
         try:
             yield ended
         finally:
-            is_over.set()
+            must_stop.set()
             running.result()
 
 
-def deadlocks(tested: TestedServer, text: str = "deadlock detected") -> int:
-    """How many deadlocks, or other errors, the server has logged by now."""
+def count_logged(tested: TestedServer, text: str = "deadlock detected") -> int:
+    """Count how often the server has logged a text."""
     return tested.server.home.log.read_text(errors="replace").count(text)
 
 
 @contextmanager
-def opposed(world: World, *, holds: str, wants: str) -> Iterator[None]:
-    """Cause a deadlock: hold a lock, and when a session waits for it, want another lock.
+def forced_deadlock(world: World, *, holds: str, wants: str) -> Iterator[None]:
+    """Cause a deadlock: take a lock, and when a session waits for it, request another lock.
 
-    This transaction does not look for deadlocks, so PostgreSQL aborts the other one.
+    This transaction has a longer deadlock_timeout, so PostgreSQL aborts the other one.
     """
     url = world.server.superuser_url
     with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(1) as pool:
@@ -177,7 +180,7 @@ def opposed(world: World, *, holds: str, wants: str) -> Iterator[None]:
 
         def run() -> None:
             with psycopg.connect(url, autocommit=True) as watcher:
-                until(lambda: watcher.execute(WAITED_FOR, (pid,)).fetchone() == (True,))
+                until(lambda: watcher.execute(BLOCKS_A_SESSION, (pid,)).fetchone() == (True,))
             connection.execute(wants)
             connection.execute("ROLLBACK")
 
@@ -186,18 +189,18 @@ def opposed(world: World, *, holds: str, wants: str) -> Iterator[None]:
         running.result(90)
 
 
-# A disk that can be full: a small tmpfs, and a file that takes what is left of it
+# A disk that can be full: a small tmpfs, and a file that takes its free space.
 
 
 class Disk:
-    """A file system in memory, of so many megabytes."""
+    """A file system in memory, and the file that fills it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ballast = folder / "ballast"
 
     def fill(self, spare: int = 0) -> int:
-        """Take all that is left, once more too, but for some bytes; return how many that were."""
+        """Take all free space but the spare bytes; return the number of bytes taken."""
         taken = 0
         with self._ballast.open("ab", buffering=0) as file:
             before = file.tell()
@@ -208,7 +211,7 @@ class Disk:
             file.truncate(before + taken)
         return taken
 
-    def give(self, size: int) -> None:
+    def free_up(self, size: int) -> None:
         os.truncate(self._ballast, self._ballast.stat().st_size - size)
 
     @property
@@ -227,76 +230,72 @@ def _written(descriptor: int, chunk: bytes) -> int:
 
 
 @contextmanager
-def disk(folder: Path, megabytes: int) -> Iterator[Disk]:
-    """Mount one; the test is skipped where that is not permitted."""
+def small_disk(folder: Path, megabytes: int) -> Iterator[Disk]:
+    """Mount a disk; skip the test if that is not permitted."""
     folder.mkdir()
-    how = ("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
+    options = ("-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder))
     try:
-        subprocess.run(["mount", *how], capture_output=True, text=True, check=True)
+        subprocess.run(["mount", *options], capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        why = getattr(error, "stderr", error)
-        pytest.skip(f"a disk that can be full is mounted by root: {why}")
+        pytest.skip(f"only root can mount a small disk: {getattr(error, 'stderr', error)}")
     try:
         yield Disk(folder)
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def move_tables(own: TestedServer, disk: Disk) -> None:
-    """Move the database onto the disk; the log of changes and the rest stay where they are."""
-    place, owner = disk.folder / "tables", own.server.home.data.stat()
+def move_tables(tested: TestedServer, disk: Disk) -> None:
+    """Move the tables onto the disk; the write-ahead log stays in its place."""
+    place, owner = disk.folder / "tables", tested.server.home.data.stat()
     place.mkdir(mode=0o700)
     os.chown(place, owner.st_uid, owner.st_gid)
-    with psycopg.connect(own.server.superuser_url(), autocommit=True) as superuser:
+    with psycopg.connect(tested.server.superuser_url(), autocommit=True) as superuser:
         superuser.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
         superuser.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s",
-            (own.database,),
+            (tested.database,),
         )
-        superuser.execute(f"ALTER DATABASE {own.database} SET TABLESPACE small")
+        superuser.execute(f"ALTER DATABASE {tested.database} SET TABLESPACE small")
 
 
-def move_log(own: TestedServer, disk: Disk) -> None:
-    """Move the log of changes (WAL) onto the disk."""
-    own.server.stop()
-    there, here = disk.folder / "wal", own.server.home.data / "pg_wal"
+def move_log(tested: TestedServer, disk: Disk) -> None:
+    """Move the write-ahead log onto the disk."""
+    tested.server.stop()
+    there, here = disk.folder / "wal", tested.server.home.data / "pg_wal"
     subprocess.run(["cp", "-a", str(here), str(there)], check=True)
     shutil.rmtree(here)
     here.symlink_to(there)
-    own.server.start()
+    tested.server.start()
 
 
-def move_log_back(own: TestedServer, disk: Disk) -> None:
-    own.server.stop()
-    there, here = disk.folder / "wal", own.server.home.data / "pg_wal"
+def move_log_back(tested: TestedServer, disk: Disk) -> None:
+    tested.server.stop()
+    there, here = disk.folder / "wal", tested.server.home.data / "pg_wal"
     here.unlink()
     subprocess.run(["cp", "-a", str(there), str(here)], check=True)
-    own.server.start()
-
-
-# Django and an exchange on a server of a test's own
+    tested.server.start()
 
 
 @contextmanager
-def django_at(own: TestedServer) -> Iterator[None]:
-    """Let the project use a server of the test's own, as if DATABASES named it."""
-    known = connections.settings["default"]
-    address = dj_database_url.parse(own.url())
+def django_on(server: TestedServer) -> Iterator[None]:
+    """Let Django use another server, as if DATABASES named it."""
+    settings = connections.settings["default"]
+    address = dj_database_url.parse(server.url())
     changed = {key: address[key] for key in ("NAME", "USER", "PASSWORD", "HOST", "PORT")}
-    before = {key: known[key] for key in changed}
+    before = {key: settings[key] for key in changed}
     connections["default"].close()
-    known.update(changed)
+    settings.update(changed)
     try:
         yield
     finally:
         connections["default"].close()
-        known.update(before)
+        settings.update(before)
 
 
 @contextmanager
-def exchange(world: World, *rules: str) -> Iterator[Field]:
-    """An exchange that copies the queue a to b and c; other rules than these are removed."""
-    with django_at(world.server):
+def running_exchange(world: World, *rules: str) -> Iterator[Field]:
+    """Define an exchange that copies the queue a to b and c; replace the rules by these."""
+    with django_on(world.server):
         field = Field({"default": Bed(world.server)})
         try:
             field.define(x={"src": "a", "dst": ["b", "c"]})

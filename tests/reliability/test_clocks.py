@@ -23,8 +23,8 @@ from tests.conftest import TestedServer
 from tests.django.processes import talking
 from tests.reliability.counts import report, size
 from tests.reliability.faults import until
-from tests.reliability.victims import told
-from tests.reliability.work import EXACT, Work
+from tests.reliability.node_spawner import count_crashes
+from tests.reliability.workload import LOSSLESS, Workload
 from tests.sql.conftest import Program, World
 
 SOURCE = Path(__file__).with_name("false_time.c")
@@ -205,7 +205,7 @@ def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world:
             heard = client.value("next(m.ident for m in node.messages() if m.event == 'crash')")
             with Node("WATCHER", user1) as watcher:
                 client.process.kill()
-                crashes = told(watcher, "CLIENT")
+                crashes = count_crashes(watcher, "CLIENT")
     _, taken, answered, vain = results
     report(
         FAULT, "a client's clock, by years and hours", messages=2 * MESSAGES,
@@ -235,15 +235,15 @@ PATIENCE = timedelta(seconds=SECONDS)
 SOON_SECONDS = 20
 # Much shorter than the jumps: what the clock says about a lease is wrong. What is stuck waits for
 # an hour; after half a minute without anything new, it is.
-LIMITS: Any = {"lease": timedelta(seconds=30), "rest_seconds": 30}
+LIMITS: Any = {"lease": timedelta(seconds=30), "idle_seconds": 30}
 
 
 @pytest.fixture(scope="module")
-def clock(own: TestedServer) -> Iterator[FalseClock]:
+def clock(own_server: TestedServer) -> Iterator[FalseClock]:
     with false_clock() as clock:
-        clock.deceive(own.server)
+        clock.deceive(own_server.server)
         yield clock
-        own.server.stop("immediate")
+        own_server.server.stop("immediate")
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ def wrong(clock: FalseClock, own_world: World) -> World:
 def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock) -> None:
     jumps, times = JUMPS if size(0, 1) else FEW, 0
     with (
-        Work(wrong, *EXACT, "live messages of Node", **LIMITS) as work,
+        Workload(wrong, *LOSSLESS, "live messages of Node", **LIMITS) as work,
         Node("READER", wrong.server.url("user2")) as reader,
     ):
         reader.topic_listen("NEWS")
@@ -267,7 +267,7 @@ def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock)
             clock.put(jump)
             wrong.kill(dying)
             times += crashes_until("crash", reader)
-            work.go_on(size(20, 200))
+            work.wait_for_writes(size(20, 200))
         # Whatever was told twice comes before this.
         wrong.node("user1", "DYING").ok("topic_notify", "NEWS")
         times += crashes_until("topic_notify", reader)

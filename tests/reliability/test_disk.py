@@ -13,22 +13,22 @@ from psqlmessages.cli.prune import empty_expired_tables
 from psqlmessages.exceptions import MessagesError
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
-from tests.own_server import own_server
-from tests.reliability.conftest import kept
+from tests.reliability.conftest import create_once
 from tests.reliability.counts import report, size
 from tests.reliability.faults import (
     Disk,
     copies,
-    disk,
-    exchange,
     move_log,
     move_log_back,
     move_tables,
+    running_exchange,
+    small_disk,
     until,
 )
-from tests.reliability.work import Work, column, published, pushed
+from tests.reliability.workload import Workload, query_column, stored_elements, stored_messages
 from tests.servers import SERVER
 from tests.sql.conftest import World
+from tests.temporary_server import temporary_server
 
 FAULT = "disk full"
 RULES = (
@@ -55,14 +55,14 @@ def full_disk(
     if os.geteuid() != 0:
         pytest.skip("a disk that can be full is mounted by root")
 
-    def make(stack: ExitStack) -> tuple[TestedServer, Disk]:
+    def create(stack: ExitStack) -> tuple[TestedServer, Disk]:
         folder, binaries = tmp_path_factory.mktemp("disk"), pytestconfig.stash[SERVER].binaries
-        own = stack.enter_context(own_server(folder, binaries, settings=SETTINGS))
-        small = stack.enter_context(disk(own.server.home.folder / "small", MEGABYTES))
-        move_tables(own, small)
-        return own, small
+        own_server = stack.enter_context(temporary_server(folder, binaries, settings=SETTINGS))
+        small = stack.enter_context(small_disk(own_server.server.home.folder / "small", MEGABYTES))
+        move_tables(own_server, small)
+        return own_server, small
 
-    made: tuple[TestedServer, Disk] = kept(pytestconfig, "disk", make)
+    made: tuple[TestedServer, Disk] = create_once(pytestconfig, "disk", create)
     return made
 
 
@@ -98,11 +98,11 @@ class Writing:
 
 @pytest.fixture
 def writing(full_disk: tuple[TestedServer, Disk]) -> Iterator[Writing]:
-    own, small = full_disk
-    world = World(own)
+    own_server, small = full_disk
+    world = World(own_server)
     world.rules(*RULES)
     try:
-        with Node("A", own.url("user1")) as node:
+        with Node("A", own_server.url("user1")) as node:
             yield Writing(world, small, node)
     finally:
         small.clear()
@@ -111,12 +111,12 @@ def writing(full_disk: tuple[TestedServer, Disk]) -> Iterator[Writing]:
 
 def large(world: World) -> list[str]:
     """The large bodies that are kept until they are fetched."""
-    return column(world, "SELECT body FROM psqlmessages_body")
+    return query_column(world, "SELECT body FROM psqlmessages_body")
 
 
 WAYS: dict[str, tuple[Callable[[Node, list[str]], object], Callable[[World], list[str]]]] = {
-    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), published),
-    "push_many": (lambda node, bodies: node.push_many("Q", bodies), pushed),
+    "publish_many": (lambda node, bodies: node.publish_many("T", bodies), stored_messages),
+    "push_many": (lambda node, bodies: node.push_many("Q", bodies), stored_elements),
     "topic_send with large bodies": (
         lambda node, bodies: node.topic_send("T", "".join(bodies)),
         large,
@@ -166,12 +166,12 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     writing.fill_queue()
     writing.disk.fill()
     # Taking elements counts them, and now and then needs a page for that.
-    writing.disk.give(ROOM)
+    writing.disk.free_up(ROOM)
     world.owner.connection.execute(NOTHING_IS_EMPTIED)
     reader.ok("unsubscribe", "B", "T")
     popped = len(writing.node.pop("Q", 100))
     drained = writing.node.drain("Q")
-    left = pushed(world)
+    left = stored_elements(world)
     writing.disk.fill()
     # What the commit of a call looks after fails, and the call does not.
     world.owner.connection.execute(TABLES_ARE_DUE)
@@ -179,7 +179,7 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     url = world.server.url()
     with pytest.raises(REFUSALS, match="No space left on device"):
         empty_expired_tables(url)
-    writing.disk.give(ROOM)
+    writing.disk.free_up(ROOM)
     tables, free = empty_expired_tables(url), writing.disk.free
     writing.publish_much()
     report(
@@ -192,17 +192,17 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
 
 
 def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
-    with Work(writing.world, "stream of Node", "AsyncNode.consume") as work:
+    with Workload(writing.world, "stream of Node", "AsyncNode.consume") as work:
         for _ in range(size(2, 10)):
-            work.go_on(20)
+            work.wait_for_writes(20)
             refused = work.refused.total()
             writing.disk.fill()
             # The writer waits for a reader that has no room, or has none itself.
             until(
-                lambda: work.refused.total() > refused or work.is_too_far() or work.failures  # noqa: B023
+                lambda: work.refused.total() > refused or work.is_too_far_ahead() or work.failures  # noqa: B023
             )
             writing.disk.clear()
-        work.go_on(20)
+        work.wait_for_writes(20)
     report(
         FAULT, "a stream reader and a consumer continue", **work.counts(),
         refused=work.refused.total(),
@@ -213,7 +213,7 @@ def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
     bodies = [f"{number} {'x' * 2000}" for number in range(size(2000, 10_000))]
-    with exchange(writing.world, *RULES) as exchanges:
+    with running_exchange(writing.world, *RULES) as exchanges:
         exchanges.default.push_many("a", bodies)
         writing.disk.fill()
         writing.fill_queue()
@@ -230,17 +230,17 @@ def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
 def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
     full_disk: tuple[TestedServer, Disk], writing: Writing
 ) -> None:
-    own, done = full_disk[0], list[str]()
-    with disk(own.server.home.folder / "log", LOG_MEGABYTES) as small:
-        move_log(own, small)
+    own_server, done = full_disk[0], list[str]()
+    with small_disk(own_server.server.home.folder / "log", LOG_MEGABYTES) as small:
+        move_log(own_server, small)
         small.fill()
-        with Node("L", own.url()) as node, pytest.raises((MessagesError, psycopg.Error)):
+        with Node("L", own_server.url()) as node, pytest.raises((MessagesError, psycopg.Error)):
             push_without_end(node, done)
         small.clear()
-        own.server.stop("immediate")
-        own.server.start()
-        found = pushed(writing.world)
-        move_log_back(own, small)
+        own_server.server.stop("immediate")
+        own_server.server.start()
+        found = stored_elements(writing.world)
+        move_log_back(own_server, small)
     lost = len(set(done) - set(found))
     # The last call may have been committed, and nobody was told.
     half = (len(found) - len(done)) % 200

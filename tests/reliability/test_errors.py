@@ -16,8 +16,22 @@ from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.rest.errors import ServiceUnavailable, to_api_error
 from tests.exchanges.field import working
 from tests.reliability.counts import report, size
-from tests.reliability.faults import copies, deadlocks, ending, exchange, held, opposed, until
-from tests.reliability.work import QUICK, Work, answers, published, pushed
+from tests.reliability.faults import (
+    cancel_waiting,
+    copies,
+    count_logged,
+    forced_deadlock,
+    running_exchange,
+    tables_locked,
+    until,
+)
+from tests.reliability.workload import (
+    QUICK,
+    Workload,
+    has_reconnected,
+    stored_elements,
+    stored_messages,
+)
 from tests.sql.conftest import World
 
 RULES = (
@@ -51,7 +65,7 @@ def limited(dsn: str, fault: str) -> str:
 def faulty(world: World, fault: str) -> Iterator[None]:
     """All tables are locked, and what waits is ended in some way."""
     how = ENDERS.get(fault)
-    with held(world), ending(world, how) if how else nullcontext():
+    with tables_locked(world), cancel_waiting(world, how) if how else nullcontext():
         yield
 
 
@@ -91,12 +105,12 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
                 assert str(raised.value)
                 assert isinstance(to_api_error(raised.value), ServiceUnavailable)
                 told += 1
-        assert (published(world), len(pushed(world))) == ([], 20)
-        until(lambda: answers(node))
+        assert (stored_messages(world), len(stored_elements(world))) == ([], 20)
+        until(lambda: has_reconnected(node))
         for name, act in calls_of(node, 0, lease).items():
             answer = act()
             taken += len(answer) if name == "pop" else 0
-    stored = len(published(world)) + len(pushed(world))
+    stored = len(stored_messages(world)) + len(stored_elements(world))
     # 1 + 1 + 5 published, 20 + 1 + 5 pushed, one committed, some popped.
     lost = 7 + 26 - 1 - taken - stored
     report(
@@ -112,9 +126,9 @@ def test_readers_and_consumers_try_again_by_themselves(
 ) -> None:
     pause = threading.Event()
     readers = ("stream of Node", "Node.consume")
-    with Work(world, *readers, through=lambda dsn: limited(dsn, fault)) as work:
+    with Workload(world, *readers, rewrite_dsn=lambda dsn: limited(dsn, fault)) as work:
         for _ in range(size(2, 10)):
-            work.go_on(20)
+            work.wait_for_writes(20)
             ended = len(caplog.records)
             with faulty(world, fault):
                 # Shorter than a lease; not each time is logged.
@@ -150,7 +164,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
                 with pytest.raises(ConnectionLost):
                     node.publish("T", "lost in a standby")
             superuser.connection.execute(WRITABLE)
-            until(lambda: answers(node))
+            until(lambda: has_reconnected(node))
             node.publish("T", "back")
     finally:
         superuser.connection.execute(WRITABLE)
@@ -159,7 +173,7 @@ def test_a_server_that_is_read_only_is_named_so_and_left_again(
         "the server is read-only", "a Node", refused=1 + calls, log_lines=len(caplog.records),
         reconnected=True,
     )  # fmt: skip
-    assert published(world) == ["back"]
+    assert stored_messages(world) == ["back"]
     assert len(caplog.records) < 10
 
 
@@ -178,28 +192,28 @@ DEADLOCKS = {
 @pytest.mark.parametrize("who", DEADLOCKS)
 def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
     reader, holds, wants = DEADLOCKS[who]
-    before, rounds = deadlocks(world.server), size(2, 20)
-    with Work(world, reader) as work:
+    before, rounds = count_logged(world.server), size(2, 20)
+    with Workload(world, reader) as work:
         # Now and then the one that waits is the writer, and that is no deadlock.
-        while deadlocks(world.server) - before < rounds:
-            work.go_on(20)
-            with opposed(world, holds=holds, wants=wants):
+        while count_logged(world.server) - before < rounds:
+            work.wait_for_writes(20)
+            with forced_deadlock(world, holds=holds, wants=wants):
                 pass
-    report("deadlock", who, deadlocks=deadlocks(world.server) - before, **work.counts())
+    report("deadlock", who, deadlocks=count_logged(world.server) - before, **work.counts())
     work.check()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
-    before, rounds, bodies = deadlocks(world.server), size(1, 20), list[str]()
-    with exchange(world) as exchanges:
+    before, rounds, bodies = count_logged(world.server), size(1, 20), list[str]()
+    with running_exchange(world) as exchanges:
         for number in range(rounds):
             part = [f"{number}.{n}" for n in range(100)]
             exchanges.default.push_many("a", part)
             bodies += part
-            with opposed(world, holds=COUNTS, wants=HELD), working():
+            with forced_deadlock(world, holds=COUNTS, wants=HELD), working():
                 exchanges.until_idle(60)
         assert copies(exchanges) == [sorted(bodies)] * 2
-    ended = deadlocks(world.server) - before
+    ended = count_logged(world.server) - before
     report("deadlock", "an exchange", elements=len(bodies), deadlocks=ended, lost=0, duplicated=0)
     assert ended >= rounds

@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from psqlmessages.models import Auth, Client, Exchange, Queue, Topic, WebIdentity
 from tests.reliability.counts import report, size
-from tests.reliability.treasure import Treasure, treasure_of
+from tests.reliability.marked_data import MarkedData, fill_stores
 from tests.sql.conftest import World
 
 MOST_PAGES = size(80, 600)
@@ -143,19 +143,19 @@ SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 
 
 @pytest.fixture
-def treasure(transactional_db: None, settings: Settings, world: World) -> Iterator[Treasure]:
+def marked(transactional_db: None, settings: Settings, world: World) -> Iterator[MarkedData]:
     """Hostile names in every store, and hostile bodies."""
     settings.STORAGES = {
         **settings.STORAGES,
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
     }
     settings.PSQLMESSAGES = {"NODE": "example"}
-    with treasure_of(world, mark=SCRIPT, body=BODY) as treasure:
-        yield treasure
+    with fill_stores(world, mark=SCRIPT, body=BODY) as marked:
+        yield marked
 
 
 @pytest.fixture
-def chief(treasure: Treasure) -> Browser:
+def chief(marked: MarkedData) -> Browser:
     """The browser of a superuser who may be a node with a hostile name."""
     user = User.objects.create_superuser("chief", first_name=SCRIPT)
     WebIdentity.objects.create(user=user, ident=SCRIPT)
@@ -183,7 +183,7 @@ def starts() -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
-    chief: Browser, treasure: Treasure, monkeypatch: pytest.MonkeyPatch
+    chief: Browser, marked: MarkedData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crawl = Crawl(chief, starts())
     # Send each form, and something to each page without one, without the token.
@@ -226,11 +226,11 @@ def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
     assert {200, 404} <= {answer.status_code for answer in pages.values()}
     assert len(shown) > 20
     assert {page for page, answer in crawl.pages.items() if answer.status_code == 500} == {"/"}
-    assert treasure.rows() == treasure.before
+    assert marked.rows() == marked.before
 
 
 def test_every_call_of_the_api_by_a_session_needs_the_token(
-    chief: Browser, treasure: Treasure
+    chief: Browser, marked: MarkedData
 ) -> None:
     paths = json.loads(chief.get("/api/openapi.json").content)["paths"]
     calls = [
@@ -250,11 +250,11 @@ def test_every_call_of_the_api_by_a_session_needs_the_token(
     )  # fmt: skip
     assert taken == []
     assert len(calls) > 8
-    assert treasure.rows() == treasure.before
+    assert marked.rows() == marked.before
 
 
 @pytest.mark.timeout(400)
-def test_no_page_shows_a_body_without_the_permission(treasure: Treasure) -> None:
+def test_no_page_shows_a_body_without_the_permission(marked: MarkedData) -> None:
     ours = Permission.objects.filter(content_type__app_label="psqlmessages")
     names = set(ours.values_list("codename", flat=True)) - {"view_bodies"}
     sets = [names, set(), *({name} for name in sorted(names)[:: size(len(names), 4)])]

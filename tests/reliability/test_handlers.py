@@ -24,7 +24,7 @@ from tests.django.waiting import answer_to
 from tests.exchanges.conftest import eu, eu_database, field, wide_field
 from tests.exchanges.field import Field, working
 from tests.reliability.counts import report, size
-from tests.reliability.faults import deadlocks, django_at, ending, opposed, until
+from tests.reliability.faults import cancel_waiting, count_logged, django_on, forced_deadlock, until
 from tests.sql.conftest import Program, World
 
 __all__ = ["eu", "eu_database", "field", "wide_field"]
@@ -51,7 +51,7 @@ def shop(
     settings.PSQLMESSAGES = {"NODE": "shop"}
     for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):
         monkeypatch.setattr(running, name, MOMENT)
-    with django_at(own_world.server):
+    with django_on(own_world.server):
         own_world.rules(*RULES)
         Group.objects.all().delete()
         yield own_world
@@ -81,7 +81,7 @@ def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: P
             may_end.clear()
             sender.ok("rpc", "worker", f"held {number}", "held")
             assert may_end.wait(90)
-            with ending(shop, like="%messages.return(%") as ended:
+            with cancel_waiting(shop, like="%messages.return(%") as ended:
                 until(ended.total)
             shop.owner.connection.execute("ROLLBACK")
             sender.ok("rpc", "worker", f"free {number}", "free")
@@ -184,17 +184,17 @@ def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     )  # fmt: skip
     assert (effects, failures) == (2, 2)
 
-    rounds, before = size(1, 20), deadlocks(shop.server)
+    rounds, before = size(1, 20), count_logged(shop.server)
     with running_worker(registry) as runner:
         for number in range(rounds):
-            with opposed(
+            with forced_deadlock(
                 shop,
                 holds="LOCK TABLE auth_group IN ACCESS EXCLUSIVE MODE",
                 wants="LOCK TABLE psqlmessages_streammessage IN ACCESS EXCLUSIVE MODE",
             ):
                 send(sender, str(number))
             seen.wait_for(number + 3)
-    ended, effects = deadlocks(shop.server) - before, Group.objects.count() - 2
+    ended, effects = count_logged(shop.server) - before, Group.objects.count() - 2
     report(
         "deadlock", "handlers of `run`", messages=rounds, deadlocks=ended, effects=effects,
         given_up=runner.counters.given_up,
@@ -273,7 +273,7 @@ def test_an_exchange_keeps_to_read_committed(
 ) -> None:
     field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
     server, alias = field.default.server, "default" if where == "within" else "eu"
-    before = deadlocks(server, SERIALIZATION)
+    before = count_logged(server, SERIALIZATION)
     consumer = {"reserve": how == "reserve", "parallel": 3, "wsize": 10}
     field.define(x={"consumer": consumer, "src": "a", "dst": [f"{alias}/b", f"{alias}/c"]})
     bodies = [f"{number}.{each}" for number in range(size(20, 200)) for each in range(20)]
@@ -281,7 +281,7 @@ def test_an_exchange_keeps_to_read_committed(
         for first in range(0, len(bodies), 20):
             field.default.push_many("a", bodies[first : first + 20])
         field.until_idle(60)
-    refused = deadlocks(server, SERIALIZATION) - before
+    refused = count_logged(server, SERIALIZATION) - before
     report(
         "serialization failure", f"an exchange {where} databases ({how}), serializable",
         elements=len(bodies), failures=refused, lost=0, duplicated=0,

@@ -16,9 +16,9 @@ from psqlmessages.exceptions import IdentTaken
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import report, size
-from tests.reliability.crowd import Listeners
+from tests.reliability.deployment import Listeners
 from tests.reliability.faults import until
-from tests.reliability.victims import HUB_NODES, REPORT, Nursery
+from tests.reliability.node_spawner import HUB_NODES, REPORT, NodeSpawner
 from tests.sql.conftest import World
 
 FAULT = "a node's process is killed"
@@ -50,9 +50,9 @@ TABLES = """
 
 
 @contextmanager
-def ears_of(own: TestedServer, who: str) -> Iterator[Listeners]:
+def ears_of(own_server: TestedServer, who: str) -> Iterator[Listeners]:
     """The listeners of a test; only these do housekeeping."""
-    ears = Listeners(own.url("user2"), **LISTENERS[who])
+    ears = Listeners(own_server.url("user2"), **LISTENERS[who])
     try:
         ears.open()
         yield ears
@@ -90,14 +90,12 @@ def ghosts(world: World) -> int:
 @pytest.mark.parametrize(
     "who", [pytest.param(who, marks=[pytest.mark.nightly] * (who != "all")) for who in LISTENERS]
 )
-def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
-    own: TestedServer, ruled: World, who: str
-) -> None:
+def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, who: str) -> None:
     rounds, slowest, left = size(1, 10), 0.0, 0
     stranger, idents = ruled.node("user3", "STRANGER"), idents_of(VICTIMS)
-    with Nursery(own.url("user1")) as nursery, ears_of(own, who) as ears:
+    with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, who) as ears:
         for number in range(1, rounds + 1):
-            killed = nursery.kill_all(nursery.make(*VICTIMS))
+            killed = spawner.kill_all(spawner.spawn(*VICTIMS))
             heard = ears.wait_for_crashes(number * len(idents) * len(ears.idents))
             slowest = max(slowest, heard - killed)
             left += ghosts(ruled)
@@ -113,14 +111,14 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(
     assert slowest < BOUND_SECONDS
 
 
-def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
+def test_a_killed_node_returns_at_once(ruled: World) -> None:
     rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[2:4]
-    with Nursery(own.url("user1")) as nursery, ears_of(own, "node") as ears:
-        living = nursery.make(*victims)
+    with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, "node") as ears:
+        living = spawner.spawn(*victims)
         for _ in range(rounds):
-            killed = nursery.kill_all(living)
+            killed = spawner.kill_all(living)
             # Before anybody can have found them dead.
-            living = nursery.make(*victims)
+            living = spawner.spawn(*victims)
             slowest = max(slowest, monotonic() - killed)
         ears.wait_for_crashes(rounds * len(idents_of(victims)))
         told = ears.crashes()
@@ -132,30 +130,29 @@ def test_a_killed_node_returns_at_once(own: TestedServer, ruled: World) -> None:
     assert slowest < BOUND_SECONDS
 
 
-def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(
-    own: TestedServer, ruled: World
-) -> None:
+def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(ruled: World) -> None:
     former = ruled.node("user1", "v0")
-    with pytest.raises(IdentTaken, match=f"pid {former.pid}"), Node("v0", own.url("user1")):
+    with (
+        pytest.raises(IdentTaken, match=f"pid {former.pid}"),
+        Node("v0", ruled.server.url("user1")),
+    ):
         pass
     end = Timer(0.1, former.close)
     end.start()
-    with Node("v0", own.url("user1")):
+    with Node("v0", ruled.server.url("user1")):
         end.join()
 
 
-def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
-    own: TestedServer, ruled: World
-) -> None:
-    process = start(own, "psqlmessages", "run", "worker")
+def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World) -> None:
+    process = start(ruled.server, "psqlmessages", "run", "worker")
     try:
         assert "listens to ORDERS" in process.stderr.readline()
-        with Nursery(own.url("user1")) as nursery:
+        with NodeSpawner(ruled.server.url("user1")) as spawner:
             # Nobody else lives.
-            killed = nursery.kill_all(nursery.make(("node", "v0")))
+            killed = spawner.kill_all(spawner.spawn(("node", "v0")))
             ruled.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'v0')")
             found = monotonic() - killed
-        with ears_of(own, "all") as ears:
+        with ears_of(ruled.server, "all") as ears:
             killed = monotonic()
             process.kill()
             seconds = ears.wait_for_crashes(len(ears.idents)) - killed
@@ -171,17 +168,17 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(
     assert max(found, seconds) < BOUND_SECONDS
 
 
-def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled: World) -> None:
+def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World) -> None:
     number = size(6, 50)
     victims = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
-    with Nursery(own.url("user1")) as nursery, ruled.owner.connection.transaction():
-        living = nursery.make(*victims)
+    with NodeSpawner(ruled.server.url("user1")) as spawner, ruled.owner.connection.transaction():
+        living = spawner.spawn(*victims)
         # None of them finds another dead, that is still at work when this one is killed.
         ruled.owner.connection.execute("SELECT FROM psqlmessages_session FOR SHARE")
-        nursery.kill_all(living)
+        spawner.kill_all(living)
         ruled.wait_for(NOBODY)
     began = monotonic()
-    with ears_of(own, "node") as ears:
+    with ears_of(ruled.server, "node") as ears:
         seconds = ears.wait_for_crashes(number) - began
         left = ghosts(ruled)
     report(
@@ -194,30 +191,30 @@ def test_where_nobody_is_left_the_next_that_comes_tells(own: TestedServer, ruled
     assert seconds < BOUND_SECONDS
 
 
-def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, ruled: World) -> None:
-    number, url = size(1_200, 20_000), own.url("user1")
+def test_where_a_listener_stops_reading_the_others_go_on(ruled: World) -> None:
+    number, url = size(1_200, 20_000), ruled.server.url("user1")
     others = Listeners(
         url, sync=["v0", "v2"], asynchronous=["v1", "v3"], web=["v4.0", "v4.1"], topic="T"
     )
 
     def send(number: int) -> tuple[int, float]:
         """Send messages; return how many came to all, and the 99th percentile of their ages."""
-        others.heard.clear()
+        others.received.clear()
         for _ in range(number):
             sender.topic_send("T", f"{monotonic():<1000}")
-        until(lambda: len(others.heard) >= number * len(others.idents))
-        ages = sorted(at - float(sent) for _, sent, ident, at in others.heard if ident is None)
+        until(lambda: len(others.received) >= number * len(others.idents))
+        ages = sorted(at - float(sent) for _, sent, ident, at in others.received if ident is None)
         return len(ages), ages[len(ages) * 99 // 100]
 
     def in_memory() -> int:
         """How many bytes this process, which has the others, has in memory."""
         return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
-    with Nursery(url) as nursery, Node("SENDER", url) as sender:
+    with NodeSpawner(url) as spawner, Node("SENDER", url) as sender:
         sender.topic_notify("T")
         others.open()
         try:
-            (process,) = nursery.make(("node", "v.held")).values()
+            (process,) = spawner.spawn(("node", "v.held")).values()
             _, p99_before = send(number // 4)
             memory, tables = in_memory(), ruled.owner.query(TABLES)
             os.kill(process, signal.SIGSTOP)
@@ -226,7 +223,7 @@ def test_where_a_listener_stops_reading_the_others_go_on(own: TestedServer, rule
             memory, tables = in_memory() - memory, ruled.owner.query(TABLES) - tables
             os.kill(process, signal.SIGCONT)
             sender.topic_send("T", REPORT)
-            late = nursery.report() - number // 4
+            late = spawner.wait_for_report() - number // 4
         finally:
             others.close()
     lost = number * len(others.idents) - got

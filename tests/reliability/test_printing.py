@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from tests.reliability.counts import report, size
-from tests.reliability.treasure import MARK, Treasure, treasure_of
+from tests.reliability.marked_data import MARK, MarkedData, fill_stores
 from tests.sql.conftest import Program, World
 from tests.sql.public import public_functions
 from tests.sql.test_hostile_settings import ARGUMENTS
@@ -77,11 +77,11 @@ def decimals(data: bytes) -> str:
 
 
 @pytest.fixture
-def treasure(world: World) -> Iterator[Treasure]:
+def marked(world: World) -> Iterator[MarkedData]:
     """Every store filled by others, who listen and wait for what the hostile role may send."""
-    with treasure_of(world, *(f"hostile MAL {rule}" for rule in RULES)) as treasure:
+    with fill_stores(world, *(f"hostile MAL {rule}" for rule in RULES)) as marked:
         world.program("user2").ok("queue_listen", "N2", "Q1")
-        yield treasure
+        yield marked
 
 
 def call_all(program: Program, world: World, beginning: str | None) -> int:
@@ -105,8 +105,8 @@ def call_all(program: Program, world: World, beginning: str | None) -> int:
     return done
 
 
-def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(treasure: Treasure) -> None:
-    world = treasure.world
+def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: MarkedData) -> None:
+    world = marked.world
     names = world.owner.connection.execute(
         "SELECT name FROM pg_settings WHERE name = ANY (%s) ORDER BY 1", [list(PRINTING)]
     ).fetchall()
@@ -127,7 +127,7 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(treasure: Trea
         assert done > 20, f"only {done} calls did something"
         calls += done
         notices += len(printed.notices)
-        secrets = {form: each for each in treasure.secrets() for form in forms(each)}
+        secrets = {form: each for each in marked.secrets() for form in forms(each)}
         if found := printed.secrets(secrets):
             told[f"{setting}, {level}, {mode}"] = found
         program.close()
@@ -137,15 +137,15 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(treasure: Trea
     )  # fmt: skip
     assert told == {}
     assert notices > 0
-    recognizes_what_is_printed(treasure)
+    recognizes_what_is_printed(marked)
 
 
-def recognizes_what_is_printed(treasure: Treasure) -> None:
+def recognizes_what_is_printed(marked: MarkedData) -> None:
     """A superuser, who prints secrets, is found to do so."""
-    program = treasure.world.superuser()
+    program = marked.world.superuser()
     printed = Printed(program)
     program.connection.execute("SET debug_print_plan = on; SET client_min_messages = log")
-    known = treasure.secrets()
+    known = marked.secrets()
     lease = next(each for each in known if re.fullmatch(r"[0-9a-f-]{36}", each))
     pad = next(each for each in known if re.fullmatch(r"[0-9a-f]{128}", each))
     program.connection.execute(f"SELECT '{MARK}'::text, '{lease}'::uuid, '\\x{pad}'::bytea")

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from tests.reliability.counts import report, size
-from tests.reliability.treasure import MARK, STAGED, Overheard, Treasure, treasure_of
+from tests.reliability.marked_data import MARK, STAGED, MarkedData, TracedConnection, fill_stores
 from tests.sql.conftest import Program, World
 from tests.sql.public import FUNCTIONS as FUNCTIONS_OF_OURS
 from tests.sql.public import VIEWS
@@ -97,27 +97,27 @@ RULES = [
 
 
 @pytest.fixture
-def treasure(world: World) -> Iterator[Treasure]:
+def marked(world: World) -> Iterator[MarkedData]:
     """Every store filled by others, whose sessions have just said what nobody else may know."""
-    with treasure_of(world, *RULES) as treasure:
+    with fill_stores(world, *RULES) as marked:
         for role in "user1", "user2":
             program = world.program(role)
             program.connection.execute(f"LISTEN \"{MARK}\"; SET messages.x = '{MARK}'")
             program.connection.autocommit = False
             program.query(f"SELECT '{MARK}'")
         world.owner.connection.execute("ANALYZE")
-        yield treasure
+        yield marked
 
 
 @pytest.fixture
-def burglar(treasure: Treasure) -> Program:
-    return treasure.world.node("hostile", "H1")
+def attacker(marked: MarkedData) -> Program:
+    return marked.world.node("hostile", "H1")
 
 
 @pytest.fixture
-def stranger(treasure: Treasure) -> Program:
-    treasure.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
-    return treasure.world.program("user3")
+def stranger(marked: MarkedData) -> Program:
+    marked.world.owner.connection.execute("DELETE FROM messages.auth WHERE role = 'user3'")
+    return marked.world.program("user3")
 
 
 def tried(program: Program, statement: str) -> bool:
@@ -129,28 +129,28 @@ def tried(program: Program, statement: str) -> bool:
     return True
 
 
-def columns_of(treasure: Treasure, views: list[str]) -> list[tuple[str, str]]:
-    return treasure.world.owner.connection.execute(COLUMNS, [views]).fetchall()
+def columns_of(marked: MarkedData, views: list[str]) -> list[tuple[str, str]]:
+    return marked.world.owner.connection.execute(COLUMNS, [views]).fetchall()
 
 
 def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
-    treasure: Treasure, burglar: Program, tmp_path: Path
+    marked: MarkedData, attacker: Program, tmp_path: Path
 ) -> None:
-    relations = [name for (name,) in treasure.world.owner.connection.execute(RELATIONS)]
+    relations = [name for (name,) in marked.world.owner.connection.execute(RELATIONS)]
     statements = [
         f"{begin} SELECT * FROM {view} WHERE {condition.format(column)}"
-        for view, column in columns_of(treasure, PUBLIC)
+        for view, column in columns_of(marked, PUBLIC)
         for condition in CONDITIONS
         for begin in ("", "EXPLAIN (ANALYZE, VERBOSE)")
     ]
-    burglar.connection.execute("SET statement_timeout = '20s'")
-    burglar.connection.execute(LEAK)
-    with Overheard(burglar.connection, tmp_path / "trace") as heard:
-        read = [name for name in relations if tried(burglar, f"SELECT * FROM {name} AS r")]
-        called = [each for each in FUNCTIONS if tried(burglar, f"SELECT * FROM {each}")]
-        seen, messages = heard.look(treasure.secrets()), heard.messages
-        done = sum(tried(burglar, statement) for statement in statements)
-        leaked = heard.look(treasure.secrets())
+    attacker.connection.execute("SET statement_timeout = '20s'")
+    attacker.connection.execute(LEAK)
+    with TracedConnection(attacker.connection, tmp_path / "trace") as traced:
+        read = [name for name in relations if tried(attacker, f"SELECT * FROM {name} AS r")]
+        called = [each for each in FUNCTIONS if tried(attacker, f"SELECT * FROM {each}")]
+        seen, messages = traced.find(marked.secrets()), traced.messages
+        done = sum(tried(attacker, statement) for statement in statements)
+        leaked = traced.find(marked.secrets())
     report(
         FAULT, "reading every relation", relations=len(relations), readable=len(read),
         built_in_functions=len(called), results_searched=messages, leaks=len(seen),
@@ -163,17 +163,17 @@ def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
     assert sorted(name for name in read if name.startswith(OURS)) == PUBLIC
     assert done > len(statements) / 3
     # Such a condition would tell what a table holds.
-    program = treasure.world.superuser()
-    with Overheard(program.connection, tmp_path / "other trace") as heard:
+    program = marked.world.superuser()
+    with TracedConnection(program.connection, tmp_path / "other trace") as traced:
         program.connection.execute(LEAK)
         program.query("SELECT count(*) FROM psqlmessages_element WHERE pg_temp.leak(body)")
-        assert any(f"leaked {MARK}" in message for message in heard.look([MARK]))
+        assert any(f"leaked {MARK}" in message for message in traced.find([MARK]))
 
 
 def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
-    treasure: Treasure, burglar: Program, stranger: Program
+    marked: MarkedData, attacker: Program, stranger: Program
 ) -> None:
-    owner = treasure.world.owner.connection
+    owner = marked.world.owner.connection
     private = {
         name.removeprefix("messages.")
         for (name,) in owner.execute(RELATIONS)
@@ -183,7 +183,7 @@ def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
     assert len(functions) >= len(FUNCTIONS_OF_OURS)
     plans = {
         source: str(
-            burglar.connection.execute(f"EXPLAIN (VERBOSE) SELECT * FROM {source}").fetchall()
+            attacker.connection.execute(f"EXPLAIN (VERBOSE) SELECT * FROM {source}").fetchall()
         )
         for source in (*PUBLIC, *(call for (call,) in functions))
     }
@@ -195,7 +195,7 @@ def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
 
     told = []
     views = sorted({*PUBLIC} - {"messages.errors"})
-    for program, (view, column) in product((burglar, stranger), columns_of(treasure, views)):
+    for program, (view, column) in product((attacker, stranger), columns_of(marked, views)):
         visible = program.query(f"SELECT count(*) FROM {view}")
         for bound in ("", MARK, "~"):
             # Text is compared by a function that is leakproof: it may run before any check.
@@ -207,12 +207,12 @@ def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
 
 
 def test_no_role_locks_a_private_relation_and_it_sees_of_others_what_the_documents_say(
-    treasure: Treasure, burglar: Program, stranger: Program
+    marked: MarkedData, attacker: Program, stranger: Program
 ) -> None:
-    owner = treasure.world.owner.connection
+    owner = marked.world.owner.connection
     ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]
     locked, private = set(), set()
-    for program, relation, mode in product((burglar, stranger), ours, LOCK_MODES):
+    for program, relation, mode in product((attacker, stranger), ours, LOCK_MODES):
         # With no savepoint, whose locks end with it if the statement fails.
         with program.connection.transaction(force_rollback=True):
             try:
@@ -229,22 +229,22 @@ def test_no_role_locks_a_private_relation_and_it_sees_of_others_what_the_documen
             stranger.connection.execute(f"SELECT * FROM {view}")
         assert [name for name in stranger.query(LOCKED) if "streammessage" in name] == []
 
-    pids = {program.pid for program in treasure.world.programs[:3]}
-    seen = burglar.connection.execute(
+    pids = {program.pid for program in marked.world.programs[:3]}
+    seen = attacker.connection.execute(
         "SELECT pid, usename, query FROM pg_stat_activity WHERE usename <> session_user"
     ).fetchall()
     assert pids <= {pid for pid, _, _ in seen}
     assert {query for _, _, query in seen} == {"<insufficient privilege>"}
-    rows = burglar.query("SELECT reltuples FROM pg_class WHERE relname = 'psqlmessages_element'")
+    rows = attacker.query("SELECT reltuples FROM pg_class WHERE relname = 'psqlmessages_element'")
     assert rows > 0
 
 
-class Burglar(Fuzzer):
+class AttackerFuzzer(Fuzzer):
     """A fuzzer that has its own names, and stolen things."""
 
-    def __init__(self, world: World, treasure: Treasure, seed: int) -> None:
+    def __init__(self, world: World, marked: MarkedData, seed: int) -> None:
         super().__init__(world, "hostile", seed)
-        self._treasure = treasure
+        self._treasure = marked
         self._own_dice = random.Random(seed)  # noqa: S311
 
     def argument(self, name: str, kind: str) -> Any:
@@ -252,37 +252,37 @@ class Burglar(Fuzzer):
         if kind == "text" and draw < 0.5:
             return self._own_dice.choice(OWN.get(name, OWN_NODES))
         if kind == "text" and draw < 0.6:
-            return self._own_dice.choice(self._treasure.stolen)
+            return self._own_dice.choice(self._treasure.leaked)
         if kind == "bigint" and draw < 0.5:
-            numbers = [int(text) for text in self._treasure.stolen if text.isdecimal()]
+            numbers = [int(text) for text in self._treasure.leaked if text.isdecimal()]
             return self._own_dice.choice(numbers)
         return super().argument(name, kind)
 
 
 @pytest.mark.timeout(500)
 def test_no_call_brings_anything_of_others_or_changes_it(
-    treasure: Treasure, tmp_path: Path
+    marked: MarkedData, tmp_path: Path
 ) -> None:
     reached: Counter[str] = Counter()
     calls = messages = 0
     found: list[str] = []
     for seed in range(5):
-        burglar = Burglar(treasure.world, treasure, seed)
+        attacker = AttackerFuzzer(marked.world, marked, seed)
         # Under the names that others used.
-        with burglar.program.connection.cursor().copy(STAGED) as copy:
+        with attacker.program.connection.cursor().copy(STAGED) as copy:
             for number in (1, 2, 11, 12):
                 copy.write_row((UUID(int=number), 0, ["mine"], None, None, None))
-        with Overheard(burglar.program.connection, tmp_path / "trace") as heard:
+        with TracedConnection(attacker.program.connection, tmp_path / "trace") as traced:
             for number in range(1, size(800, 10_000) + 1):
-                burglar.step()
+                attacker.step()
                 if number % 500 == 0:
-                    heard.look(treasure.secrets())
-        reached += burglar.reached
+                    traced.find(marked.secrets())
+        reached += attacker.reached
         calls += number
-        messages += heard.messages
-        found += heard.found
-        burglar.program.close()
-        functions = len(burglar.functions)
+        messages += traced.messages
+        found += traced.found
+        attacker.program.close()
+        functions = len(attacker.functions)
         # Which functions a call gets through to is chance: where too few were, more calls follow.
         if seed + 1 >= size(1, 5) and len(reached) > functions * 0.8:
             break
@@ -292,5 +292,5 @@ def test_no_call_brings_anything_of_others_or_changes_it(
         results_searched=messages, leaks=len(found),
     )  # fmt: skip
     assert found == []
-    assert treasure.rows() == treasure.before
+    assert marked.rows() == marked.before
     assert len(reached) > functions * 0.8, sorted(reached)

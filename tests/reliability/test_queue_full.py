@@ -26,7 +26,7 @@ from tests.django.conftest import finding_of
 from tests.django.waiting import wait_until
 from tests.exchanges.field import working
 from tests.reliability.counts import report, size
-from tests.reliability.faults import copies, django_at, exchange, until
+from tests.reliability.faults import copies, django_on, running_exchange, until
 from tests.sql.conftest import Program, World
 from tests.web.receivers import Box, err, in_loop, ok, opened
 
@@ -138,9 +138,7 @@ CALLS = (
 )  # fmt: skip
 
 
-def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
-    own: TestedServer, world: World, sender: Program
-) -> None:
+def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender: Program) -> None:
     waits_for(world, "Q")
 
     def alone(call: str) -> None:
@@ -152,7 +150,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
             alone(call)
 
     tries, before, refused = size(2, 50), world.owner.query(KEPT), 0
-    with full_queue(own):
+    with full_queue(world.server):
         for call in CALLS:
             for _ in range(tries):
                 refused += is_refused(lambda: alone(call))  # noqa: B023
@@ -167,15 +165,13 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
 
 
-def test_a_push_that_wakes_nobody_and_reading_go_on(
-    own: TestedServer, world: World, sender: Program
-) -> None:
+def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Program) -> None:
     number = size(20, 500)
     bodies = [str(body) for body in range(number)]
     sender.ok("publish_many", "SENDER", "T", bodies)
     # Its events would fail whatever commits, if it were found dead now.
     dead = world.node("user1", "GUEST", listen="T")
-    with full_queue(own):
+    with full_queue(world.server):
         world.kill(dead)
         for body in bodies:
             sender.ok("push", "SENDER", "Q", body)
@@ -196,7 +192,7 @@ def test_a_push_that_wakes_nobody_and_reading_go_on(
 
 
 def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
-    own: TestedServer, world: World, sender: Program
+    world: World, sender: Program
 ) -> None:
     waits_for(world, "DEAD")
     sender.ok("push", "SENDER", "Q", "x")
@@ -204,7 +200,7 @@ def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
         "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = 'DEAD' WHERE name = 'Q'"
     )
     assert sender.elements("reserve", "SENDER", "Q", 1, 0.01)
-    with full_queue(own):
+    with full_queue(world.server):
         # A lease has run out for the last time; then somebody also joins a group.
         for change in ("SELECT 1", "GRANT team TO user2"):
             world.superuser().connection.execute(change)
@@ -214,14 +210,15 @@ def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
     world.superuser().connection.execute("REVOKE team FROM user2")
 
 
-def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
-    own: TestedServer, world: World
-) -> None:
+def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(world: World) -> None:
     sends = size(20, 500)
-    with Node("SENDER", own.url("user1"), options=QUICK) as node, PubSub(own.url("user1")) as bus:
+    with (
+        Node("SENDER", world.server.url("user1"), options=QUICK) as node,
+        PubSub(world.server.url("user1")) as bus,
+    ):
         node.topic_notify("T")
         bus.subscribe("anything")
-        with full_queue(own):
+        with full_queue(world.server):
             number = sum(is_refused(lambda: node.topic_send("T", "x")) for _ in range(sends))
             with pytest.raises(NotificationQueueFull, match="find it with psqlmessages doctor"):
                 node.publish("T", "x")
@@ -240,14 +237,14 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(
 
 
 @in_loop
-async def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, world: World) -> None:
-    async with opened(own.url("user1"), QUICK) as hub:
+async def test_a_hub_says_so_and_leaves_no_ghost(world: World) -> None:
+    async with opened(world.server.url("user1"), QUICK) as hub:
         boxes = [Box() for _ in range(size(5, 50))]
         for number, box in enumerate(boxes):
             await ok(hub.init(f"web.{number}", box))
             await ok(hub.run(f"web.{number}", box, "topic_listen", "T"))
         await ok(hub.run("web.0", boxes[0], "topic_notify", "T"))
-        with full_queue(own):
+        with full_queue(world.server):
             answer = await hub.run("web.0", boxes[0], "topic_send", "T", "x")
             for box in boxes[1:]:
                 await hub.leave(box)
@@ -271,13 +268,13 @@ async def test_a_hub_says_so_and_leaves_no_ghost(own: TestedServer, world: World
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_exchange_delivers_nothing_or_all(own: TestedServer, world: World) -> None:
+def test_an_exchange_delivers_nothing_or_all(world: World) -> None:
     bodies = [str(number) for number in range(size(500, 5000))]
-    with exchange(world, *RULES) as exchanges:
+    with running_exchange(world, *RULES) as exchanges:
         bed = exchanges.default
         waits_for(world, "b")
         bed.push_many("a", bodies)
-        with full_queue(own), working() as hands:
+        with full_queue(world.server), working() as hands:
             ledger = hands.worker.counter_store
             until(lambda: any(tally.waits for tally in ledger.counters.values()))
             half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
@@ -298,9 +295,7 @@ SENDS = {
 
 
 @pytest.mark.django_db(transaction=True)
-def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
-    own: TestedServer, world: World
-) -> None:
+def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(world: World) -> None:
     tries, committed = size(2, 50), list[str]()
 
     def with_a_row(way: str) -> None:
@@ -309,9 +304,9 @@ def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(
             transaction.on_commit(lambda: committed.append(way))
             SENDS[way]()
 
-    with django_at(own):
+    with django_on(world.server):
         before, rows = world.owner.query(KEPT), User.objects.filter(username__startswith="of the")
-        with full_queue(own):
+        with full_queue(world.server):
             for way, run in tries * [*SENDS.items()]:
                 with pytest.raises(OperationalError, match="too many notifications"):
                     with_a_row(way)
@@ -337,18 +332,21 @@ STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
 
 
 @pytest.fixture
-def examined(own: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
+def examined(own_server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
     """What a check of the doctor finds as the superuser, however short the time."""
     monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
     monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)
-    return lambda check, address=own.superuser_url: finding_of(check, address)
+    return lambda check, address=own_server.superuser_url: finding_of(check, address)
 
 
 def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
-    own: TestedServer, world: World, examined: Callable[..., Finding]
+    world: World, examined: Callable[..., Finding]
 ) -> None:
-    with full_queue(own) as pid:
-        found, blind = examined(doctor_checks.queue), examined(doctor_checks.queue, own.url())
+    with full_queue(world.server) as pid:
+        found, blind = (
+            examined(doctor_checks.queue),
+            examined(doctor_checks.queue, world.server.url()),
+        )
         world.superuser().execute(found.fix.partition(";")[0])
     assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
@@ -361,10 +359,12 @@ def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
 
 
 def test_doctor_names_a_listener_that_does_not_read(
-    own: TestedServer, world: World, examined: Callable[..., Finding]
+    world: World, examined: Callable[..., Finding]
 ) -> None:
     filler = world.superuser()
-    with psycopg.connect(own.superuser_url, application_name="forgetful", autocommit=True) as it:
+    with psycopg.connect(
+        world.server.superuser_url, application_name="forgetful", autocommit=True
+    ) as it:
         it.execute("LISTEN filling")
         pid = it.info.backend_pid
 
@@ -381,13 +381,13 @@ def test_doctor_names_a_listener_that_does_not_read(
 
 
 def test_doctor_names_a_commit_that_hangs_and_has_all_who_notify_wait(
-    own: TestedServer, world: World, examined: Callable[..., Finding]
+    world: World, examined: Callable[..., Finding]
 ) -> None:
     superuser, pids = world.superuser(), list[int]()
 
     def commit(statement: str) -> None:
         """Notify in a transaction that waits at its commit."""
-        with psycopg.connect(own.superuser_url) as connection:
+        with psycopg.connect(world.server.superuser_url) as connection:
             pids.append(connection.info.backend_pid)
             connection.execute(statement)
             connection.execute("NOTIFY news")

@@ -24,9 +24,9 @@ from psqlmessages.sql import MIGRATIONS
 from tests.conftest import TestedServer
 from tests.exchanges.conftest import namespace
 from tests.reliability.counts import report, size
-from tests.reliability.crowd import EXCHANGE, crowd, write_exchange
-from tests.reliability.faults import deadlocks
-from tests.reliability.work import EXACT, LIVE, Work
+from tests.reliability.deployment import EXCHANGE, run_deployment, write_exchange
+from tests.reliability.faults import count_logged
+from tests.reliability.workload import LIVE, LOSSLESS, Workload
 from tests.sql.conftest import World
 from tests.sql.public import FUNCTIONS
 
@@ -44,10 +44,10 @@ Contents = dict[str, list[str]]
 
 @pytest.fixture
 def database(
-    own: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
+    own_server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
 ) -> Iterator[BaseDatabaseWrapper]:
     """The database of the module's own server, as Django names it for a while."""
-    with django_db_blocker.unblock(), namespace(ALIAS, **dj_database_url.parse(own.url())):
+    with django_db_blocker.unblock(), namespace(ALIAS, **dj_database_url.parse(own_server.url())):
         yield connections[ALIAS]
 
 
@@ -114,19 +114,19 @@ def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_the
     report(FAULT, "functions removed and installed again", missed=BACKLOG, not_reported=0)
 
 
-def replace(database: BaseDatabaseWrapper, work: Work, rounds: int) -> None:
+def replace(database: BaseDatabaseWrapper, work: Workload, rounds: int) -> None:
     for _ in range(rounds):
         with transaction.atomic(using=ALIAS):
             schema.install(database)
-        work.go_on(20)
+        work.wait_for_writes(20)
 
 
 def test_calls_wait_while_functions_are_replaced_and_none_fails(
     own_world: World, database: BaseDatabaseWrapper
 ) -> None:
-    rounds, before = size(2, 10), deadlocks(own_world.server)
-    with Work(own_world, *EXACT, *LIVE) as work:
-        work.go_on(20)
+    rounds, before = size(2, 10), count_logged(own_world.server)
+    with Workload(own_world, *LOSSLESS, *LIVE) as work:
+        work.wait_for_writes(20)
         replace(database, work, rounds)
     report(
         FAULT, "functions replaced while streams, queues and live messages are in use",
@@ -135,7 +135,7 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
     )  # fmt: skip
     work.check()
     assert not work.refused
-    assert deadlocks(own_world.server) == before
+    assert count_logged(own_world.server) == before
 
 
 @pytest.mark.nightly  # eight processes start; every day the test above
@@ -144,26 +144,26 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     own_world: World, database: BaseDatabaseWrapper, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
-    before, rounds, removals = deadlocks(own_world.server), size(2, 20), size(1, 5)
-    with crowd(own_world.server, tmp_path_factory.mktemp("site")) as made:
-        made.exercise("before")
-        with Work(own_world, *names, forgives=(MessagesError,)) as work:
+    before, rounds, removals = count_logged(own_world.server), size(2, 20), size(1, 5)
+    with run_deployment(own_world.server, tmp_path_factory.mktemp("site")) as made:
+        made.use_everything("before")
+        with Workload(own_world, *names, tolerates=(MessagesError,)) as work:
             replace(database, work, rounds)
             refused, longest = work.refused.total(), work.longest_seconds
             # Large bodies are in tables that go with the functions.
-            work.sends_long = False
-            work.go_on(100)
+            work.sends_large_bodies = False
+            work.wait_for_writes(100)
             for _ in range(removals):
                 migrate("0002_queues")
                 migrate(LATEST)
                 # The exchange and the user's identity went with their tables.
                 made.write_definitions()
-                work.go_on(20)
-        made.exercise("after")
+                work.wait_for_writes(20)
+        made.use_everything("after")
     streams = [each for each in work.readers if not each.queue and not each.is_live]
     missed = sum(len(work.missing(each)) for each in streams)
     others = {each.name: len(work.missing(each)) for each in work.readers if each not in streams}
-    doubled = sum(work.doubled(each) for each in work.readers if not each.may_repeat)
+    doubled = sum(work.duplicates(each) for each in work.readers if not each.may_repeat)
     report(
         FAULT,
         "functions replaced, removed and installed again while 36 nodes, an exchange, `run` and a"
@@ -171,13 +171,13 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
         installations=rounds, refused_during_installations=refused, longest_wait_seconds=longest,
         removals=removals, refused=work.refused.total(), messages=work.counts()["messages"],
         lost=sum(others.values()), duplicated=doubled,
-        deadlocks=deadlocks(own_world.server) - before,
-        stream_messages_lost_without_notice=0 if work.is_told else missed,
+        deadlocks=count_logged(own_world.server) - before,
+        stream_messages_lost_without_notice=0 if work.has_reported_gap else missed,
     )  # fmt: skip
     assert refused == 0
     assert others == dict.fromkeys(others, 0)
-    assert (doubled, deadlocks(own_world.server) - before) == (0, 0)
-    assert work.is_told or not missed
+    assert (doubled, count_logged(own_world.server) - before) == (0, 0)
+    assert work.has_reported_gap or not missed
 
 
 def test_what_calls_wait_for_is_locked_at_first(
@@ -358,11 +358,11 @@ def newer_of(signature: str) -> str:
 
 
 @pytest.fixture
-def newer(own: TestedServer, own_world: World) -> Iterator[World]:
+def newer(own_world: World) -> Iterator[World]:
     own_world.rules(*RULES)
-    connection = own_world.superuser().connection
+    connection, owner = own_world.superuser().connection, own_world.server.server.owner
     connection.execute(
-        f"CREATE SCHEMA older AUTHORIZATION {own.server.owner}; SET ROLE {own.server.owner};"
+        f"CREATE SCHEMA older AUTHORIZATION {owner}; SET ROLE {owner};"
         " GRANT USAGE ON SCHEMA older TO PUBLIC"
     )
     functions = connection.execute(JSON_FUNCTIONS, [FUNCTIONS]).fetchall()

@@ -19,9 +19,9 @@ from tests.client.proxy import Lost, Proxy
 from tests.conftest import TestedServer
 from tests.reliability.counts import report, size
 from tests.reliability.faults import until
-from tests.reliability.victims import told
-from tests.reliability.work import QUICK as OF_WORK
-from tests.reliability.work import Work
+from tests.reliability.node_spawner import count_crashes
+from tests.reliability.workload import QUICK as OF_WORK
+from tests.reliability.workload import Workload
 from tests.sql.conftest import World
 
 FAULT = "the network stalls"
@@ -54,14 +54,14 @@ def test_streams_and_queues_through_stalls(world: World, proxy: Proxy) -> None:
         OF_WORK, probe_timeout=timedelta(seconds=2), answer_timeout=timedelta(seconds=5)
     )
     # What was reserved by an answer that never came is free again after the lease.
-    with Work(
-        world, *KINDS, through=lambda dsn: through(proxy, dsn), options=options,
+    with Workload(
+        world, *KINDS, rewrite_dsn=lambda dsn: through(proxy, dsn), options=options,
         lease=timedelta(seconds=10),
     ) as work:  # fmt: skip
         for _ in range(STALLS):
-            work.go_on(PART)
+            work.wait_for_writes(PART)
             proxy.stall()
-        work.go_on(PART)
+        work.wait_for_writes(PART)
     reconnects = [node.counters.reconnects for node in work.nodes.values()]
     report(
         FAULT, "streams and queues during stalls", stalls=STALLS, **work.counts(),
@@ -206,7 +206,7 @@ def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
         began = monotonic()
         with pytest.raises(IdentTaken) as refused:
             Node("NODE1", server.url("user1")).open()
-        crashes = told(watcher, "NODE1")
+        crashes = count_crashes(watcher, "NODE1")
         seconds = monotonic() - began
         with Node("NODE1", server.url("user1")) as heir:
             assert heir.topic_status("T").notifiers == ()

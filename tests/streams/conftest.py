@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from project.postgres import Server
-from tests.own_server import own_server
 from tests.servers import SERVER
 from tests.sql.conftest import Program, World, new_role, world
+from tests.temporary_server import temporary_server
 
 __all__ = ["new_role", "world"]
 
@@ -125,7 +125,7 @@ def mortal(
 ) -> Iterator[Server]:
     """A server of its own, migrated: a test may kill or restart it, and leaves it running."""
     folder = tmp_path_factory.mktemp("mortal")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries) as own:
+    with temporary_server(folder, pytestconfig.stash[SERVER].binaries) as own:
         yield own.server
 
 

@@ -11,9 +11,9 @@ import pytest
 from project.postgres import Server
 from psqlmessages import AsyncNode, Element, Node
 from psqlmessages.exceptions import ConnectionLost
-from tests.own_server import own_server
 from tests.queues.client.conftest import QUICK
 from tests.servers import SERVER
+from tests.temporary_server import temporary_server
 
 ROOT = Path(__file__).parents[3]
 LONG = timedelta(minutes=3)
@@ -30,7 +30,7 @@ def restarted(
 ) -> Iterator[Server]:
     """A server of its own, migrated, with rules for one queue."""
     folder = tmp_path_factory.mktemp("restarted")
-    with own_server(folder, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
+    with temporary_server(folder, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:
         yield own.server
 
 

@@ -1,1 +1,1 @@
-"""The soak: everything at once for half an hour, while what must not grow is watched."""
+"""The soak test: everything runs for half an hour, while gauges that must not grow are read."""

@@ -1,7 +1,7 @@
-"""Let everything run at once for a while, and tell what grew, what was lost and what was doubled.
+"""Run the soak test: all parts together, while memory, tables and lost messages are measured.
 
 python -m tests.reliability.soak [--minutes 30 | --seconds 20]
-Exit code 1: something grew, was lost or doubled, or ended.
+Exit code 1: something grew, was lost or duplicated, or ended.
 """
 
 import argparse
@@ -13,31 +13,31 @@ from pathlib import Path
 
 import django
 
-from tests.own_server import own_server
-from tests.servers import tested_binaries
+from tests.servers import binaries_under_test
+from tests.temporary_server import temporary_server
 
-# With DEBUG Django keeps the last 9,000 statements of each connection: that would be no leak.
+# With DEBUG, Django stores the last 9,000 statements of each connection.
 PRODUCTION = {"DEBUG": "0", "PLAIN_HTTP": "1", "ALLOWED_HOSTS": "127.0.0.1"}
 
 
 def main() -> int:
-    """Read the arguments, start a server, and have Django know it."""
+    """Start a server, configure Django to use it, and run the soak test."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seconds", type=float)
     given = parser.parse_args()
-    # What was started is stopped then, too.
+    # Stop all processes after SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with (
         tempfile.TemporaryDirectory(prefix="soak") as folder,
-        own_server(Path(folder), tested_binaries()) as tested,
+        temporary_server(Path(folder), binaries_under_test()) as tested,
     ):
         os.environ |= {
             "DATABASE_URL": tested.url(), "DJANGO_SETTINGS_MODULE": "tests.web.site_settings",
             **PRODUCTION,
         }  # fmt: skip
         django.setup()
-        # It needs Django's models.
+        # This module imports Django models.
         from tests.reliability.soak.everything import soak
 
         site = Path(folder) / "site"

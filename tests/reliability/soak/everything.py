@@ -1,4 +1,4 @@
-"""Everything at once: a crowd, streams, queues, those who come and go or are killed, and gauges."""
+"""The soak test: a deployment, streams and queues, nodes that end or are killed, and gauges."""
 
 import threading
 from collections.abc import Callable
@@ -13,10 +13,10 @@ import psycopg
 from psqlmessages import Node
 from psqlmessages.exceptions import TopicNotExistent
 from tests.conftest import TestedServer
-from tests.reliability.crowd import LISTENERS, Crowd, crowd
-from tests.reliability.soak.gauges import Gauges, changes, of_database, of_process
-from tests.reliability.victims import Nursery
-from tests.reliability.work import LIVE, Work
+from tests.reliability.deployment import LISTENERS, Deployment, run_deployment
+from tests.reliability.node_spawner import NodeSpawner
+from tests.reliability.soak.gauges import Gauges, compare_samples, read_database, read_process
+from tests.reliability.workload import LIVE, Workload
 from tests.sql.conftest import World
 from tests.web.sockets import Visitor
 
@@ -25,7 +25,7 @@ RULES = (
     "user3 MORTAL.* Topic T RW 60", "user3 STEADY.* Topic T RW 60",
     "user1 GUEST Topic TEMP.* RW 60", "psqlmessages web.* Topic ROOM RW 60",
 )  # fmt: skip
-# Keys are forgotten soon: their table must not grow.
+# Keys expire soon, so that the table of keys does not grow.
 FORGET_KEYS = "UPDATE psqlmessages_queue SET key_timeout = 20"
 CHANGES = (
     """
@@ -37,25 +37,30 @@ CHANGES = (
 SECOND = timedelta(seconds=1)
 
 
-class Scene:
-    """What happens besides the crowd and the work, in threads; `killed` nodes were killed."""
+class Actions:
+    """Actions that threads repeat while the deployment and the workload run."""
 
-    def __init__(self, tested: TestedServer, people: Crowd, work: Work, nursery: Nursery) -> None:
-        self.tested, self.people, self.work, self.nursery = tested, people, work, nursery
+    def __init__(
+        self, tested: TestedServer, deployment: Deployment, work: Workload, spawner: NodeSpawner
+    ) -> None:
+        self.tested, self.deployment, self.work = tested, deployment, work
+        self.spawner = spawner
         self.killed = self.rounds = 0
-        self.over = threading.Event()
+        self.must_stop = threading.Event()
         self.failures: list[BaseException] = []
-        self.steady = nursery.make(("node", "STEADY.1"), ("async", "STEADY.2"), ("hub", "STEADY.3"))
-        self.cookie = ""
+        nodes = ("node", "STEADY.1"), ("async", "STEADY.2"), ("hub", "STEADY.3")
+        self.steady = spawner.spawn(*nodes)
+        deployment.site.user("bob", idents=["web.*"])
+        self.cookie = deployment.site.login("bob")
         self.threads: list[threading.Thread] = []
 
-    def begin(self) -> None:
-        """Let each go on, with a pause between two turns."""
-        self.people.site.user("bob", idents=["web.*"])
-        self.cookie = self.people.site.login("bob")
-        turns = ((self.exercise, 0.5), (self.kill, 2), (self.change_rules, 0.7), (self.visit, 1),
-                 (self.pass_by, 1))  # fmt: skip
-        for act, pause in turns:
+    def start(self) -> None:
+        """Start a thread for each action, which pauses for some seconds after each turn."""
+        pauses = (
+            (self.use_everything, 0.5), (self.kill, 2), (self.change_rules, 0.7),
+            (self.open_websocket, 1), (self.subscribe_briefly, 1),
+        )  # fmt: skip
+        for act, pause in pauses:
             thread = threading.Thread(target=self._repeat, args=(act, pause), daemon=True)
             thread.start()
             self.threads.append(thread)
@@ -63,43 +68,43 @@ class Scene:
     def _repeat(self, act: Callable[[int], None], pause: float) -> None:
         try:
             for number in count(1):
-                if self.over.wait(pause):
+                if self.must_stop.wait(pause):
                     return
                 act(number)
-        except BaseException as failure:  # noqa: BLE001 - the soak fails by it
+        except BaseException as failure:  # noqa: BLE001 - it fails the soak test
             self.failures.append(failure)
 
-    def end(self) -> None:
-        self.over.set()
+    def stop(self) -> None:
+        self.must_stop.set()
         for thread in self.threads:
             thread.join(120)
 
-    def exercise(self, number: int) -> None:
-        self.people.exercise(f"word {number}")
+    def use_everything(self, number: int) -> None:
+        self.deployment.use_everything(f"word {number}")
         self.rounds = number
 
     def kill(self, number: int) -> None:
-        """Kill nodes of each kind: nobody else has their names."""
-        victims = (("node", f"MORTAL.{number}.1"), ("async", f"MORTAL.{number}.2"))
-        self.nursery.kill_all(self.nursery.make(*victims))
-        self.killed += len(victims)
+        """Kill nodes of each kind, with names that are used only once."""
+        nodes = (("node", f"MORTAL.{number}.1"), ("async", f"MORTAL.{number}.2"))
+        self.spawner.kill_all(self.spawner.spawn(*nodes))
+        self.killed += len(nodes)
 
     def change_rules(self, number: int) -> None:
         with psycopg.connect(self.tested.url(), autocommit=True) as owner:
             owner.execute(CHANGES[(number - 1) % 2])
 
-    def visit(self, number: int) -> None:
-        visitor = Visitor(self.people.site, cookie=self.cookie)
+    def open_websocket(self, number: int) -> None:
+        visitor = Visitor(self.deployment.site, cookie=self.cookie)
         visitor.ok("init", ident="web.bob")
         visitor.ok("topic_listen", topic="ROOM")
         if number % 2:
             visitor.break_off()
         visitor.close()
 
-    def pass_by(self, number: int) -> None:
-        """Subscribe to a topic of the moment, and unsubscribe or leave it to time out."""
+    def subscribe_briefly(self, number: int) -> None:
+        """Subscribe to a new topic; then unsubscribe, or let the subscription time out."""
         topic = f"TEMP.{number}"
-        # A busy machine may let it be removed before it was subscribed to, as nobody's.
+        # On a busy machine, the topic may be removed before it has a subscription.
         with Node("GUEST", self.tested.url("user1")) as node, suppress(TopicNotExistent):
             node.publish(topic, "that there is the topic")
             messages = node.subscribe(topic, timeout=2 * SECOND, max_rows=10, idle=5 * SECOND)
@@ -111,43 +116,43 @@ class Scene:
             if number % 2:
                 node.unsubscribe(topic)
 
-    def told(self) -> dict[str, int]:
-        counts = self.people.listeners.counts("crash")
+    def crash_events(self) -> dict[str, int]:
+        counts = self.deployment.listeners.counts("crash")
         return {ident: counts[ident] for ident in LISTENERS}
 
-    def read(self, connection: psycopg.Connection) -> Gauges:
-        pids = {name: process.pid for name, process in self.people.processes.items()}
-        found = of_database(connection)
-        for name, pid in {**pids, **self.steady, "site": self.people.site.pid}.items():
-            found |= of_process(name, pid)
-        return found
+    def read_gauges(self, connection: psycopg.Connection) -> Gauges:
+        pids = {name: process.pid for name, process in self.deployment.processes.items()}
+        gauges = read_database(connection)
+        for name, pid in {**pids, **self.steady, "site": self.deployment.site.pid}.items():
+            gauges |= read_process(name, pid)
+        return gauges
 
 
-def watch(scene: Scene, seconds: float) -> list[tuple[float, Gauges]]:
-    """Read the gauges until the time is over, and tell some of them every thirtieth of it."""
+def collect_samples(actions: Actions, seconds: float) -> list[tuple[float, Gauges]]:
+    """Read the gauges until the time is over, and print some of them 30 times."""
     samples: list[tuple[float, Gauges]] = []
-    pause, began, told = threading.Event(), monotonic(), 0
-    with psycopg.connect(scene.tested.superuser_url, autocommit=True) as connection:
-        while (passed := monotonic() - began) < seconds and not scene.failures:
-            found = scene.read(connection)
-            samples.append((passed, found))
-            if passed >= told * seconds / 30:
-                told += 1
-                tell(passed, found, scene)
+    pause, began, printed = threading.Event(), monotonic(), 0
+    with psycopg.connect(actions.tested.superuser_url, autocommit=True) as connection:
+        while (passed := monotonic() - began) < seconds and not actions.failures:
+            gauges = actions.read_gauges(connection)
+            samples.append((passed, gauges))
+            if passed >= printed * seconds / 30:
+                printed += 1
+                print_gauges(passed, gauges, actions)
             pause.wait(min(10.0, seconds / 40))
     return samples
 
 
-def tell(passed: float, found: Gauges, scene: Scene) -> None:
-    memory = {n.removeprefix("memory of "): v for n, v in found.items() if n.startswith("memory")}
-    own = " ".join(f"{n} {v:.0f}" for n, v in memory.items() if "backend" not in n)
+def print_gauges(passed: float, gauges: Gauges, actions: Actions) -> None:
+    memory = {n.removeprefix("memory of "): v for n, v in gauges.items() if n.startswith("memory")}
+    processes = " ".join(f"{n} {v:.0f}" for n, v in memory.items() if "backend" not in n)
     largest = max(v for n, v in memory.items() if "backend" in n)
-    tables = sum(v for n, v in found.items() if n.startswith("table"))
+    tables = sum(v for n, v in gauges.items() if n.startswith("table"))
     print(
-        f"{passed:6.0f} s  MB: {own}, largest backend {largest:.0f}, tables {tables:.0f};"
-        f" connections {found['connections']:.0f}, advisory locks {found['advisory locks']:.0f},"
-        f" notification queue {found['notification queue']:.2g};"
-        f" written {scene.work.written}, rounds {scene.rounds}, killed {scene.killed}",
+        f"{passed:6.0f} s  MB: {processes}, largest backend {largest:.0f}, tables {tables:.0f};"
+        f" connections {gauges['connections']:.0f}, advisory locks {gauges['advisory locks']:.0f},"
+        f" notification queue {gauges['notification queue']:.2g};"
+        f" written {actions.work.written}, rounds {actions.rounds}, killed {actions.killed}",
         flush=True,
     )
 
@@ -156,41 +161,42 @@ def soak(tested: TestedServer, folder: Path, seconds: float) -> int:
     world = World(tested)
     world.rules(*RULES)
     with ExitStack() as stack:
-        people = stack.enter_context(crowd(tested, folder))
-        nursery = stack.enter_context(Nursery(tested.url("user3")))
-        with Work(world, *NAMES) as work:
-            work.go_on(20)
+        deployment = stack.enter_context(run_deployment(tested, folder))
+        spawner = stack.enter_context(NodeSpawner(tested.url("user3")))
+        with Workload(world, *NAMES) as work:
+            work.wait_for_writes(20)
             world.owner.connection.execute(FORGET_KEYS)
-            scene = Scene(tested, people, work, nursery)
-            scene.begin()
-            samples = watch(scene, seconds)
-            scene.end()
-        wrong = faults(scene)
-    found = changes(samples, seconds / 6)
-    for change in found:
-        # Most tables are small, and stay as they are.
+            actions = Actions(tested, deployment, work, spawner)
+            actions.start()
+            samples = collect_samples(actions, seconds)
+            actions.stop()
+        errors = find_errors(actions)
+    changes = compare_samples(samples, seconds / 6)
+    for change in changes:
+        # Do not print tables whose size is unchanged.
         if change.last != change.first or not change.name.startswith("table"):
             print(f"{'GREW' if change.has_grown else 'flat'} {change}")
-    counts = work.counts() | {"rounds": scene.rounds, "nodes_killed": scene.killed}
-    print("counted:", ", ".join(f"{number} {what}" for what, number in counts.items()))
-    wrong = [f"grew: {change}" for change in found if change.has_grown] + wrong
-    print("\n".join(["WRONG", *wrong]) if wrong else "flat, and nothing lost or doubled")
-    return 1 if wrong else 0
+    counts = work.counts() | {"rounds": actions.rounds, "nodes_killed": actions.killed}
+    print("counts:", ", ".join(f"{number} {name}" for name, number in counts.items()))
+    errors = [f"grew: {change}" for change in changes if change.has_grown] + errors
+    print("\n".join(["ERRORS", *errors]) if errors else "nothing grew, was lost or duplicated")
+    return 1 if errors else 0
 
 
-def faults(scene: Scene) -> list[str]:
-    found = [repr(failure) for failure in scene.failures]
-    found += [f"{n} {what}" for what, n in scene.work.counts().items() if what in WRONG and n]
-    found += [f"in the site's log: {line}" for line in scene.people.site.faults()]
+def find_errors(actions: Actions) -> list[str]:
+    counts = actions.work.counts()
+    errors = [repr(failure) for failure in actions.failures]
+    errors += [f"{counts[name]} {name}" for name in MUST_BE_ZERO if counts[name]]
+    errors += [f"in the site's log: {line}" for line in actions.deployment.site.faults()]
     pause = threading.Event()
     for _ in range(300):
-        told = scene.told()
-        if min(told.values()) >= scene.killed:
+        events = actions.crash_events()
+        if min(events.values()) >= actions.killed:
             break
         pause.wait(0.1)
-    if {*told.values()} != {scene.killed}:
-        found.append(f"of {scene.killed} crashes were told: {told}")
-    return found
+    if {*events.values()} != {actions.killed}:
+        errors.append(f"{actions.killed} nodes were killed, but crash events are: {events}")
+    return errors
 
 
-WRONG = ("lost", "duplicated", "refused_but_read")
+MUST_BE_ZERO = ("lost", "duplicated", "refused_but_read")

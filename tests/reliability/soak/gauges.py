@@ -1,4 +1,4 @@
-"""Gauges: what the soak watches, each a number under a name: processes, and the database."""
+"""Gauges: numbers that must not grow during the soak test, of processes and of the database."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ BACKENDS = """
     SELECT pid, coalesce(nullif(application_name, ''), backend_type), backend_type
     FROM pg_stat_activity WHERE pid <> pg_backend_pid()
 """
-# The tables of a rotation count as one: they are filled in turn.
+# Tables that are rotated count as one table.
 SIZES = """
     SELECT n.nspname || '.' || regexp_replace(c.relname, '_?[0-9]+$', ''),
            sum(pg_total_relation_size(c.oid)), sum(s.n_live_tup), sum(s.n_dead_tup)
@@ -29,8 +29,8 @@ QUEUE_USAGE = "SELECT pg_notification_queue_usage()"
 Gauges = dict[str, float]
 
 
-def of_process(name: str, pid: int) -> Gauges:
-    """Read one process: its own memory, not what it shares."""
+def read_process(name: str, pid: int) -> Gauges:
+    """Read the private memory, descriptors and threads of a process."""
     process = Path("/proc") / str(pid)
     try:
         descriptors = len(list((process / "fd").iterdir()))
@@ -40,17 +40,17 @@ def of_process(name: str, pid: int) -> Gauges:
             f"threads of {name}": _status(pid, "Threads"),
         }
     except (FileNotFoundError, ProcessLookupError, KeyError):
-        # It ended in this moment; who must not is noticed by others.
+        # The process has ended. If it should not have, another check fails.
         return {}
 
 
-def of_database(connection: psycopg.Connection) -> Gauges:
-    """Read PostgreSQL: its backends' memory by who uses them, connections, locks, sizes."""
+def read_database(connection: psycopg.Connection) -> Gauges:
+    """Read connections, locks, sizes of tables, and the largest memory of each kind of backend."""
     gauges: Gauges = {}
     clients, memory = 0, defaultdict[str, float](float)
     for pid, application, kind in connection.execute(BACKENDS).fetchall():
         clients += kind == "client backend"
-        # Guests and the many WebSockets of one kind are one kind.
+        # Names that differ only in a number are of one kind.
         name = re.sub(r"[.0-9]+$", "", application)
         try:
             memory[name] = max(memory[name], _status(pid, "RssAnon") / 1024)
@@ -75,8 +75,8 @@ def _status(pid: int, field: str) -> int:
     raise KeyError(field)
 
 
-# The verdict: whether a gauge was at the end where it was when all had warmed up. One whose name
-# begins so may grow by a share of what it was, and some besides. The first that fits counts.
+# A gauge whose name begins with the text may grow, after the warm-up, by this part of its value and
+# by this number. The first text that matches applies.
 BOUNDS = (
     ("memory of the backend", 0.1, 4), ("memory", 0.1, 8),
     ("descriptors", 0, 12),  # connections of callers come and go
@@ -87,45 +87,45 @@ BOUNDS = (
 
 
 class Change(NamedTuple):
-    """A gauge's value when all had warmed up, at the end, and what it may be then."""
+    """The value of a gauge after the warm-up and at the end, and the maximum at the end."""
 
     name: str
     first: float
     last: float
-    most: float
+    limit: float
 
     @property
     def has_grown(self) -> bool:
-        return self.last > self.most
+        return self.last > self.limit
 
     def __str__(self) -> str:
         return f"{self.name}: {self.first:.6g} -> {self.last:.6g}"
 
 
-def changes(samples: Sequence[tuple[float, Gauges]], warm: float) -> list[Change]:
-    """Compare what follows `warm` seconds with the end, each the most of a tenth of the rest.
+def compare_samples(samples: Sequence[tuple[float, Gauges]], warm_up: float) -> list[Change]:
+    """Compare the first tenth of the time after the warm-up with the last: their maximum values.
 
-    What was not there in the beginning was 0, but for the memory of those who come and go, which
-    is what it was when they were first seen. What has gone does not grow.
+    If a gauge is missing in the first tenth, its first value is 0, but the memory of a process
+    that started later is its first sample. A gauge that is missing at the end has not grown.
     """
     end = samples[-1][0]
-    window = (end - warm) / 10
-    first = _most(samples, warm, warm + window)
-    last = _most(samples, end - window, end)
-    found = []
+    window = (end - warm_up) / 10
+    first = _maximum(samples, warm_up, warm_up + window)
+    last = _maximum(samples, end - window, end)
+    changes = []
     for name in sorted(last):
         bounds = [(share, more) for begins, share, more in BOUNDS if name.startswith(begins)]
         if bounds:
-            guest = next(seen[name] for at, seen in samples if name in seen and at >= warm)
-            was = first.get(name, guest if name.startswith("memory") else 0)
+            initial = next(seen[name] for at, seen in samples if name in seen and at >= warm_up)
+            before = first.get(name, initial if name.startswith("memory") else 0)
             share, more = bounds[0]
-            found.append(Change(name, was, last[name], was * (1 + share) + more))
-    return found
+            changes.append(Change(name, before, last[name], before * (1 + share) + more))
+    return changes
 
 
-def _most(samples: Sequence[tuple[float, Gauges]], since: float, until: float) -> Gauges:
-    most: Gauges = {}
+def _maximum(samples: Sequence[tuple[float, Gauges]], since: float, until: float) -> Gauges:
+    maximum: Gauges = {}
     for at, gauges in samples:
         if since <= at <= until:
-            most |= {name: max(value, most.get(name, 0)) for name, value in gauges.items()}
-    return most
+            maximum |= {name: max(value, maximum.get(name, 0)) for name, value in gauges.items()}
+    return maximum

@@ -1,4 +1,4 @@
-"""Something of user1 and user2 in every store, marked, so that whoever comes by it can be told."""
+"""Data of user1 and user2 in every store, which contain a mark, so that leaks are recognized."""
 
 import json
 import os
@@ -14,22 +14,23 @@ from psycopg.pq import Trace
 
 from tests.sql.conftest import Program, World
 
-# What stands in all that is of others.
+# All data of others contain this text.
 MARK = "CANARY-7c1f-of-others"
 STAGED = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 SECONDS = 3_000
-# A message begins a line; what a text in it broke off is of the message above.
+# Each message of the trace begins a line; its text may contain line breaks.
 MESSAGE = re.compile(r"^(?=[FB]\t\d+\t)", re.MULTILINE)
-LEFT = (
+OTHER_TABLES = (
     "messages.staged", "messages._batch", "psqlmessages_traffic", "psqlmessages_pipelinejob",
     "psqlmessages_destination", "psqlmessages_exchange",
 )  # fmt: skip
-# Where each kept thing lies, and what of it nobody else may change.
-OF = {
+# Table, foreign key and name column of the owner of a row.
+OWNERS = {
     "topic": ("topic", "topic_id", "name"),
     "client": ("client", "client_id", "ident"),
     "queue": ("queue", "queue_id", "name"),
 }
+# Rows that do not belong to the hostile role, whose names begin with H.
 OTHERS = "SELECT t.* FROM psqlmessages_{} AS t WHERE t.{} NOT LIKE 'H%'"
 PARTS = """
     SELECT t.* FROM psqlmessages_{} AS t JOIN psqlmessages_{} AS o ON o.id = t.{}
@@ -39,21 +40,21 @@ ROWS = {
     "rules": "SELECT * FROM psqlmessages_auth",
     "topics": "SELECT id, name FROM psqlmessages_topic WHERE name NOT LIKE 'H%'",
     "nodes": OTHERS.format("client", "ident"),
-    "listeners": PARTS.format("membership", *OF["client"]),
-    "observers": PARTS.format("observation", *OF["client"]),
-    "bodies": PARTS.format("body", *OF["topic"]),
-    "messages of streams": PARTS.format("streammessage", *OF["topic"]),
+    "listeners": PARTS.format("membership", *OWNERS["client"]),
+    "observers": PARTS.format("observation", *OWNERS["client"]),
+    "bodies": PARTS.format("body", *OWNERS["topic"]),
+    "messages of streams": PARTS.format("streammessage", *OWNERS["topic"]),
     "subscriptions": OTHERS.format("subscription", "ident"),
     "queues": OTHERS.format("queue", "name"),
-    "elements": PARTS.format("element", *OF["queue"]),
-    "keys": PARTS.format("elementkey", *OF["queue"]),
+    "elements": PARTS.format("element", *OWNERS["queue"]),
+    "keys": PARTS.format("elementkey", *OWNERS["queue"]),
     "staged rows": "SELECT * FROM messages.staged WHERE role <> 'hostile'",
     "exchanges": "SELECT * FROM psqlmessages_exchange",
     "destinations": "SELECT * FROM psqlmessages_destination",
     "traffic": "SELECT * FROM psqlmessages_traffic",
     "jobs": "SELECT * FROM psqlmessages_pipelinejob",
 }
-OF_DJANGO = [
+INSERTS = [
     """
     INSERT INTO psqlmessages_exchange
         (name, source_namespace, source_queue, parallel, wsize, reserve, is_running, changed_at)
@@ -76,27 +77,27 @@ OF_DJANGO = [
 ]
 
 
-class Treasure:
-    """Every store filled, twice: under names that are easily guessed, and under marked ones.
+class MarkedData:
+    """Fills every store twice: under names that are easy to guess, and under marked names.
 
-    `stolen` is what somebody may have come by of the former: headers, leases, ids, tokens.
+    `leaked` has headers, leases, ids and tokens of the former, which an attacker may know.
     """
 
     def __init__(self, world: World, mark: str, *, body: str = "") -> None:
         self.world, self.mark, self.body = world, mark, body or mark
         self.empty()
-        self.stolen: list[str] = []
+        self.leaked: list[str] = []
         self._fill("")
         self._fill(mark)
-        for statement in OF_DJANGO:
+        for statement in INSERTS:
             world.owner.connection.execute(
                 statement, {"mark": mark, "selector": f"b == {json.dumps(mark)}"}
             )
         self.before = self.rows()
 
     def empty(self) -> None:
-        """Empty the stores that the other tests' `world` leaves as they are."""
-        for table in LEFT:
+        """Empty the tables that the fixture `world` does not empty."""
+        for table in OTHER_TABLES:
             self.world.owner.connection.execute(f"DELETE FROM {table}")
 
     def _fill(self, prefix: str) -> None:
@@ -115,7 +116,7 @@ class Treasure:
         sender.payloads()
         receiver.payloads()
         self._send(sender, topic, reader, prefix)
-        # Before what is published: what all have read may be removed at any time.
+        # Subscribe before publishing: messages that all subscriptions have read can be removed.
         receiver.read(reader, topic, SECONDS)
         sender.ok("publish", writer, topic, self.body)
         sender.ok("publish_many", writer, topic, [self.body] * 3)
@@ -123,8 +124,8 @@ class Treasure:
         self._stage(sender, prefix)
         payloads = receiver.payloads()
         if not prefix:
-            # Without the bodies, which would be what the thief has already.
-            self.stolen += [payload.partition("\n")[0] for payload in payloads]
+            # Without the bodies, which contain the mark.
+            self.leaked += [payload.partition("\n")[0] for payload in payloads]
 
     def _send(self, sender: Program, topic: str, reader: str, prefix: str) -> None:
         token = prefix or "token"
@@ -139,7 +140,7 @@ class Treasure:
         for key in (f"{self.mark}{number}" for number in range(6)):
             push = sender.ok("push", writer, queue, self.body, None, headers, None, None, 0, key)
             if not prefix:
-                self.stolen.append(str(push["Id"]))
+                self.leaked.append(str(push["Id"]))
         sender.ok("push", writer, queue, self.body, None, headers, None, 1_000.0)
         self.world.owner.connection.execute(
             "UPDATE psqlmessages_queue SET max_tries = 1, dead_letter_queue = %s WHERE name = %s",
@@ -148,7 +149,7 @@ class Treasure:
         rows = receiver.elements("reserve", reader, queue, 2, float(SECONDS))
         receiver.ok("rollback", reader, None, [rows[0].lease])
         if not prefix:
-            self.stolen.append(rows[1].lease)
+            self.leaked.append(rows[1].lease)
 
     def _stage(self, sender: Program, prefix: str) -> None:
         column = [self.body]
@@ -166,7 +167,7 @@ class Treasure:
         }
 
     def secrets(self) -> set[str]:
-        """The mark, and what only the nodes themselves may know: channels, the key of the MACs."""
+        """Return the mark, and what other roles must not know: channels, leases, the MAC key."""
         found = self.world.owner.connection.execute(
             "SELECT channel::text FROM psqlmessages_session WHERE role <> 'hostile'"
             " UNION ALL SELECT channel FROM psqlmessages_queue WHERE name NOT LIKE 'H%'"
@@ -175,48 +176,50 @@ class Treasure:
             " UNION ALL SELECT e.lease::text FROM psqlmessages_element AS e"
             " JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name NOT LIKE 'H%'"
         ).fetchall()
-        known = " ".join(self.stolen)
+        known = " ".join(self.leaked)
         return {self.mark, *(text for (text,) in found if text and text not in known)}
 
 
 @contextmanager
-def treasure_of(world: World, *rules: str, mark: str = MARK, body: str = "") -> Iterator[Treasure]:
-    """Every store filled by others, beside a role with rules of its own."""
+def fill_stores(
+    world: World, *rules: str, mark: str = MARK, body: str = ""
+) -> Iterator[MarkedData]:
+    """Fill every store with data of others; the hostile role has only these rules."""
     world.rules(*rules)
-    treasure = Treasure(world, mark, body=body)
-    assert all(treasure.before.values()), "a store is empty"
-    yield treasure
-    treasure.empty()
+    marked = MarkedData(world, mark, body=body)
+    assert all(marked.before.values()), "a store is empty"
+    yield marked
+    marked.empty()
 
 
-class Overheard:
-    """A connection that is listened in to, from now on.
+class TracedConnection:
+    """Traces what the server sends to a connection.
 
-    `found` has what the server sent that holds a secret, `messages` how many were looked through.
+    `found` has the messages that contained a secret, `messages` the number of messages searched.
     """
 
     def __init__(self, connection: Connection, path: Path) -> None:
         self._connection, self._path = connection, path
-        # To be emptied while libpq writes.
+        # A descriptor of its own, to empty the file while libpq writes.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.messages = 0
         self.found: list[str] = []
-        self._listen()
+        self._trace()
 
-    def look(self, secrets: Collection[str]) -> list[str]:
-        """What the server has sent since the last look that holds a secret."""
-        # Only now is all of it in the file.
+    def find(self, secrets: Collection[str]) -> list[str]:
+        """Return the messages that the server has sent since the last call and contain a secret."""
+        # This flushes the trace to the file.
         self._connection.pgconn.untrace()
         text = self._path.read_text(errors="replace")
         os.ftruncate(self._descriptor, 0)
-        self._listen()
+        self._trace()
         sent = [message for message in MESSAGE.split(text) if message.startswith("B\t")]
         self.messages += len(sent)
         found = [message for message in sent if any(secret in message for secret in secrets)]
         self.found += found
         return found
 
-    def _listen(self) -> None:
+    def _trace(self) -> None:
         self._connection.pgconn.trace(self._descriptor)
         self._connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
 

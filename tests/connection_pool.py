@@ -1,19 +1,20 @@
-"""Connections that outlive a test: a new backend would compile all functions again."""
+"""Connections that tests reuse: a new backend would compile all functions again."""
 
 from collections import defaultdict
 
 import psycopg
 from psycopg.rows import tuple_row
 
-# Leaves what the backend has compiled. psycopg forgets its prepared statements at ROLLBACK.
+# Keeps the compiled functions, unlike DISCARD ALL. At ROLLBACK, psycopg drops its prepared
+# statements.
 RESET = """
     ROLLBACK; RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; UNLISTEN *; CLOSE ALL;
     SELECT pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES
 """
 
 
-class Pool:
-    """Idle connections by address, as good as new."""
+class ConnectionPool:
+    """Idle connections by address; the settings of their sessions have been reset."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[str, list[psycopg.Connection]] = defaultdict(list)
@@ -25,7 +26,7 @@ class Pool:
             try:
                 connection.execute("SELECT")
             except psycopg.OperationalError:
-                connection.close()  # its backend was ended meanwhile
+                connection.close()  # a test has ended its backend
             else:
                 return connection
         return psycopg.connect(url, autocommit=True)

@@ -1,4 +1,4 @@
-"""A crowd: everything that talks to one PostgreSQL, and what each of it heard."""
+"""A deployment: clients of all kinds on one PostgreSQL, which record the messages they receive."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import dj_database_url
 import psycopg
@@ -28,7 +28,7 @@ from psqlmessages.rest.auth import token_for
 from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.exchanges.conftest import namespace
-from tests.reliability.faults import LONG, until
+from tests.reliability.faults import TIMEOUT_SECONDS, until
 from tests.web.receivers import ok, opened
 from tests.web.site import Site
 
@@ -37,7 +37,6 @@ SYNC, ASYNC, WEB = (
 )
 LISTENERS = [*SYNC, *ASYNC, *WEB]
 IDENTS = sorted([*LISTENERS, "worker"])
-BUS = "BUS"
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)
     SELECT current_user, ident, type, dest, mode, 60 FROM (VALUES
@@ -46,64 +45,74 @@ RULES = """
         ('worker', 'Topic', 'ORDERS', 'R'), ('wanda', 'Queue', '*', 'RW'),
         ('exchange.*', 'Queue', '*', 'RW')) AS v (ident, type, dest, mode)
 """
-AT = {"ns": "default"}
-EXCHANGE = {"src": AT | {"queue": "orders"}, "dst": [AT | {"queue": "shipped"}]}
-# The idents of the crowd that are registered, and those that listen, each once.
-PRESENT = """
+DEFAULT = {"ns": "default"}
+EXCHANGE = {"src": DEFAULT | {"queue": "orders"}, "dst": [DEFAULT | {"queue": "shipped"}]}
+# The registered nodes, and the listening nodes: each node has one row.
+REGISTERED = """
     SELECT ARRAY(SELECT ident FROM psqlmessages_client WHERE ident = ANY (%(idents)s) ORDER BY 1),
            ARRAY(SELECT ident FROM messages.topics, unnest(listeners) AS ident
                  WHERE ident = ANY (%(idents)s) AND topic IN ('T', 'ORDERS') ORDER BY 1)
 """
-BODIES = """
+SHIPPED = """
     SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'shipped'
 """
-# Lines about progress, not about problems.
+# Log lines that report no problem begin with one of these.
 PROGRESS = ("handled ", "routed ", "running ", "worker has ")
 
 
+class Received(NamedTuple):
+    """An event or a body that a listener received; ``ident``: the node that the event is about."""
+
+    listener: str
+    content: str
+    ident: str | None
+    at: float
+
+
 class Listeners:
-    """Nodes in threads, in asyncio and in a hub; `heard`: who, what, whose event, and when."""
+    """Nodes in threads, in asyncio and in a hub, which record what they receive."""
 
     def __init__(
         self, url: str, *, sync: Sequence[str] = (), asynchronous: Sequence[str] = (),
         web: Sequence[str] = (), topic: str | None = None,
     ) -> None:  # fmt: skip
         self.idents = [*sync, *asynchronous, *web]
-        self.heard: list[tuple[str, str, str | None, float]] = []
+        self.received: list[Received] = []
         self.nodes = [Node(ident, url) for ident in sync]
         self._async_nodes = [AsyncNode(ident, url) for ident in asynchronous]
         self._url, self._web, self._topic = url, web, topic
-        self._is_open, self._is_over = threading.Event(), threading.Event()
+        self._is_open, self._must_close = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._listen()))
 
     def open(self) -> None:
         self._thread.start()
-        assert self._is_open.wait(LONG)
+        assert self._is_open.wait(TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        self._is_over.set()
+        self._must_close.set()
         if self._thread.ident is not None:
-            self._thread.join(LONG)
+            self._thread.join(TIMEOUT_SECONDS)
 
-    def counts(self, what: object) -> Counter[str]:
-        """How often each listener heard an event or a body."""
-        return Counter(listener for listener, heard, *_ in self.heard if heard == str(what))
+    def counts(self, content: object) -> Counter[str]:
+        """Count how often each listener received an event or a body."""
+        return Counter(each.listener for each in self.received if each.content == str(content))
 
     def crashes(self) -> Counter[tuple[str, str | None]]:
-        return Counter((who, ident) for who, what, ident, _ in self.heard if what == "crash")
+        """Count the crash events by listener and crashed node."""
+        return Counter((e.listener, e.ident) for e in self.received if e.content == "crash")
 
     def wait_for_crashes(self, number: int) -> float:
-        """Wait until this many crashes were heard by all together; return the time of the last."""
+        """Wait for this number of crash events in all; return the time of the last one."""
         until(lambda: self.crashes().total() >= number)
-        return max(at for _, what, _, at in self.heard if what == "crash")
+        return max(each.at for each in self.received if each.content == "crash")
 
     async def _listen(self) -> None:
         async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
             try:
                 await self._open_all(stack, tasks)
                 self._is_open.set()
-                await asyncio.to_thread(self._is_over.wait)
+                await asyncio.to_thread(self._must_close.wait)
             finally:
                 for each in (*self.nodes, *self._async_nodes):
                     each.stop()
@@ -113,7 +122,9 @@ class Listeners:
             stack.enter_context(node)
             if self._topic:
                 node.topic_listen(self._topic)
-            stack.callback(self._reading(node).join, LONG)
+            thread = threading.Thread(target=self._read, args=(node,))
+            thread.start()
+            stack.callback(thread.join, TIMEOUT_SECONDS)
         for other in self._async_nodes:
             await stack.enter_async_context(other)
             if self._topic:
@@ -127,47 +138,45 @@ class Listeners:
                 if self._topic:
                     await ok(hub.run(ident, receiver, "topic_listen", self._topic))
 
-    def _hear(self, who: str, event: str | None, body: object, ident: str | None) -> None:
-        self.heard.append((who, str(event or body), ident if event else None, monotonic()))
+    def _record(self, listener: str, event: str | None, body: object, ident: str | None) -> None:
+        content = str(event or body)
+        self.received.append(Received(listener, content, ident if event else None, monotonic()))
 
-    def _reading(self, node: Node) -> threading.Thread:
-        def read() -> None:
-            for message in node.messages():
-                self._hear(node.ident, message.event, message.body, message.ident)
-
-        thread = threading.Thread(target=read)
-        thread.start()
-        return thread
+    def _read(self, node: Node) -> None:
+        for message in node.messages():
+            self._record(node.ident, message.event, message.body, message.ident)
 
     async def _read_async(self, node: AsyncNode) -> None:
         async for message in node.messages():
-            self._hear(node.ident, message.event, message.body, message.ident)
+            self._record(node.ident, message.event, message.body, message.ident)
 
-    def _receiver(self, who: str) -> SimpleNamespace:
+    def _receiver(self, listener: str) -> SimpleNamespace:
         def deliver(frame: HubMessage) -> None:
-            self._hear(who, frame.header.get("Evt"), frame.body, frame.header.get("Ident"))
+            header = frame.header
+            self._record(listener, header.get("Evt"), frame.body, header.get("Ident"))
 
         return SimpleNamespace(deliver=deliver)
 
 
-class Process:
-    """A command that runs; `said`: the lines that are not about progress."""
+class CommandProcess:
+    """A running command of psqlmessages and its log."""
 
     def __init__(self, server: TestedServer, *arguments: str) -> None:
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed with the process
         self._process = start(server, "psqlmessages", *arguments, stderr=self._log)
         self.pid = self._process.pid
-        until(lambda: any(line.startswith(PROGRESS) for line in self._lines()))
+        until(lambda: any(line.startswith(PROGRESS) for line in self._read_log()))
 
-    def _lines(self) -> list[str]:
+    def _read_log(self) -> list[str]:
         if not self._log.closed:
             self._log.seek(0)
-            self._read = self._log.read().splitlines()
-        return self._read
+            self._lines = self._log.read().splitlines()
+        return self._lines
 
     @property
-    def said(self) -> list[str]:
-        return [line for line in self._lines() if not line.startswith(PROGRESS)]
+    def problems(self) -> list[str]:
+        """The log lines that are not about progress."""
+        return [line for line in self._read_log() if not line.startswith(PROGRESS)]
 
     def close(self) -> None:
         self._process.terminate()
@@ -175,30 +184,30 @@ class Process:
             self._process.wait(20)
         self._process.kill()
         self._process.wait()
-        self._lines()
+        self._read_log()
         self._log.close()
 
 
 def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any]) -> None:
-    """Store an exchange in the database of a server of a test's own."""
+    """Store an exchange in the database of a server."""
     (exchange,) = definitions.parse_document({"exchanges": {name: definition}})
     with namespace("own", **dj_database_url.parse(server.url())):
         repository.store(exchange, replace=True, using="own")
 
 
-class Crowd:
-    """Nodes of all kinds, a bus, a process of handlers, an exchange and a site."""
+class Deployment:
+    """Nodes of all kinds, a bus, a handler worker, an exchange worker and a site."""
 
     def __init__(self, server: TestedServer, folder: Path) -> None:
         self.server, url = server, server.url()
         self.listeners = Listeners(url, sync=SYNC, asynchronous=ASYNC, web=WEB, topic="T")
         self.bus = PubSub(url)
         self.site = Site(server, folder, {})
-        self._owner(RULES)
+        self._query(RULES)
         self._token = self.write_definitions()
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, CommandProcess] = {}
 
-    def _owner(self, statement: str, arguments: Any = None) -> Any:
+    def _query(self, statement: str, arguments: Any = None) -> Any:
         with psycopg.connect(self.server.url(), autocommit=True) as owner:
             cursor = owner.execute(statement, arguments)
             return cursor.fetchone() if cursor.description else None
@@ -212,13 +221,13 @@ class Crowd:
             return token_for(user, timedelta(hours=1))
 
     def open(self) -> None:
-        """Start all, one process after the other, and wait until they are registered."""
+        """Start the parts one after the other, and wait until all nodes are registered."""
         self.site.start()
         for arguments in (("run", "worker"), ("exchange", "run")):
-            self.processes[" ".join(arguments)] = Process(self.server, *arguments)
+            self.processes[" ".join(arguments)] = CommandProcess(self.server, *arguments)
         self.bus.subscribe("A")
-        self._of_bus = Counter[str]()
-        self.bus.on("A", lambda event: self._of_bus.update([event.payload]))
+        self._bus_payloads = Counter[str]()
+        self.bus.on("A", lambda event: self._bus_payloads.update([event.payload]))
         self.listeners.open()
         self.wait_for_registration()
         for topic in ("T", "ORDERS"):
@@ -232,29 +241,29 @@ class Crowd:
         self.site.stop()
 
     def wait_for_registration(self) -> None:
-        """Wait until each ident is registered once and listens."""
+        """Wait until each node is registered once and listens."""
 
-        def all_are() -> bool:
-            self._owner("SELECT messages.evaluate()")
-            return self._owner(PRESENT, {"idents": IDENTS}) == (IDENTS, IDENTS)
+        def are_registered() -> bool:
+            self._query("SELECT messages.evaluate()")
+            return self._query(REGISTERED, {"idents": IDENTS}) == (IDENTS, IDENTS)
 
-        until(all_are)
+        until(are_registered)
 
-    def exercise(self, word: str) -> None:
-        """Use everything once, and wait until each listener has heard the word once."""
+    def use_everything(self, body: str) -> None:
+        """Use each part once, and wait until each listener has received the body once."""
         sender = self.listeners.nodes[0]
-        sender.topic_send("T", word)
-        until(lambda: self.listeners.counts(word) == dict.fromkeys(LISTENERS, 1))
-        sender.topic_send("ORDERS", word)
+        sender.topic_send("T", body)
+        until(lambda: self.listeners.counts(body) == dict.fromkeys(LISTENERS, 1))
+        sender.topic_send("ORDERS", body)
         until(lambda: self.bus.is_healthy)
-        self.bus.publish("A", word)
-        until(lambda: self._of_bus[word] == 1)
-        assert self.post(word) == 201
+        self.bus.publish("A", body)
+        until(lambda: self._bus_payloads[body] == 1)
+        assert self.post(body) == 201
         assert self.site.get("/healthz")[0] == 200
-        until(lambda: word in self._owner(BODIES)[0])
+        until(lambda: body in self._query(SHIPPED)[0])
         handled = "SELECT count(*) FROM auth_group WHERE name = %s"
-        until(lambda: self._owner(handled, [word]) == (1,))
-        self._owner("SELECT messages.drain('wanda', 'shipped')")
+        until(lambda: self._query(handled, [body]) == (1,))
+        self._query("SELECT messages.drain('wanda', 'shipped')")
 
     def post(self, body: str) -> int:
         """Push by the REST API; return the status."""
@@ -269,18 +278,19 @@ class Crowd:
             with error:
                 return error.code
 
-    def lines(self) -> Counter[str]:
-        """How many lines the processes have written, and the site besides its requests."""
-        said = {name: len(process.said) for name, process in self.processes.items()}
-        of_site = self.site.log().splitlines()
-        return Counter(said | {"site": sum(not re.search('"(GET|POST) ', li) for li in of_site)})
+    def count_problems(self) -> Counter[str]:
+        """Count the log lines of each process that are not about progress or requests."""
+        counts = {name: len(process.problems) for name, process in self.processes.items()}
+        site_lines = self.site.log().splitlines()
+        counts["site"] = sum(not re.search('"(GET|POST) ', line) for line in site_lines)
+        return Counter(counts)
 
 
 @contextmanager
-def crowd(server: TestedServer, folder: Path) -> Iterator[Crowd]:
-    made = Crowd(server, folder)
+def run_deployment(server: TestedServer, folder: Path) -> Iterator[Deployment]:
+    deployment = Deployment(server, folder)
     try:
-        made.open()
-        yield made
+        deployment.open()
+        yield deployment
     finally:
-        made.close()
+        deployment.close()

@@ -1,4 +1,4 @@
-"""A PostgreSQL of a test's own, migrated, with the roles of the tests: to be stopped and killed."""
+"""Temporary PostgreSQL servers, which tests may stop and kill."""
 
 import os
 import subprocess
@@ -10,36 +10,35 @@ from pathlib import Path
 import psycopg
 
 from project.postgres import Server
-from tests.conftest import TestedServer, make_roles
+from tests.conftest import TestedServer, create_roles
 
 ROOT = Path(__file__).parents[1]
 
 
-def migrated(server: Server) -> Server:
-    """Install everything in the owner's database of a server that runs."""
+def migrate(server: Server) -> None:
+    """Run the migrations in the owner's database of a running server."""
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
         env={**os.environ, "DATABASE_URL": server.url()},
         cwd=ROOT,
         check=True,
     )
-    return server
 
 
 @contextmanager
-def own_server(
+def temporary_server(
     folder: Path, binaries: Path, *, rules: str = "", settings: Mapping[str, str] | None = None
 ) -> Iterator[TestedServer]:
-    """Start it in a folder, and remove it at the end whatever became of it.
+    """Start and migrate a server in a folder, create the tests' roles; remove it at the end.
 
-    `rules`: what follows VALUES in an INSERT: ``('role', 'ident', 'Topic', 'dest', 'RW', 5), ...``
+    `rules` are SQL rows: ``('role', 'ident', 'Topic', 'dest', 'RW', 5), ...``
     """
     folder.chmod(0o755)
     server = Server(folder / "server", binaries, settings)
     try:
-        migrated(server.start())
+        migrate(server.start())
         with psycopg.connect(server.superuser_url(Server.owner), autocommit=True) as superuser:
-            make_roles(superuser, server)
+            create_roles(superuser, server)
             if rules:
                 superuser.execute(
                     "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES "
