@@ -1,4 +1,4 @@
-"""Run the reliability tests in full size, and write their counts into docs/explanation/reliability.md.
+"""Run the reliability tests in full size, and write their counts into the documentation.
 
 python -m tests.reliability [arguments of pytest]   `-k disk` updates only the rows of these tests
 """

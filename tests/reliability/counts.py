@@ -1,4 +1,4 @@
-"""Counts of a reliability test: printed, and appended to a file for docs/explanation/reliability.md."""
+"""Counts of a reliability test: printed, and appended to a file for `make reliability`."""
 
 import json
 import os
