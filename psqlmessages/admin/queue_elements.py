@@ -1,4 +1,4 @@
-"""Queue elements in the admin, page by page, with redrive of dead letters."""
+"""Queue elements in the admin: pages of elements, redrive of dead letters, queue operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psqlmessages.admin import base
 from psqlmessages.admin.base import database, limit_lock_waits, rows
 from psqlmessages.models import Element, Queue
 
-# Queue operations of the admin. Django owns the tables, so no rule is needed.
+# Queue operations of the admin. The owner of the tables needs no rule.
 
 _SET_PAUSED = """
     WITH changed AS (
@@ -60,7 +60,7 @@ def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
 
 
 def drain(queue: int) -> int:
-    """Remove all available elements, even if the queue is paused; return their number."""
+    """Delete all available elements, even if the queue is paused; return their number."""
     with transaction.atomic(using=database()):
         ((removed,),) = rows(_DRAIN, [queue])
         if removed:
@@ -69,7 +69,7 @@ def drain(queue: int) -> int:
 
 
 def remove_empty(name: str) -> bool:
-    """Remove a queue; False if it has elements or no longer exists.
+    """Remove a queue; False if it has elements or does not exist.
 
     Raises OperationalError if a transaction that changes the queue holds its lock for 10 s.
     """
@@ -91,7 +91,7 @@ _ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
 
 
 class ElementsMixin:
-    """The page elements/ below a queue's page."""
+    """Adds a page with the elements of a queue, which can redrive dead letters."""
 
     pages: ClassVar = {"elements": "<int:queue>/elements/"}
 
@@ -147,7 +147,10 @@ class ElementsMixin:
 
 
 def _read_page(queue: Queue, query: Any, *, with_bodies: bool) -> dict[str, Any]:
-    """Read a page; ``query`` has the order and the last element of the previous page."""
+    """Return the elements of a page and its links, as context of the template.
+
+    ``query`` may have the order, and the time and id of the last element of the previous page.
+    """
     order = query.get("order") if query.get("order") in _ORDERS else "first"
     entries = _after_previous_page(Element.objects.filter(queue=queue), query, order)
     entries = entries.order_by(*_ORDERS[order]).annotate(
@@ -194,7 +197,7 @@ def _after_previous_page(elements: QuerySet[Element], query: Any, order: str) ->
 
 
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:
-    """Describe an element as the page shows it, without its lease."""
+    """Return the values of an element that the page shows, without its lease."""
     is_waiting = entry["available_at"] > entry["now"]
     state = "available"
     if is_waiting:

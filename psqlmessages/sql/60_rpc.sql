@@ -294,8 +294,8 @@ BEGIN
     -- One statement sends the common case of all requests, and calls _rpc for the other cases, in the order of
     -- requests.
     WITH requests AS MATERIALIZED (
-        SELECT u.node, u.token, u.param, u.enc, u.place
-        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
+        SELECT u.node, u.token, u.param, u.enc, u.ordinal
+        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, ordinal)
     ), targets AS MATERIALIZED (
         SELECT d.node, p.*, r.timeout
         FROM (SELECT DISTINCT e.node FROM requests AS e) AS d
@@ -331,7 +331,7 @@ BEGIN
                            || ',"Id":' || nextval('messages._message_id')
                    END AS header
             FROM requests AS e LEFT JOIN targets AS n ON n.node = e.node
-            ORDER BY e.place OFFSET 0
+            ORDER BY e.ordinal OFFSET 0
         ) AS h
         OFFSET 0
     ) AS c;
@@ -529,8 +529,8 @@ BEGIN
     -- One statement sends the common case of all answers, and calls _return for the other cases, in the order of
     -- answers.
     WITH answers AS MATERIALIZED (
-        SELECT u.node, u.token, u.param, u.enc, u.place
-        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, place)
+        SELECT u.node, u.token, u.param, u.enc, u.ordinal
+        FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, ordinal)
     ), targets AS MATERIALIZED (
         SELECT d.node, p.*
         FROM (SELECT DISTINCT e.node FROM answers AS e) AS d
@@ -565,7 +565,7 @@ BEGIN
                            || ',"Id":' || nextval('messages._message_id')
                    END AS header
             FROM answers AS e LEFT JOIN targets AS n ON n.node = e.node
-            ORDER BY e.place OFFSET 0
+            ORDER BY e.ordinal OFFSET 0
         ) AS h
         OFFSET 0
     ) AS c;

@@ -471,17 +471,17 @@ LANGUAGE plpgsql
 AS $$
 DECLARE
     v_stream messages._stream;
-    v_last timestamp with time zone;
+    v_last_check timestamp with time zone;
     v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_stream FROM messages._stream;
-    v_last := messages._last_check('messages._streams_checked', v_stream.tended_at);
+    v_last_check := messages._last_check('messages._streams_checked', v_stream.tended_at);
     -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
-    IF v_last = 'infinity' OR v_last BETWEEN v_now - interval '1 second' AND v_now THEN
+    IF v_last_check = 'infinity' OR v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
     END IF;
-    IF v_last NOT BETWEEN v_now - interval '10 seconds' AND v_now
+    IF v_last_check NOT BETWEEN v_now - interval '10 seconds' AND v_now
         OR v_stream.switched_at > v_now
         OR v_stream.cleared_at > v_now
         OR EXISTS (
@@ -496,7 +496,7 @@ BEGIN
               AND (NOT messages._has_needed_rows(t.slot) OR messages._should_move_needed_rows(t.slot))
         )
         -- Search for garbage only in the first check of each ten seconds.
-        OR floor(date_part('epoch', v_last) / 10) <> floor(date_part('epoch', v_now) / 10)
+        OR floor(date_part('epoch', v_last_check) / 10) <> floor(date_part('epoch', v_now) / 10)
             AND messages._streams_have_garbage()
     THEN
         RETURN true;

@@ -26,8 +26,7 @@ BEGIN
 END
 $$;
 
--- When housekeeping last maintained queues, and the id of the last row of psqlmessages_queuecount when it summed them
--- up.
+-- When housekeeping last maintained queues, and the last id in psqlmessages_queuecount when it summed up the counts.
 CREATE TABLE IF NOT EXISTS messages._queues (
     id boolean PRIMARY KEY DEFAULT true,
     tended_at timestamp with time zone NOT NULL DEFAULT clock_timestamp(),
@@ -39,15 +38,15 @@ ALTER TABLE messages._queues ADD COLUMN IF NOT EXISTS is_clock_back boolean NOT 
 INSERT INTO messages._queues DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- The time from which readers of a queue search the index for elements: none becomes available before start_at. Without
--- it each reader would skip the index entries of all elements taken since the oldest open transaction began, because
--- VACUUM cannot remove them. Only the row with the highest version is valid. Rows are inserted and deleted but never
--- updated, so no transaction waits for another. UNLOGGED, because after a crash readers can start at the beginning.
+-- it each reader would walk through the index entries of all elements taken since the oldest open transaction began,
+-- because VACUUM cannot remove them. Only the row with the highest version is valid. Rows are inserted and deleted but
+-- never updated, so no transaction waits for another. UNLOGGED, because after a crash readers can start at the
+-- beginning.
 CREATE UNLOGGED TABLE IF NOT EXISTS messages._scan_start (
     queue_id bigint NOT NULL,
     version bigint NOT NULL,
     start_at timestamp with time zone NOT NULL,
-    -- The next start and its version. It becomes valid when these virtual transactions, which write elements, have
-    -- ended.
+    -- The next start and its version: valid when these virtual transactions, which write elements, have ended.
     pending_at timestamp with time zone NOT NULL,
     pending_version bigint NOT NULL,
     pending_writers text[] NOT NULL,
@@ -160,8 +159,7 @@ BEGIN
             UPDATE psqlmessages_queue AS q SET is_removed = false
             WHERE q.id = (SELECT l.id FROM psqlmessages_queue AS l WHERE l.id = v_queue.id FOR NO KEY UPDATE SKIP LOCKED);
         END IF;
-        -- A transaction that creates the queue holds this lock until its commit. Until then the queue is empty for
-        -- others.
+        -- A transaction that creates the queue holds this lock. Until its commit the queue is empty for others.
         EXIT WHEN v_queue.id IS NOT NULL
             OR NOT pg_try_advisory_xact_lock(1886612840, hashtext(_get_or_create_queue.name)) AND NOT may_wait;
         INSERT INTO psqlmessages_queue (name, channel, awaited_until)

@@ -525,7 +525,7 @@ BEGIN
     IF v_is_clock_back THEN
         v_is_clock_back := messages._restart_waits();
     END IF;
-    -- The time that was compared, because the clock may change at any moment.
+    -- Store the time that was compared: the clock may change at any moment.
     UPDATE messages._queues SET tended_at = v_now, is_clock_back = v_is_clock_back;
     DELETE FROM psqlmessages_elementkey AS k
     WHERE k.id = ANY (ARRAY(
@@ -550,8 +550,7 @@ BEGIN
         FROM deleted AS d GROUP BY d.queue_id;
         UPDATE messages._queues SET counted_id = (SELECT max(c.id) FROM psqlmessages_queuecount AS c);
     END IF;
-    -- If a lease has expired in the last try, the element is a dead letter. Others are available again without an
-    -- update.
+    -- An element whose lease has expired is available again without an update, but after its last try a dead letter.
     FOR v_queue IN
         SELECT * FROM psqlmessages_queue AS q
         WHERE q.max_tries IS NOT NULL AND EXISTS (
@@ -579,17 +578,17 @@ SET jit = off
 AS $$
 DECLARE
     v_queues messages._queues;
-    v_last timestamp with time zone;
+    v_last_check timestamp with time zone;
     v_now timestamp with time zone;
 BEGIN
     SELECT * INTO v_queues FROM messages._queues;
-    v_last := messages._last_check('messages._queues_checked', v_queues.tended_at);
+    v_last_check := messages._last_check('messages._queues_checked', v_queues.tended_at);
     -- Read the clock only now: a check that another session stores in between would otherwise be in the future.
     v_now := clock_timestamp();
-    IF v_last BETWEEN v_now - interval '1 second' AND v_now THEN
+    IF v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
     END IF;
-    IF v_last NOT BETWEEN v_now - interval '10 seconds' AND v_now
+    IF v_last_check NOT BETWEEN v_now - interval '10 seconds' AND v_now
         OR v_queues.is_clock_back
         OR EXISTS (SELECT FROM psqlmessages_elementkey AS k WHERE k.expires_at <= v_now)
         OR (

@@ -75,18 +75,18 @@ RETURNS json
 LANGUAGE plpgsql
 AS $$
 DECLARE
-    v_last bigint;
+    v_last_batch bigint;
 BEGIN
     LOOP
-        SELECT b.batch INTO v_last FROM messages._batch AS b
+        SELECT b.batch INTO v_last_batch FROM messages._batch AS b
         WHERE b.role = session_user AND b.query = _committed_batch_answer.query FOR UPDATE;
         EXIT WHEN FOUND;
         INSERT INTO messages._batch (role, query, batch) VALUES (session_user, query, -1) ON CONFLICT DO NOTHING;
     END LOOP;
-    IF batch > v_last THEN
+    IF batch > v_last_batch THEN
         RETURN NULL;
-    ELSIF batch < v_last THEN
-        RETURN messages._error(65, batch::text, left(query, 100), v_last::text);
+    ELSIF batch < v_last_batch THEN
+        RETURN messages._error(65, batch::text, left(query, 100), v_last_batch::text);
     END IF;
     PERFORM messages._record_batch(query, batch, stagings);
     RETURN '{"Err":"0","Already":1}';
@@ -94,7 +94,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._committed_batch_answer IS
-    'Null for a new batch. Already for the last committed batch, and its rows are removed; error 65 for an earlier one. Locks the query: waits for a transaction that commits a batch of it.';
+    'Lock the query, which waits for a transaction that commits a batch of it. Returns the answer if this batch was committed before, and removes its staged rows; error 65 if a later batch was; null for a new batch.';
 
 
 CREATE OR REPLACE FUNCTION messages._staged_rows_error(
