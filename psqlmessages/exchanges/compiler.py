@@ -47,10 +47,7 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, tree: Mapping[str, FieldTree]) -> DecisionCache[T] | None:
-        """Return a cache for an expression that reads these fields.
-
-        Return None if it reads other fields than headers, too many headers, or parts of headers.
-        """
+        """Return a cache for an expression with these fields; None if not just a few headers."""
         msg = tree.get("msg")
         if tree.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None

@@ -15,8 +15,7 @@ from typing import Final
 from psqlmessages.exchanges.expression import VARIABLES, ExpressionTree
 from psqlmessages.exchanges.model import SelectorError
 
-# Patterns. RE2 compiles a regular expression to a program. Its size, the number of instructions,
-# determines how long matching takes.
+# Patterns. The time to match a regular expression grows with the number of RE2's instructions.
 
 MAX_PROGRAM_SIZE: Final = 10_000
 
@@ -48,9 +47,8 @@ def program_size(pattern: str) -> int:
 
     The number is arbitrary if RE2 rejects the pattern. Raise SelectorError above MAX_PROGRAM_SIZE.
     """
-    ignores_case = re.search(r"\(\?[a-zA-Z]*i", pattern) is not None
-    # For each open group: the size of its last atom, which may still be repeated, and the size of
-    # the atoms before it.
+    fold_factor = _FOLD_FACTOR if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1
+    # For each open group: the size of the last atom, which may be repeated, and of those before.
     last_sizes, sizes = [0], [8]
     for token in _TOKEN.finditer(pattern):
         match token.lastgroup:
@@ -72,24 +70,22 @@ def program_size(pattern: str) -> int:
                 last_sizes[-1] = (last_sizes[-1] + 2) * times
             case _:
                 sizes[-1] += last_sizes[-1]
-                last_sizes[-1] = _atom_size(token, ignores_case=ignores_case)
+                last_sizes[-1] = _atom_size(token, fold_factor)
         if sum(sizes) + sum(last_sizes) > MAX_PROGRAM_SIZE:
             raise SelectorError("a pattern is too large: use fewer repetitions or classes")
     return sum(sizes) + sum(last_sizes)
 
 
-def _atom_size(token: re.Match[str], *, ignores_case: bool) -> int:
-    text = token[0]
-    fold_factor = _FOLD_FACTOR if ignores_case else 1
+def _atom_size(token: re.Match[str], fold_factor: int) -> int:
     if token.lastgroup == "property":
         return _UNICODE_PROPERTY
     if token.lastgroup == "any":
         return _ANY
     if token.lastgroup == "class":
-        return _class_size(text, fold_factor)
+        return _class_size(token[0], fold_factor)
     if token.lastgroup == "escape":
         return _CLASS * fold_factor
-    return len(text.encode()) * fold_factor
+    return len(token[0].encode()) * fold_factor
 
 
 def _class_size(text: str, fold_factor: int) -> int:

@@ -171,16 +171,8 @@ def _test(arguments: Namespace) -> int:
         body = parse_strict_json(arguments.body) if arguments.json_body else arguments.body
     except MalformedText as error:
         return fail(f"--json-body: {error}")
-    result = dry_run_exchange(
-        exchange,
-        SelectorInput(
-            body,
-            arguments.headers,
-            tries=arguments.tries,
-            queue=source.name,
-            ns=source.namespace,
-        ),
-    )
+    options = {"tries": arguments.tries, "queue": source.name, "ns": source.namespace}
+    result = dry_run_exchange(exchange, SelectorInput(body, arguments.headers, **options))
     for destination in result.destinations:
         verdict = destination.verdict
         answer = "yes" if verdict.is_taken else "no"
@@ -225,32 +217,20 @@ def _configure(parser: ArgumentParser) -> None:
     show.add_argument(
         "--format", choices=("yaml", "json"), default="yaml", help="output format (default: yaml)"
     )
-    test = add(
-        "test", _test, "show which destinations would get an element, and why; pushes nothing"
-    )
+    test = add("test", _test, "dry run: show which destinations would get an element, and why")
     test.add_argument("name", metavar="NAME", help="the exchange")
     test.add_argument(
-        "--headers",
-        type=json_object,
-        default="{}",
-        help="the headers, a JSON object (default: {})",
+        "--headers", type=json_object, default="{}", help="the headers, a JSON object (default: {})"
     )
     test.add_argument("--body", default="", help="the body: text (default: empty)")
     test.add_argument("--json-body", action="store_true", help="the body is JSON")
     test.add_argument(
         "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
     )
+    start, stop = (partial(_set_running, is_running=is_running) for is_running in (True, False))
     for name, function, help_ in (
-        (
-            "start",
-            partial(_set_running, is_running=True),
-            "start an exchange in all processes that run exchanges",
-        ),
-        (
-            "stop",
-            partial(_set_running, is_running=False),
-            "stop an exchange after its current batches",
-        ),
+        ("start", start, "start an exchange in all processes that run exchanges"),
+        ("stop", stop, "stop an exchange after its current batches"),
         ("delete", _delete, "remove an exchange; its queues stay"),
     ):
         add(name, function, help_).add_argument("name", metavar="NAME", help="the exchange")

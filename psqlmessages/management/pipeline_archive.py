@@ -35,9 +35,8 @@ def _add_maintenance(add: AddCommand) -> None:
     _add_folder(add("compact", _compact, "merge small files of each topic and day"))
     verify = add("verify", _verify, "compare archived messages with those still in the stream")
     _add_folder(verify)
-    verify.add_argument(
-        "--topic", metavar="NAMES", help="the topics, separated by commas (default: all)"
-    )
+    topics_help = "the topics, separated by commas (default: all)"
+    verify.add_argument("--topic", metavar="NAMES", help=topics_help)
     replay = add("replay", _replay, "publish a range of an archived topic again")
     _add_folder(replay)
     replay.add_argument("--topic", metavar="NAME", required=True, help="the archived topic")
@@ -61,8 +60,7 @@ def _add_maintenance(add: AddCommand) -> None:
     )
     replay.add_argument(
         "--name",
-        help="name of the replay; with the name of an interrupted replay, continue it"
-        " (default: a new name)",
+        help="name of the replay; needed to continue it after an interruption (default: random)",
     )
 
 
@@ -75,15 +73,13 @@ def _archive_folder(arguments: Namespace) -> str:
 
 
 @contextmanager
-def _open_archive(
-    command: str, arguments: Namespace
-) -> Iterator[tuple[pipeline.JobContext, Archive]]:
-    """Open the archive as the job ``archive COMMAND``."""
+def _open_archive(name: str, arguments: Namespace) -> Iterator[tuple[pipeline.JobContext, Archive]]:
+    """Open the archive in a job with the name ``archive NAME``."""
     from psqlmessages.pipeline import job_runner
     from psqlmessages.pipeline.archive.store import Archive
 
     root = _archive_folder(arguments)
-    with pipeline.JobContext(f"archive {command}", arguments) as context:
+    with pipeline.JobContext(f"archive {name}", arguments) as context:
         yield context, Archive.open(context.spark, root)
         context.record(job_runner.JobProgress(job_runner.STOPPED))
 
