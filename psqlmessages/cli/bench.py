@@ -217,7 +217,7 @@ def prepare_bench(dsn: str) -> Iterator[Bench]:
     with connect_as(dsn, "bench") as admin:
         _create_objects(admin)
         try:
-            with _receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
+            with _run_receiver(dsn) as pipe, Node(_SENDER, dsn) as node:
                 node.topic_notify(TOPIC)
                 bench = Bench(node, pipe)
                 bench.expect("listening")
@@ -227,21 +227,22 @@ def prepare_bench(dsn: str) -> Iterator[Bench]:
 
 
 @contextmanager
-def _receiver(dsn: str) -> Iterator[Pipe]:
+def _run_receiver(dsn: str) -> Iterator[Pipe]:
+    """Start the receiver process, yield the sender's end of the pipe, and stop the process."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=receive_rounds, args=(theirs, dsn), daemon=True)
+    sender_end, receiver_end = context.Pipe()
+    process = context.Process(target=receive_rounds, args=(receiver_end, dsn), daemon=True)
     # Ctrl-C reaches all processes of the group. The receiver ignores it: this process stops it.
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
     finally:
         signal.signal(signal.SIGINT, previous)
-    theirs.close()
+    receiver_end.close()
     try:
-        yield ours
+        yield sender_end
     finally:
-        ours.close()
+        sender_end.close()
         process.terminate()
         process.join()
 

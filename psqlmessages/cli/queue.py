@@ -303,7 +303,7 @@ def _list(arguments: Namespace) -> int:
 
 
 def _run(arguments: Namespace, call: Call[T]) -> T:
-    """Run one call on a connection of its own."""
+    """Connect and run one call."""
     with connect_as(arguments.dsn, arguments.client) as connection:
         return run_call(connection, call)
 
