@@ -30,6 +30,7 @@ BUCKET_SECONDS: Final = 10
 _BUCKETS: Final = HISTORY_SECONDS // BUCKET_SECONDS
 _MAX_NAMES_IN_ROW: Final = 3
 _MAX_NAMES: Final = 200
+# Frames contain only the beginning of a body.
 BODY_BYTES: Final = 4096
 
 
@@ -46,8 +47,8 @@ class Broadcast:
         self._sent_number = 0
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
-        self._changed: dict[str, TopicHistory] = {}
-        self._removed: set[str] = set()
+        self._changed_topics: dict[str, TopicHistory] = {}
+        self._removed_names: set[str] = set()
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
@@ -65,9 +66,9 @@ class Broadcast:
         second = int(now)
         is_new_second = second != self._first_unsent_second
         self._collect_rows(now, is_new_second=is_new_second)
-        sends_rows = is_new_second or len(self._changed) <= _MAX_ROWS_PER_TICK
+        sends_rows = is_new_second or len(self._changed_topics) <= _MAX_ROWS_PER_TICK
         changes = self._common_changes(now)
-        has_changes = bool(changes) or (sends_rows and bool(self._changed))
+        has_changes = bool(changes) or (sends_rows and bool(self._changed_topics))
         if not has_changes and now - self._sent_at < _HEARTBEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
@@ -92,18 +93,20 @@ class Broadcast:
     def _collect_rows(self, now: float, *, is_new_second: bool) -> None:
         history = self._observer.history
         changed, removed = history.take_changes()
-        self._changed.update((topic.name, topic) for topic in changed)
-        self._removed.update(removed)
+        self._changed_topics.update((topic.name, topic) for topic in changed)
+        self._removed_names.update(removed)
         if is_new_second:
             # Rates of recently active topics change even if no message arrives.
             active = history.topics_since(now - RATE_SECONDS - 2)
-            self._changed.update((topic.name, topic) for topic in active)
+            self._changed_topics.update((topic.name, topic) for topic in active)
 
     def _take_rows(self, second: int) -> dict[str, Any]:
         topics = self._observer.history.topics
-        changed = [topic for name, topic in self._changed.items() if topics.get(name) is topic]
-        removed = sorted(name for name in self._removed if name not in topics)
-        self._changed, self._removed = {}, set()
+        changed = [
+            topic for name, topic in self._changed_topics.items() if topics.get(name) is topic
+        ]
+        removed = sorted(name for name in self._removed_names if name not in topics)
+        self._changed_topics, self._removed_names = {}, set()
         # Two points of the sparkline: the previous one may have been incomplete when it was sent.
         return {"topics": [topic_row(topic, second, 2) for topic in changed], "gone": removed}
 
@@ -190,22 +193,22 @@ def topic_row(topic: TopicHistory, second: int, bucket_count: int) -> dict[str, 
 
 def topic_totals(topic: TopicHistory, second: int) -> dict[str, Any]:
     """Return a topic's totals since the monitor started, and its rates per second."""
-    rate = topic.rate(second)
+    recent = topic.total_for_rate(second)
     return {
         "count": topic.count,
         "size": topic.size,
         "last": topic.last_at or None,
-        "rate": rate.messages / RATE_SECONDS,
-        "size_rate": rate.size / RATE_SECONDS,
+        "rate": recent.messages / RATE_SECONDS,
+        "size_rate": recent.size / RATE_SECONDS,
     }
 
 
 def _buckets(topic: TopicHistory, newest: int, count: int) -> list[int]:
     """Return the number of the first point, then all message counts; [] if all are 0."""
     first = newest - count + 1
-    if topic.seconds is None or topic.last_at < first * BUCKET_SECONDS:
+    if topic.per_second is None or topic.last_at < first * BUCKET_SECONDS:
         return []
-    return [first, *topic.seconds.intervals(first * BUCKET_SECONDS, BUCKET_SECONDS, count)]
+    return [first, *topic.per_second.intervals(first * BUCKET_SECONDS, BUCKET_SECONDS, count)]
 
 
 def topic_details(
@@ -216,13 +219,13 @@ def topic_details(
     after: int = 0,
     seconds: range | None = None,
 ) -> dict[str, Any]:
-    """Describe a topic for its own page: messages with numbers above ``after``, counts of seconds.
+    """Describe a topic for its own page, with its last messages and its counts per second.
 
-    ``seconds`` are by default the whole history.
+    Includes messages with numbers above ``after``, and these ``seconds``, by default all.
     """
     if seconds is None:
         seconds = range(second - HISTORY_SECONDS + 1, second)
-    ring = topic.seconds
+    ring = topic.per_second
     counts = [(at, *ring.total(at, at)) for at in seconds] if ring is not None else []
     return {
         "name": topic.name,

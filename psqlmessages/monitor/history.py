@@ -123,20 +123,20 @@ class TopicHistory:
     count: int = 0
     size: int = 0
     last_at: float = 0.0
-    seconds: PerSecondRing | None = None
+    per_second: PerSecondRing | None = None
     tail: deque[MessageRecord] = field(default_factory=deque)
 
-    def rate(self, second: int) -> MessageCount:
-        """Sum up the messages of the ``RATE_SECONDS`` before this second."""
-        if self.seconds is None:
+    def total_for_rate(self, second: int) -> MessageCount:
+        """Add up the messages of the ``RATE_SECONDS`` before this second."""
+        if self.per_second is None:
             return MessageCount(0, 0)
-        return self.seconds.total(second - RATE_SECONDS, second - 1)
+        return self.per_second.total(second - RATE_SECONDS, second - 1)
 
-    def recent_count(self) -> int:
+    def history_count(self) -> int:
         """Return the number of messages in the ``HISTORY_SECONDS`` up to the newest one."""
-        if self.seconds is None:
+        if self.per_second is None:
             return 0
-        return self.seconds.total(0, self.seconds.newest).messages
+        return self.per_second.total(0, self.per_second.newest).messages
 
 
 class EventRecord(NamedTuple):
@@ -174,9 +174,9 @@ class History:
         """Count a message and store it as the newest of its topic."""
         topic = self._topic(str(header.get("To", "")))
         size = int(header.get("Size", 0))
-        if topic.seconds is None:
-            topic.seconds = PerSecondRing(int(at))
-        topic.seconds.add(int(at), size)
+        if topic.per_second is None:
+            topic.per_second = PerSecondRing(int(at))
+        topic.per_second.add(int(at), size)
         topic.count += 1
         topic.size += size
         topic.last_at = at
@@ -259,7 +259,7 @@ class History:
     def _evict_topics(self) -> None:
         """Remove the topics with the fewest recent messages; among equals, those silent longest."""
         topics = [topic for topic in self.topics.values() if topic.name not in self.viewed]
-        topics.sort(key=lambda topic: (topic.recent_count(), topic.last_at))
+        topics.sort(key=lambda topic: (topic.history_count(), topic.last_at))
         for topic in topics[:_EVICTED_TOPICS]:
             self._remove(topic.name)
 

@@ -106,6 +106,7 @@ class Observer:
             self.status.on_reconnected(at)
             self._wakeup.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
+            # Its rule was removed, or an administrator disconnected it.
             self.status.on_refused(at, None, "")
             self._wakeup.set()
 
@@ -180,7 +181,7 @@ class Observer:
                     await self._wakeup.wait()
 
     async def _observe(self) -> bool:
-        """Register a node that observes all topics, unless there is one; return whether it does."""
+        """Register a node that observes all topics, unless there is one; return the success."""
         if self.status.is_observing:
             if self.status.is_away or await self._reader.is_observing(self.ident):
                 return not self.status.is_away
@@ -203,11 +204,8 @@ class Observer:
         return is_observing
 
     async def _read_topics(self) -> None:
-        history, viewed = (
-            self.history,
-            frozenset(viewer.topic for viewer in self.viewers if viewer.topic),
-        )
-        history.viewed = viewed
+        history = self.history
+        history.viewed = viewed = frozenset(each.topic for each in self.viewers if each.topic)
         self._recent_events.clear()
         number, known_topics = history.number, history.topics.keys() | viewed
         rows = await self._reader.read_topics(known_topics, max(0, MAX_TOPICS - len(known_topics)))

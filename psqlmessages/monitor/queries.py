@@ -75,7 +75,7 @@ class MonitorReader:
         self._lock = asyncio.Lock()
 
     async def fetch(self, query: str, values: Any = None) -> Rows:
-        """Connect if necessary and run a query; raise psycopg's errors, also after two seconds."""
+        """Connect if necessary and run a query; raise psycopg's errors (limit: two seconds)."""
         async with self._lock:
             connection = self._connection or await self._connect()
             try:

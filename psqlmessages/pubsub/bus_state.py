@@ -117,7 +117,7 @@ _STABLE_SECONDS: Final = 5.0
 
 
 class BusState:
-    """Handlers, subscribed channels, received messages, counters and timers of one bus.
+    """State of a bus, which is a PubSub or AsyncPubSub: handlers, channels, inbox, timers.
 
     Does no I/O. All times are seconds of a monotonic clock that the caller passes in.
     """
@@ -133,7 +133,7 @@ class BusState:
         self._handlers: dict[str, tuple[Handler, ...]] = {}
         # A dictionary, used as an ordered set.
         self._channels: dict[str, None] = {}
-        self._opened_at = 0.0
+        self._connected_at = 0.0
         self._keep_alive_at = 0.0
         self.inbox: deque[Event] = deque()
         self.counters = BusCounters()
@@ -298,7 +298,7 @@ class BusState:
 
     def on_connected(self, now: float) -> None:
         """Record a connection that listens to all channels."""
-        self._opened_at = now
+        self._connected_at = now
         self._keep_alive_at = now + self._interval
         if self.has_been_connected:
             self.counters.reconnects += 1
@@ -311,7 +311,7 @@ class BusState:
         self.counters.lost_connections += 1
         self._assembler.clear()
         self.counters.unfinished = self._assembler.dropped
-        if now - self._opened_at >= _STABLE_SECONDS:
+        if now - self._connected_at >= _STABLE_SECONDS:
             self.backoff.succeeded()
         # Delay the first attempt too: all clients of a restarted server reconnect at this time.
         self.backoff.failed(now)

@@ -78,8 +78,8 @@ class ByToken(AuthBase):
         token = _bearer_token(request)
         if token is None:
             return None
-        batch = _batches.setdefault(asyncio.get_running_loop(), _TokenBatch())
-        return await batch.find_caller(token)
+        lookup = _lookups.setdefault(asyncio.get_running_loop(), _TokenLookup())
+        return await lookup.find_caller(token)
 
     # django-ninja inspects this attribute: it awaits the call if this is a coroutine function.
     authenticate = __call__
@@ -106,8 +106,8 @@ class BySession(AuthBase):
     authenticate = __call__
 
 
-class _TokenBatch:
-    """Looks up the tokens of concurrent calls together, each different token once."""
+class _TokenLookup:
+    """Looks up the tokens of concurrent calls in batches, each different token once."""
 
     def __init__(self) -> None:
         # By token, for the next batch.
@@ -140,7 +140,7 @@ class _TokenBatch:
         self._task = None
 
 
-_batches: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenBatch] = WeakKeyDictionary()
+_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, _TokenLookup] = WeakKeyDictionary()
 
 
 async def _query(function: Callable[[Any], T], argument: Any) -> T:

@@ -166,5 +166,5 @@ def _format_headers(values: Mapping[str, Any], as_json: str) -> dict[str, str]:
 
 
 def _escape_non_ascii(text: str) -> str:
-    """Escape non-ASCII characters in JSON text, without decoding its numbers."""
+    """Escape all characters of JSON text except printable ASCII; its numbers do not change."""
     return _NOT_PRINTABLE_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text)

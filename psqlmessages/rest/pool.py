@@ -88,13 +88,13 @@ class Pool:
                 cursor = await connection.execute(sql, params)
                 rows = await cursor.fetchall()
             except psycopg.Error as error:
-                broken = is_broken(connection, error)
-                await self._return_connection(connection, is_broken=broken)
-                raise translate_error(error, is_broken=broken) from error
+                is_lost = is_broken(connection, error)
+                await self._return_connection(connection, is_lost=is_lost)
+                raise translate_error(error, is_broken=is_lost) from error
             except BaseException:
                 await connection.close()
                 raise
-            await self._return_connection(connection, is_broken=False)
+            await self._return_connection(connection, is_lost=False)
             return rows
         finally:
             self._slots.release()
@@ -121,10 +121,10 @@ class Pool:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
         return connection
 
-    async def _return_connection(self, connection: AsyncConnection, *, is_broken: bool) -> None:
+    async def _return_connection(self, connection: AsyncConnection, *, is_lost: bool) -> None:
         loop = asyncio.get_running_loop()
-        self._failed_at = loop.time() if is_broken else None
-        if is_broken or connection.closed:
+        self._failed_at = loop.time() if is_lost else None
+        if is_lost or connection.closed:
             await connection.close()
             # The idle connections may have failed too: close them now, not one call at a time.
             self._close_idle()

@@ -124,6 +124,7 @@ class QueueWaiters:
         self._database = database
         self._on_no_waiters = on_no_waiters
         self._allowed_idents: set[str] = set()
+        # The last answer of queue_listen; None: call it again before waiting.
         self._state: QueueState | None = None
         self._schedule = PollSchedule()
         self._unreachable_since: float | None = None
@@ -230,6 +231,7 @@ class QueueWaiters:
             raise
         except MessagesError as error:
             self._fail_ident(key.ident, error)
+            # _serve continues with the waiters of other nodes.
             return count
         self._allowed_idents.add(key.ident)
         undelivered = list(elements)
