@@ -42,7 +42,6 @@ from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, N
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
-_FULL_INBOX_PAUSE_SECONDS = 1.0
 _DISCONNECTED_PAUSE_SECONDS = 0.001
 
 
@@ -52,6 +51,7 @@ class AsyncNodeSession:
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._connector = Connector(conninfo, options.answer_timeout)
         self._state = state
+        state.on_received = self._wake_waiters
         state.on_taken = self.on_taken
         self._options = options
         self._connection: AsyncConnection | None = None
@@ -62,6 +62,9 @@ class AsyncNodeSession:
         # Events of waiting tasks, and the event that wakes the worker.
         self._waiters: set[asyncio.Event] = set()
         self._wakeup = asyncio.Event()
+        self._housekeeping_timer: asyncio.TimerHandle | None = None
+        self._is_housekeeping_due = False
+        self._read_error: psycopg.OperationalError | None = None
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._has_zero_wait = False
@@ -115,6 +118,11 @@ class AsyncNodeSession:
                 # Disconnect even if this task is cancelled, as happens when a loop ends.
                 await self._disconnect()
 
+    async def wait_closed(self) -> None:
+        """Wait until the connection is closed for good."""
+        if self._worker is not None:
+            await asyncio.wait({self._worker})
+
     async def _stop_worker(self) -> None:
         if self._worker is None:
             return
@@ -143,6 +151,7 @@ class AsyncNodeSession:
         self._queue.fail_until(inf, NodeClosed(f"node {self._state.ident} was closed"))
         if self._worker is not None:
             self._worker.cancel()
+        self._cancel_housekeeping()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -182,8 +191,9 @@ class AsyncNodeSession:
                 # Without a connection the worker reads nothing, so wait 1 ms.
                 seconds = _DISCONNECTED_PAUSE_SECONDS
             timer = loop.call_later(seconds, woken.set) if seconds else None
-            self._has_zero_wait = self._has_zero_wait or not seconds
-            self._wakeup.set()
+            if not seconds:
+                self._has_zero_wait = True
+                self._wakeup.set()
             try:
                 await woken.wait()
             finally:
@@ -216,35 +226,34 @@ class AsyncNodeSession:
 
     async def _work(self) -> None:
         while not self._is_closing:
+            self._wakeup.clear()
             try:
                 if self._connection is None:
                     await self._reconnect()
                 else:
-                    await self._use_connection(await self._poll())
+                    await self._use(self._connection)
             except Exception as error:  # noqa: BLE001 - logged; the node continues
                 logger.exception("%s: unexpected error", self._state.ident)
                 await self._drop_connection(error)
                 self._state.backoff.failed(monotonic())
 
-    async def _poll(self) -> float:
-        """Read notifications and run heartbeats that are due; return the time of the next one."""
-        if self._state.is_overrun:
+    async def _use(self, connection: AsyncConnection) -> None:
+        """Run housekeeping if it is due, else the next batch of calls; if there is none, read."""
+        if self._read_error is not None:
+            await self._drop_connection(self._read_error)
+        elif self._state.is_overrun:
             await self._drop_connection("the inbox is far over its limit")
-        if not self._can_read():
-            # Each query reads all pending notifications, so a full inbox also delays heartbeats.
-            self._process_notifications()
-            return monotonic() + _FULL_INBOX_PAUSE_SECONDS
-        await self._read_now()
-        await self._run_due_calls()
-        return self._state.heartbeat.next_at()
+        elif self._is_housekeeping_due and self._can_read():
+            # Each query reads all pending notifications, so a full inbox also delays housekeeping.
+            await self._run_due_calls(connection)
+        elif self._queue:
+            await self._run_next_batch(connection)
+        elif self._has_zero_wait:
+            self._read()
+        else:
+            await self._read_until_woken(connection)
 
-    async def _use_connection(self, until: float) -> None:
-        """Run the next batch of calls; if there is none, pause."""
-        if (connection := self._connection) is None:
-            return
-        if not self._queue:
-            await self._pause(until, connection)
-            return
+    async def _run_next_batch(self, connection: AsyncConnection) -> None:
         batch = self._queue.take_batch()
         self._state.counters.calls += sum(map(len, batch))
         try:
@@ -258,47 +267,45 @@ class AsyncNodeSession:
         is_full = len(self._state.inbox) >= self._options.inbox_limit
         return not is_full or self._state.has_pending_calls
 
-    async def _pause(self, until: float, connection: AsyncConnection | None = None) -> None:
-        """Wait for a queued call, a wake-up, the given time, or something to read."""
-        if self._wakeup.is_set():
-            self._wakeup.clear()
-            return
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(max(0.0, until - monotonic()), self._wakeup.set)
-        can_read = connection is not None and self._can_read()
-        descriptor = connection.fileno() if connection is not None else -1
+    # Reading
+
+    async def _read_until_woken(self, connection: AsyncConnection) -> None:
+        """Process notifications as they arrive, until the worker has something else to do."""
+        loop, descriptor = asyncio.get_running_loop(), connection.fileno()
+        can_read = self._can_read()
         if can_read:
-            loop.add_reader(descriptor, self._wakeup.set)
+            loop.add_reader(descriptor, self._on_readable)
         try:
             await self._wakeup.wait()
         finally:
-            timer.cancel()
             if can_read:
                 loop.remove_reader(descriptor)
-        self._wakeup.clear()
+        # Finds out whether the server has closed the connection, before a call is sent on it.
+        self._read()
 
-    async def _read_now(self) -> None:
+    def _on_readable(self) -> None:
+        self._read()
+        if len(self._state.inbox) >= self._options.inbox_limit:
+            self._wakeup.set()
+
+    def _read(self) -> None:
+        """Process the notifications that the connection has received."""
         if self._buffer is None:
             return
-        try:
-            self._buffer.read()
-        except psycopg.OperationalError as error:
-            await self._drop_connection(error)
-        self._process_notifications()
-
-    def _process_notifications(self) -> None:
-        notifications = self._buffer.take() if self._buffer is not None else []
-        if notifications:
-            self._state.heartbeat.received_at = monotonic()
-        for channel, payload in notifications:
-            self._state.feed(channel, payload)
-        if notifications or self._has_zero_wait:
+        if self._connection is not None and self._can_read():
+            try:
+                self._buffer.read()
+            except psycopg.OperationalError as error:
+                self._read_error = error
+                self._wakeup.set()
+        self._state.receive(self._buffer.take())
+        if self._has_zero_wait:
             self._has_zero_wait = False
             self._wake_waiters()
 
-    async def _run_due_calls(self) -> None:
-        if (connection := self._connection) is None:
-            return
+    # Housekeeping and probes
+
+    async def _run_due_calls(self, connection: AsyncConnection) -> None:
         now = monotonic()
         try:
             with connection.limit_answers(self._state.heartbeat.answer_seconds):
@@ -308,7 +315,28 @@ class AsyncNodeSession:
             await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
             self._state.on_evaluation_failed(error, now)
-        self._process_notifications()
+        self._read()
+        if self._connection is not None:
+            self._schedule_housekeeping()
+
+    def _schedule_housekeeping(self) -> None:
+        # An echo may arrive earlier than it is due, and then the next probe may be due earlier.
+        seconds = min(
+            self._state.heartbeat.next_at() - monotonic(),
+            self._options.probe_interval.total_seconds(),
+        )
+        self._is_housekeeping_due = False
+        self._housekeeping_timer = asyncio.get_running_loop().call_later(
+            seconds, self._on_housekeeping_due
+        )
+
+    def _on_housekeeping_due(self) -> None:
+        self._is_housekeeping_due = True
+        self._wakeup.set()
+
+    def _cancel_housekeeping(self) -> None:
+        if self._housekeeping_timer is not None:
+            self._housekeeping_timer.cancel()
 
     # Queued calls
 
@@ -329,15 +357,15 @@ class AsyncNodeSession:
         else:
             await self._on_answers(connection, batch, answers)
         finally:
-            self._process_notifications()
+            self._read()
 
     async def _on_answers(
         self, connection: AsyncConnection, batch: Batch, answers: list[Any]
     ) -> None:
         refused: Batch = []
         for group, answer in zip(batch, answers, strict=True):
-            if group[0].call.must_follow_events:
-                self._process_notifications()
+            if group[0].call.must_follow_events and self._buffer is not None:
+                self._state.receive(self._buffer.take())
             try:
                 results = group.answers(answer)
             except Exception as error:  # noqa: BLE001 - handed to the tasks that called
@@ -401,12 +429,18 @@ class AsyncNodeSession:
         self._queue.fail_until(now, error)
         until = self._state.backoff.next_at
         if until > now:
-            await self._pause(min(until, self._queue[0].deadline) if self._queue else until)
+            await self._sleep(min(until, self._queue[0].deadline) if self._queue else until)
             return
         try:
             await self._connect()
         except (MessagesError, psycopg.Error) as error:
             self._state.on_reconnect_failed(error, monotonic())
+
+    async def _sleep(self, until: float) -> None:
+        """Wait for the given time, or until the worker is woken."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(until - monotonic()):
+                await self._wakeup.wait()
 
     async def _connect(self) -> None:
         connection = await self._connector.connect_async()
@@ -420,14 +454,16 @@ class AsyncNodeSession:
         except BaseException:
             await connection.close()
             raise
-        self._connection, self._buffer = connection, buffer
+        self._connection, self._buffer, self._read_error = connection, buffer, None
         self._state.on_connected(monotonic())
-        self._process_notifications()
-        self._wake_waiters()
+        self._state.on_received()
+        self._read()
+        self._schedule_housekeeping()
 
     async def _drop_connection(self, reason: object) -> None:
+        self._cancel_housekeeping()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
         self._state.on_connection_lost(reason, monotonic())
-        self._wake_waiters()
+        self._state.on_received()

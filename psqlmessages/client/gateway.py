@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
-from math import inf
 from operator import itemgetter
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -191,9 +190,6 @@ def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
         yield values[start : start + _CHUNK_SIZE]
 
 
-_MAX_BATCH = 100
-
-
 class Gateway:
     """One session that many nodes share; each call names the node that acts.
 
@@ -208,7 +204,10 @@ class Gateway:
         self._state = GatewayState(name, options)
         self._session = AsyncNodeSession(conninfo(dsn, name), self._state, options)
         self.counters = self._state.counters
-        self._taken_count = 0
+        # Received messages and events, oldest first. They include the local events
+        # ``connection_lost`` and ``reconnected``, and then an event for each registration that
+        # could not be restored.
+        self.inbox = self._state.inbox
         self._change_lock = asyncio.Lock()
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
@@ -217,8 +216,12 @@ class Gateway:
         await self._session.open()
 
     async def close(self) -> None:
-        """Deregister all nodes, disconnect and end all waits immediately."""
+        """Deregister all nodes, disconnect and fail waiting calls immediately."""
         await self._session.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the gateway is closed."""
+        await self._session.wait_closed()
 
     @property
     def is_connected(self) -> bool:
@@ -244,11 +247,6 @@ class Gateway:
     def idents(self) -> tuple[str, ...]:
         """Names of the registered nodes."""
         return self._state.registration.idents
-
-    @property
-    def received_count(self) -> int:
-        """Number of messages and events received so far, whether taken or not."""
-        return self._taken_count + len(self._state.inbox)
 
     def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes: ident, function, ident or topic.
@@ -311,17 +309,10 @@ class Gateway:
         """Whether a node has called ``topic_listen``, ``_notify`` or ``_observe`` for a topic."""
         return self._state.registration.has(ident, function, topic)
 
-    async def batches(self) -> AsyncIterator[list[Notification]]:
-        """Yield received messages in their order until the gateway is closed; for a single task.
+    def on_received(self, callback: Callable[[], None]) -> None:
+        """Set a callback that takes from the inbox; called after each read. Must raise nothing."""
+        self._state.on_received = callback
 
-        They include the local events ``connection_lost`` and ``reconnected``, and then an event for
-        each registration that could not be restored.
-        """
-        inbox: Any = self._state.inbox
-        while not self._state.is_stopped:
-            await self._session.wait(lambda: inbox, inf)
-            batch = [inbox.popleft() for _ in range(min(_MAX_BATCH, len(inbox)))]
-            self._taken_count += len(batch)
-            self._session.on_taken(len(batch))
-            if batch:
-                yield batch
+    def on_taken(self, number: int) -> None:
+        """Resume reading if the inbox was full before ``number`` notifications were taken."""
+        self._session.on_taken(number)

@@ -89,6 +89,7 @@ class Notification:
     """A notification: its header, the text of its body, and the whole payload.
 
     ``text`` is None if there is no body, or if it is large: ``fetched_text`` is set later.
+    ``is_large``: the body is too large for a notification and must be fetched.
     """
 
     header: dict[str, Any]
@@ -96,11 +97,10 @@ class Notification:
     payload: str
     away: timedelta | None = None
     fetched_text: str | None = None
+    is_large: bool = field(init=False)
 
-    @property
-    def is_large(self) -> bool:
-        """Whether the body is too large for a notification and must be fetched."""
-        return "Dkey" in self.header
+    def __post_init__(self) -> None:
+        self.is_large = "Dkey" in self.header
 
 
 @dataclass(slots=True)

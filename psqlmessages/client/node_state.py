@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -105,6 +105,8 @@ class NodeState:
         self.backend: calls.BackendInfo | None = None
         self._opened_at = 0.0
         self.is_stopped = False
+        # Called after notifications or local events were put in the inbox.
+        self.on_received: Callable[[], object] = lambda: None
         # Called after a message was taken from the inbox.
         self.on_taken: Callable[[], object] = lambda: None
         # Called in the loop of an AsyncNode when it is stopped.
@@ -116,6 +118,14 @@ class NodeState:
         self._call_count = 0
 
     # Notifications
+
+    def receive(self, notifications: Sequence[tuple[str, str]]) -> None:
+        """Process notifications, each a channel and a payload, and call ``on_received``."""
+        if notifications:
+            self.heartbeat.received_at = monotonic()
+            for channel, payload in notifications:
+                self.feed(channel, payload)
+            self.on_received()
 
     def feed(self, channel: str, payload: str) -> None:
         """Process one notification; raises no error, whatever it contains."""

@@ -262,9 +262,7 @@ class NodeSession:
     def _process_notifications(self) -> None:
         if not self.buffer:
             return
-        self._state.heartbeat.received_at = monotonic()
-        for channel, payload in self.buffer.take():
-            self._state.feed(channel, payload)
+        self._state.receive(self.buffer.take())
         if self._reader_thread_id not in (None, threading.get_ident()):
             # The reading thread waits for data that this thread has already read.
             self._waker.wake()

@@ -151,6 +151,8 @@ class Transport:
 
     # The scheme of the request if the server leaves it out of the scope.
     scheme = ""
+    # Whether write_frames() may be called; otherwise await send() for each frame.
+    is_writable = False
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -165,13 +167,8 @@ class Transport:
         """Send one frame; no effect if the WebSocket is closed."""
         await self._send_unless_closed({"type": "websocket.send", "text": frame.text})
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether to call :meth:`write_frames`; otherwise await :meth:`send` for each frame."""
-        return False
-
-    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
-        """Send frames without waiting; ``data`` has all their bytes. No effect if closed."""
+    def write_frames(self, frames: Sequence[EncodedFrame]) -> None:
+        """Send frames without waiting; no effect if the WebSocket is closed."""
 
     async def close(self, code: int, reason: str) -> None:
         """Close the WebSocket from this side; no effect if it is closed."""
@@ -203,8 +200,9 @@ class DaphneTransport(Transport):
     def __init__(self, send: Send, protocol: Any, max_bytes: int) -> None:
         super().__init__(send)
         self._protocol = protocol
-        self._can_write = asyncio.Event()
-        self._can_write.set()
+        # Whether Twisted's buffer has room: the reader is not too slow.
+        self.is_writable = True
+        self._became_writable = asyncio.Event()
         self._is_paused = False
         self._max_bytes = max_bytes
         protocol.maxMessagePayloadSize = protocol.maxFramePayloadSize = max_bytes
@@ -238,15 +236,10 @@ class DaphneTransport(Transport):
 
     async def send(self, frame: EncodedFrame) -> None:
         """Send one frame; no effect if the WebSocket is closed."""
-        self.write_frames(frame.data, (frame,))
+        self.write_frames((frame,))
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether Twisted's buffer has room: the reader is not too slow."""
-        return self._can_write.is_set()
-
-    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
-        """Send frames without waiting; ``data`` has all their bytes. No effect if closed."""
+    def write_frames(self, frames: Sequence[EncodedFrame]) -> None:
+        """Send frames without waiting; no effect if the WebSocket is closed."""
         protocol = self._protocol
         if protocol.state != protocol.STATE_OPEN:
             return
@@ -258,7 +251,9 @@ class DaphneTransport(Transport):
                     protocol.sendMessage(frame.text.encode(), False)
             finally:
                 protocol.maxMessagePayloadSize = self._max_bytes
-        elif self._can_write_directly:
+            return
+        data = b"".join([frame.data for frame in frames])
+        if self._can_write_directly:
             write_directly(protocol.transport, data)
         else:
             protocol.transport.write(data)
@@ -274,7 +269,9 @@ class DaphneTransport(Transport):
 
     async def wait_until_writable(self) -> None:
         """Wait until Twisted's buffer has room."""
-        await self._can_write.wait()
+        while not self.is_writable:
+            self._became_writable.clear()
+            await self._became_writable.wait()
 
     def pause_reading(self, *, is_paused: bool) -> None:
         """Stop reading frames from the peer, or continue."""
@@ -294,12 +291,13 @@ class DaphneTransport(Transport):
 
     def pauseProducing(self) -> None:  # noqa: N802
         """Stop sending: Twisted's buffer is full."""
-        self._can_write.clear()
+        self.is_writable = False
         self._pause_or_resume_reading()
 
     def resumeProducing(self) -> None:  # noqa: N802
         """Continue sending: Twisted's buffer is empty, or the connection has ended."""
-        self._can_write.set()
+        self.is_writable = True
+        self._became_writable.set()
         self._pause_or_resume_reading()
 
     stopProducing = resumeProducing  # noqa: N815
@@ -312,7 +310,7 @@ class DaphneTransport(Transport):
         # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
         may_read = self.is_accepted and not self._reading.cpu_share.is_throttled
         if self._is_open:
-            may_read = may_read and self._can_write.is_set() and not self._is_paused
+            may_read = may_read and self.is_writable and not self._is_paused
         if not self.is_ending:
             transport = self._protocol.transport
             (transport.resumeProducing if may_read else transport.pauseProducing)()

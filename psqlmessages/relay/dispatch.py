@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any, Final
@@ -178,6 +179,8 @@ def _distinct_receivers(entries: Iterable[NodeEntry]) -> list[Receiver]:
 
 # How many nodes to try as the caller of "audience": one may have just been disconnected.
 _MAX_ASKING_NODES: Final = 3
+# For how many waiting notifications recipients are looked up together.
+_MAX_LOOKUPS: Final = 100
 _NOT_REGISTERED: Final = ("50", "53")
 # Upper limit of the time that other tasks of this event loop wait.
 _SLICE_SECONDS: Final = 0.01
@@ -185,6 +188,10 @@ _FETCH_SECONDS: Final = 10
 # How many nodes to try, one after the other, to fetch a body: rights may have just ended.
 _MAX_FETCHING_NODES: Final = 5
 _BODY_EXPIRED: Final = "12"
+
+Header = dict[str, Any]
+# What remains to be awaited before the next notification is dispatched.
+Rest = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -203,9 +210,11 @@ class HubCounters:
 
 
 class Dispatcher:
-    """Delivers one gateway's notifications to receivers.
+    """Delivers one gateway's notifications to receivers, in order.
 
-    ``on_disconnected`` is called for each node that an administrator has disconnected.
+    The gateway's session calls :meth:`dispatch` after each read. A task delivers the notifications
+    for which PostgreSQL must be asked first, and those received meanwhile. ``on_disconnected`` is
+    called for each node that an administrator has disconnected.
     """
 
     def __init__(
@@ -214,50 +223,91 @@ class Dispatcher:
         registry: NodeRegistry,
         counters: HubCounters,
         on_disconnected: Callable[[str], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._gateway = gateway
+        self._inbox = gateway.inbox
         self._registry = registry
         self._counters = counters
         self._on_disconnected = on_disconnected
-        # For events of this batch that do not name their nodes: who gets them, by _subject().
+        self._spawn = spawn
+        self._has_task = False
+        self._taken_count = 0
+        # Recipients of events that do not name them, by _subject(), and up to which count of taken
+        # notifications they are valid.
         self._recipients: dict[tuple[str, str], frozenset[str]] = {}
-        self._notification_count = 0
+        self._recipients_until = 0
+        gateway.on_received(self.dispatch)
 
-    async def run(self) -> None:
-        """Deliver until the gateway is closed."""
-        yielded_at = monotonic()
-        async for batch in self._gateway.batches():
-            await self._look_up_recipients(batch)
-            for notification in batch:
-                self._notification_count += 1
-                self._counters.received += 1
-                try:
-                    await self._dispatch(notification)
-                except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
-                    self._counters.failures += 1
-                    logger.exception("%s: a notification was not delivered", self._gateway.name)
-                if monotonic() - yielded_at > _SLICE_SECONDS:
-                    await asyncio.sleep(0)
-                    yielded_at = monotonic()
+    @property
+    def received_count(self) -> int:
+        """Number of notifications received so far, whether dispatched or not."""
+        return self._taken_count + len(self._inbox)
 
-    async def _dispatch(self, notification: Notification) -> None:
+    def dispatch(self) -> None:
+        """Deliver what the gateway has received; a task delivers what must wait."""
+        if not self._has_task and (rest := self._dispatch_slice()) is not None:
+            self._has_task = True
+            self._spawn(self._dispatch_rest(rest))
+
+    async def _dispatch_rest(self, rest: Rest | None) -> None:
+        while rest is not None and not self._gateway.is_closed:
+            try:
+                await rest()
+            except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
+                self._on_failed()
+            taken_before = self._taken_count
+            rest = self._dispatch_slice()
+            self._gateway.on_taken(self._taken_count - taken_before)
+        self._has_task = False
+
+    def _dispatch_slice(self) -> Rest | None:
+        """Deliver until the inbox is empty, the time is over, or something must be awaited."""
+        inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
+        while inbox:
+            notification = inbox.popleft()
+            self._taken_count += 1
+            self._counters.received += 1
+            try:
+                rest = self._dispatch_one(notification)
+            except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
+                self._on_failed()
+                continue
+            if rest is not None:
+                return rest
+            if inbox and monotonic() > until:
+                return partial(asyncio.sleep, 0)
+        return None
+
+    def _dispatch_one(self, notification: Notification) -> Rest | None:
         received_at = time.time()
         header = notification.header
         if header["Type"] == SYS:
-            await self._deliver_event(notification, received_at)
-        elif header["Type"] == TOPIC:
-            if self._registry.receivers_for(header["To"]):
-                nodes = self._registry.nodes_for(header["To"]) if notification.is_large else []
-                fetchers = (node.ident for node in nodes if node.wants_bodies)
-                message = await self._make_message(notification, fetchers, received_at)
-                # Look up the receivers again: a right may have ended during the fetch.
-                self._deliver(message, self._registry.receivers_for(header["To"]))
-        elif (entry := self._current_entry(header["To"])) is not None:
-            message = await self._make_message(notification, (entry.ident,), received_at)
-            if self._current_entry(header["To"]) is entry:
-                self._deliver(message, (entry.receiver,))
+            return self._dispatch_event(notification, received_at)
+        if notification.is_large and (idents := self._fetchers(header)):
+            return partial(self._fetch_and_deliver, notification, idents, received_at)
+        self._deliver(self._receivers_of(header), header, notification.text, received_at)
+        return None
 
-    def _deliver(self, message: HubMessage, receivers: Iterable[Receiver]) -> None:
+    def _receivers_of(self, header: Header) -> Sequence[Receiver]:
+        if header["Type"] == TOPIC:
+            return self._registry.receivers_for(header["To"])
+        entry = self._current_entry(header["To"])
+        return (entry.receiver,) if entry is not None else ()
+
+    def _current_entry(self, ident: str) -> NodeEntry | None:
+        """Return a node's entry, unless the notification is for an earlier node of this name."""
+        entry = self._registry.entry(ident)
+        if entry is None or entry.earlier_notifications >= self._taken_count:
+            return None
+        return entry
+
+    def _deliver(
+        self, receivers: Sequence[Receiver], header: Header, body: str | None, received_at: float
+    ) -> None:
+        if not receivers:
+            return
+        message = HubMessage(header, body, received_at)
         delivered = 0
         for receiver in receivers:
             try:
@@ -269,30 +319,34 @@ class Dispatcher:
                 delivered += 1
         self._counters.delivered += delivered
 
-    def _current_entry(self, ident: str) -> NodeEntry | None:
-        """Return a node's entry, unless the notification is for an earlier node of this name."""
-        entry = self._registry.entry(ident)
-        if entry is None or entry.earlier_notifications >= self._notification_count:
-            return None
-        return entry
+    def _on_failed(self) -> None:
+        self._counters.failures += 1
+        logger.exception("%s: a notification was not delivered", self._gateway.name)
 
-    # Bodies
+    # Large bodies
 
-    async def _make_message(
-        self, notification: Notification, idents: Iterable[str], received_at: float
-    ) -> HubMessage:
-        if not notification.is_large:
-            return HubMessage(notification.header, notification.text, received_at)
-        fetchers = tuple(islice(idents, _MAX_FETCHING_NODES))
-        if not fetchers:
-            return HubMessage(notification.header, None, received_at)
-        answer = await self._fetch(notification.payload, fetchers)
+    def _fetchers(self, header: Header) -> tuple[str, ...]:
+        """Return the nodes that may fetch the body of a message."""
+        if header["Type"] == TOPIC:
+            nodes = self._registry.nodes_for(header["To"])
+            idents = (node.ident for node in nodes if node.wants_bodies)
+            return tuple(islice(idents, _MAX_FETCHING_NODES))
+        return (header["To"],) if self._current_entry(header["To"]) is not None else ()
+
+    async def _fetch_and_deliver(
+        self, notification: Notification, idents: tuple[str, ...], received_at: float
+    ) -> None:
+        header = notification.header
+        answer = await self._fetch(notification.payload, idents)
         if answer["Err"] == "0":
             self._counters.fetched += 1
-            return HubMessage(notification.header, answer["Body"], received_at)
-        self._counters.lost_bodies += 1
-        log.warning("%s: a body was not fetched: %s", self._gateway.name, answer["Errstr"])
-        return HubMessage({**notification.header, **answer}, None, received_at)
+            body = answer["Body"]
+        else:
+            self._counters.lost_bodies += 1
+            log.warning("%s: a body was not fetched: %s", self._gateway.name, answer["Errstr"])
+            header, body = {**header, **answer}, None
+        # Look up the receivers only now: a right may have ended during the fetch.
+        self._deliver(self._receivers_of(header), header, body, received_at)
 
     async def _fetch(self, payload: str, idents: tuple[str, ...]) -> Answer:
         answer = UNREACHABLE_ANSWER
@@ -312,46 +366,39 @@ class Dispatcher:
 
     # Events
 
-    async def _look_up_recipients(self, batch: Iterable[Notification]) -> None:
-        """Look up the recipients of events that do not name them, once per topic or node."""
-        self._recipients = {}
-        if not self._registry.wants_events:
-            return
-        subjects = {
-            _subject(notification.header): None
-            for notification in batch
-            if notification.header["Type"] == SYS and "Nodes" not in notification.header
-        }
-        named = [(field, name) for field, name in subjects if name]
-        nodes = await asyncio.gather(*(self._fetch_recipients(*subject) for subject in named))
-        self._recipients = dict(zip(named, nodes, strict=True))
-
-    async def _fetch_recipients(self, field: str, name: str) -> frozenset[str]:
-        event = wire.serialize({"Type": SYS, "Evt": "audience", field: name})
-        for ident in tuple(islice(self._registry.registered_idents(), _MAX_ASKING_NODES)):
-            answer = await call_as_answer(self._gateway, ident, "audience", event)
-            if answer["Err"] not in _NOT_REGISTERED:
-                return frozenset(answer.get("Nodes", ()))
-        return frozenset()
-
-    async def _deliver_event(self, notification: Notification, received_at: float) -> None:
+    def _dispatch_event(self, notification: Notification, received_at: float) -> Rest | None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
             self._deliver_connection_event(notification, received_at)
-            return
-        entry = self._current_entry(header.get("Ident", ""))
-        idents = header.get("Nodes")
-        if not isinstance(idents, list):
-            idents = self._recipients.get(_subject(header), frozenset()) - {header.get("Ident")}
-        others = [self._current_entry(ident) for ident in sorted(set(idents))]
-        nodes = [node for node in others if node is not None]
-        if entry is not None and await self._was_ended_by_admin(entry, header):
-            self._end_membership(entry.ident, header)
-            nodes.append(entry)
+            return None
+        may_end = self._may_end_membership(header)
+        if isinstance(idents := header.get("Nodes"), list):
+            # Nodes includes the node itself only if another one made the change.
+            has_ended = may_end and header["Ident"] in idents
+            self._deliver_event(header, idents, has_ended, received_at)
+        elif may_end or self._registry.wants_events:
+            return partial(self._ask_and_deliver, header, received_at)
+        return None
+
+    async def _ask_and_deliver(self, header: Header, received_at: float) -> None:
+        """Deliver an event that names no nodes: too many may know of it."""
+        idents = await self._look_up_recipients(_subject(header))
+        has_ended = self._may_end_membership(header) and await self._has_ended(header)
+        others = idents - {header.get("Ident", "")}
+        self._deliver_event(header, others, has_ended, received_at)
+
+    def _deliver_event(
+        self, header: Header, idents: Iterable[str], has_ended: bool, received_at: float
+    ) -> None:
+        own = self._current_entry(header.get("Ident", ""))
+        entries = [self._current_entry(ident) for ident in sorted(set(idents))]
+        if own is not None and has_ended:
+            self._end_membership(own.ident, header)
+            entries.append(own)
         receivers = _distinct_receivers(
-            node for node in nodes if node.wants_events or node is entry
+            entry for entry in entries if entry is not None and (entry.wants_events or entry is own)
         )
-        self._deliver(HubMessage(header, None, received_at), receivers)
+        self._deliver(receivers, header, None, received_at)
 
     def _deliver_connection_event(self, notification: Notification, received_at: float) -> None:
         header = notification.header
@@ -360,29 +407,53 @@ class Dispatcher:
             header = {**header, "Away": round(notification.away.total_seconds(), 3)}
         else:
             self._counters.lost_connections += 1
-        self._deliver(HubMessage(header, None, received_at), self._registry.receivers)
+        self._deliver(self._registry.receivers, header, None, received_at)
 
-    async def _was_ended_by_admin(self, entry: NodeEntry, header: dict[str, Any]) -> bool:
-        """Return whether an administrator disconnected the node or ended its part in a topic."""
+    async def _look_up_recipients(self, subject: tuple[str, str]) -> frozenset[str]:
+        """Return the nodes that get the events about a topic or node.
+
+        Those of waiting events are looked up at the same time, once per topic or node.
+        """
+        if self._taken_count > self._recipients_until:
+            waiting = [each.header for each in islice(self._inbox, _MAX_LOOKUPS)]
+            subjects = {subject: None} | {
+                _subject(header): None
+                for header in waiting
+                if header["Type"] == SYS and "Nodes" not in header
+            }
+            nodes = await asyncio.gather(*(self._fetch_recipients(*each) for each in subjects))
+            self._recipients = dict(zip(subjects, nodes, strict=True))
+            self._recipients_until = self._taken_count + len(waiting)
+        return self._recipients.get(subject, frozenset())
+
+    async def _fetch_recipients(self, field: str, name: str) -> frozenset[str]:
+        if not name or not self._registry.wants_events:
+            return frozenset()
+        event = wire.serialize({"Type": SYS, "Evt": "audience", field: name})
+        for ident in tuple(islice(self._registry.registered_idents(), _MAX_ASKING_NODES)):
+            answer = await call_as_answer(self._gateway, ident, "audience", event)
+            if answer["Err"] not in _NOT_REGISTERED:
+                return frozenset(answer.get("Nodes", ()))
+        return frozenset()
+
+    def _may_end_membership(self, header: Header) -> bool:
+        """Return whether an event may end one of our nodes, or its part in a topic."""
+        entry = self._current_entry(header.get("Ident", ""))
         event, topic = header["Evt"], header.get("Topic", "")
-        if event != "disconnect" and not (
-            event in UNDOES and (UNDOES[event], topic) in entry.joined
-        ):
-            return False
-        if "Nodes" in header:
-            # Nodes includes the node itself only if another one made the change.
-            return bool(entry.ident in header["Nodes"])
-        if event == "topic_unobserve":
-            # Only the node itself gets this event.
-            return True
-        return await self._has_ended(entry.ident, event, topic)
+        return entry is not None and (
+            event == "disconnect" or (event in UNDOES and (UNDOES[event], topic) in entry.joined)
+        )
 
-    async def _has_ended(self, ident: str, event: str, topic: str) -> bool:
+    async def _has_ended(self, header: Header) -> bool:
         """Ask PostgreSQL whether the node is still registered, or still in the topic.
 
         An event without ``Nodes`` may also report an earlier call of the node itself. If the
         connection is lost during the query, the reconnect reveals the state.
         """
+        event, ident, topic = header["Evt"], header["Ident"], header.get("Topic", "")
+        if event == "topic_unobserve":
+            # Only the node itself gets this event.
+            return True
         if event == "disconnect":
             answer = await call_as_answer(self._gateway, ident, "use")
             return answer["Err"] not in ("0", *UNANSWERED)
@@ -392,7 +463,7 @@ class Dispatcher:
         field = "Listeners" if event == "topic_unlisten" else "Notifiers"
         return bool(ident not in answer.get(field, ()))
 
-    def _end_membership(self, ident: str, header: dict[str, Any]) -> None:
+    def _end_membership(self, ident: str, header: Header) -> None:
         event, topic = header["Evt"], header.get("Topic", "")
         if event == "disconnect":
             self._on_disconnected(ident)
@@ -401,7 +472,7 @@ class Dispatcher:
         self._gateway.forget(ident, UNDOES[event], topic)
 
 
-def _subject(header: dict[str, Any]) -> tuple[str, str]:
+def _subject(header: Header) -> tuple[str, str]:
     """Return the topic of an event, else its node: the key of its recipients."""
     field = "Topic" if "Topic" in header else "Ident"
     return field, header.get(field, "")

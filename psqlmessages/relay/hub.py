@@ -30,7 +30,6 @@ from psqlmessages.relay.hub_answers import (
     call_as_answer,
     error_answer,
     log,
-    logger,
 )
 
 IDLE_TIMEOUT: Final = timedelta(seconds=60)
@@ -74,6 +73,7 @@ class Hub:
         self._registry = NodeRegistry()
         self._counters = HubCounters()
         self._gateway: Gateway | None = None
+        self._dispatcher: Dispatcher | None = None
         self._connection_lock = asyncio.Lock()
         self._next_connect_at = 0.0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -120,14 +120,16 @@ class Hub:
             if answer["Err"] in ABORTED:
                 return answer
         try:
-            gateway = await self._connect()
+            gateway, dispatcher = await self._connect()
         except UNREACHABLE_ERRORS as error:
             log.warning("%s: cannot connect: %s", self._name, error)
             return UNREACHABLE_ANSWER
         except CALL_ERRORS as error:
             log.warning("%s: cannot open a session: %s", self._name, error)
             return ABORTED_ANSWER
-        entry = self._registry.claim(ident, receiver, gateway.received_count, wants_events=events)
+        entry = self._registry.claim(
+            ident, receiver, dispatcher.received_count, wants_events=events
+        )
         if entry.receiver is not receiver:
             # As SQL answers for another session.
             return error_answer(8, f"Client {ident} already exists with pid {gateway.pid}")
@@ -177,15 +179,18 @@ class Hub:
 
     # The connection
 
-    async def _connect(self) -> Gateway:
-        """Return the connected gateway; connect if there is none."""
+    async def _connect(self) -> tuple[Gateway, Dispatcher]:
+        """Return the connected gateway and its dispatcher; connect if there is none."""
         async with self._connection_lock:
-            if self._gateway is not None:
-                return self._gateway
+            if self._gateway is not None and self._dispatcher is not None:
+                return self._gateway, self._dispatcher
             if monotonic() < self._next_connect_at:
                 raise ServerUnreachable("the last attempt failed a moment ago")
             gateway = Gateway(self._name, self._dsn, options=self._options)
             gateway.on_registration_changed(self._on_call_succeeded)
+            dispatcher = Dispatcher(
+                gateway, self._registry, self._counters, self._on_disconnected, self._spawn
+            )
             try:
                 await gateway.open()
             except BaseException as error:
@@ -193,21 +198,15 @@ class Hub:
                     self._next_connect_at = monotonic() + _CONNECT_PAUSE_SECONDS
                 await gateway.close()
                 raise
-            self._gateway = gateway
-            self._spawn(self._deliver_notifications(gateway))
-            return gateway
+            self._gateway, self._dispatcher = gateway, dispatcher
+            self._spawn(self._close_at_end(gateway))
+            return gateway, dispatcher
 
-    async def _deliver_notifications(self, gateway: Gateway) -> None:
-        dispatcher = Dispatcher(gateway, self._registry, self._counters, self._on_disconnected)
+    async def _close_at_end(self, gateway: Gateway) -> None:
+        """Close a gateway when the event loop ends, which cancels every task."""
         try:
-            while not gateway.is_closed:
-                try:
-                    await dispatcher.run()
-                except Exception:  # noqa: BLE001 - logged and counted; delivery goes on
-                    self._counters.failures += 1
-                    logger.exception("%s: notifications were not delivered", self._name)
+            await gateway.wait_closed()
         finally:
-            # Also reached when the event loop ends, which cancels every task.
             await gateway.close()
 
     def _disconnect_when_idle(self) -> None:

@@ -105,7 +105,9 @@ class SendQueue:
             while self._waiting:
                 await self._transport.wait_until_writable()
                 if not self._write():
-                    await self._transport.send(self._take_first())
+                    frame = self._waiting.popleft()
+                    self._bytes -= frame.size
+                    await self._transport.send(frame)
             self._is_scheduled = False
 
     def _has_room(self, size: int) -> bool:
@@ -115,18 +117,10 @@ class SendQueue:
         while self._waiting:
             if not self._transport.is_writable:
                 return False
-            first = self._take_first()
-            if not self._waiting:
-                self._transport.write_frames(first.data, (first,))
-                return True
-            frames, size = [first], first.size
+            frames, size = [], 0
             while self._waiting and size < _WRITE_BYTES:
-                frames.append(self._take_first())
-                size += frames[-1].size
-            self._transport.write_frames(b"".join([frame.data for frame in frames]), frames)
+                frames.append(frame := self._waiting.popleft())
+                size += frame.size
+            self._bytes -= size
+            self._transport.write_frames(frames)
         return True
-
-    def _take_first(self) -> EncodedFrame:
-        frame = self._waiting.popleft()
-        self._bytes -= frame.size
-        return frame

@@ -221,20 +221,17 @@ class Peer(Transport):
 
     def __init__(self, room: int = 2**30) -> None:
         self.room = room
+        self.is_writable = room > 0
         self.writes: list[str] = []
         self.is_paused = False
 
-    def write_frames(self, data: bytes, frames: Sequence[EncodedFrame]) -> None:
-        assert data == b"".join(frame.data for frame in frames)
+    def write_frames(self, frames: Sequence[EncodedFrame]) -> None:
         self.writes.append(" ".join(frame.text for frame in frames))
-        self.room -= len(data)
+        self.room -= sum(len(frame.data) for frame in frames)
+        self.is_writable = self.room > 0
 
     async def send(self, frame: EncodedFrame) -> None:
-        self.write_frames(frame.data, [frame])
-
-    @property
-    def is_writable(self) -> bool:
-        return self.room > 0
+        self.write_frames([frame])
 
     def pause_reading(self, *, is_paused: bool) -> None:
         self.is_paused = is_paused
