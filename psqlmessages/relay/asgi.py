@@ -18,7 +18,7 @@ from django.utils.module_loading import import_string
 
 from psqlmessages.conf import get_settings
 from psqlmessages.relay import auth
-from psqlmessages.relay.daphne import SCOPE_KEY, Transport, make_transport
+from psqlmessages.relay.daphne import TRANSPORT_KEY, Transport, make_transport
 from psqlmessages.relay.revalidation import in_thread, log
 from psqlmessages.relay.socket import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
 
@@ -35,24 +35,25 @@ def websocket_application() -> Application:
 
     Only a ProtocolTypeRouter may wrap it: it needs the ``send`` that the server itself passes.
     """
-    session_application = _check_origin(AuthMiddlewareStack(_consumers()))
-    token_application = _authenticate_token(_consumers("ws/node/"))
+    session_application = _with_origin_check(AuthMiddlewareStack(_router()))
+    token_application = _with_token_check(_router("ws/node/"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         transport = make_transport(send, get_settings().RELAY_FRAME_BYTES)
-        scope = {**scope, SCOPE_KEY: transport, "scheme": transport.scheme or scope.get("scheme")}
+        scheme = transport.scheme or scope.get("scheme")
+        scope = {**scope, TRANSPORT_KEY: transport, "scheme": scheme}
         has_token = _bearer_token(scope) is not None
         try:
             await (token_application if has_token else session_application)(scope, receive, send)
         except DatabaseError as error:
             log.warning("closed a WebSocket because its user could not be loaded: %s", error)
-            await _close_unavailable(transport, receive)
+            await _close_without_database(transport, receive)
 
     return application
 
 
-def _consumers(*paths: str) -> Application:
-    """Route these paths, by default all, to their consumers."""
+def _router(*paths: str) -> Application:
+    """Make a router of these paths, by default of all, to their consumers."""
     # A proxy may forward a part of a site without removing its prefix.
     routes = [
         re_path(f"^(?:.*/)?{path}$", _import_when_used(CONSUMERS[path]))
@@ -62,7 +63,7 @@ def _consumers(*paths: str) -> Application:
 
 
 def _import_when_used(name: str) -> Application:
-    """Import a consumer at its first connection, when the models of its app are loaded."""
+    """Import a consumer at the first connection: only then are Django's models loaded."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await import_string(name)()(scope, receive, send)
@@ -75,7 +76,7 @@ async def _refuse(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "websocket.close"})
 
 
-async def _close_unavailable(transport: Transport, receive: Any) -> None:
+async def _close_without_database(transport: Transport, receive: Any) -> None:
     if not transport.is_accepted:
         await transport.accept()
     await transport.close(TRY_AGAIN_LATER, "the database is unavailable: try again later")
@@ -95,8 +96,8 @@ def _bearer_token(scope: Any) -> str | None:
     return None
 
 
-def _authenticate_token(application: Application) -> Application:
-    """Admit the user of a token. Browsers never add this header, so the origin is not checked."""
+def _with_token_check(application: Application) -> Application:
+    """Wrap an application: authenticate by token. Browsers never add one: no origin check."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
@@ -116,8 +117,8 @@ Origin = tuple[str, str, int]  # scheme, host and port
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
-def _check_origin(application: Application) -> Application:
-    """Refuse WebSockets from pages of other sites: the browser sends our cookies with them."""
+def _with_origin_check(application: Application) -> Application:
+    """Wrap an application: refuse pages of other sites, with which browsers send our cookies."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         await (application if has_allowed_origin(scope) else _refuse)(scope, receive, send)
@@ -126,7 +127,7 @@ def _check_origin(application: Application) -> Application:
 
 
 def has_allowed_origin(scope: Any) -> bool:
-    """Return whether the header Origin is this site (scheme, host and port) or a trusted origin.
+    """Return whether the header Origin names this site or a trusted origin.
 
     CSRF_TRUSTED_ORIGINS lists the trusted origins; ``*`` stands for subdomains. Behind a proxy that
     terminates TLS, SECURE_PROXY_SSL_HEADER determines the scheme.
@@ -145,8 +146,8 @@ def _parse_origin(text: str) -> Origin | None:
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
     except ValueError:
         return None
-    is_bare = text.lower() == f"{parts.scheme}://{parts.netloc}".lower() and not parts.username
-    if port is None or not parts.hostname or not is_bare:
+    has_more = parts.username or text.lower() != f"{parts.scheme}://{parts.netloc}".lower()
+    if port is None or not parts.hostname or has_more:
         return None
     return parts.scheme, parts.hostname, port
 

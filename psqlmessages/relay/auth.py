@@ -88,7 +88,7 @@ def may_act_as(user: Any, ident: str) -> bool:
 
 
 def idents_of(users: Collection[Any]) -> dict[Any, set[str]]:
-    """Map each user (a primary key) to the names and patterns allowed. One or two queries."""
+    """Map each user, a primary key, to the allowed names and patterns. One or two queries."""
     idents: dict[Any, set[str]] = {user: set() for user in users}
     for field, rows in _identity_rows(users):
         for user, ident in rows.values_list(field, "ident"):
@@ -103,7 +103,7 @@ def matches_any(ident: str, allowed: Iterable[str]) -> bool:
 
 
 def _identity_rows(users: Collection[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the lookup of the user and the rows: those of users, then those of their groups."""
+    """Yield the rows for users, then those for their groups, each with its path to the user."""
     yield "user", WebIdentity.objects.filter(user__in=users)
     try:
         has_groups = get_user_model()._meta.get_field("groups").related_query_name() == "user"

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from django.db import DatabaseError
 
+from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.conf import get_settings
 from psqlmessages.models.names import NAME_CHARACTERS
 from psqlmessages.relay.auth import may_act_as
@@ -16,8 +17,6 @@ from psqlmessages.relay.hub_answers import UNREACHABLE_ANSWER, error_answer
 from psqlmessages.relay.protocol import Request, UnreadableFrame, format_answer, parse_frame
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import TRY_AGAIN_LATER, Socket
-
-Answer = dict[str, Any]
 
 _ALREADY_DONE: Final = {"Err": "0", "Already": 1}
 # Each function that leaves a topic, and the function that joined it.
@@ -32,8 +31,8 @@ class NodeConsumer(Socket):
             function: set() for function in _JOIN_FUNCTIONS.values()
         }
         # The credential monitor ends a node between two operations, never during one.
-        self._operating = asyncio.Lock()
-        self._was_connected = False
+        self._operation_lock = asyncio.Lock()
+        self._was_hub_connected = False
 
     # Called by the hub
 
@@ -61,7 +60,7 @@ class NodeConsumer(Socket):
         except UnreadableFrame as error:
             self.put(format_answer(error.ref, error_answer(57, error.text)))
             return
-        async with self._operating:
+        async with self._operation_lock:
             answer = await self._run(request)
         self.put(format_answer(request.ref, answer))
 
@@ -125,12 +124,12 @@ class NodeConsumer(Socket):
     def on_unchecked(self) -> None:
         """Close the WebSocket, unless the hub is disconnected too and so delivers nothing."""
         # Only at the second call in a row: right after an outage, the next check may succeed.
-        was_connected, self._was_connected = self._was_connected, get_hub().is_connected
-        if was_connected and self._was_connected:
+        was_hub_connected, self._was_hub_connected = self._was_hub_connected, get_hub().is_connected
+        if was_hub_connected and self._was_hub_connected:
             self.close(TRY_AGAIN_LATER, "permissions cannot be checked: try again later")
 
     async def _end_node(self, ident: str) -> None:
-        async with self._operating:
+        async with self._operation_lock:
             if self.ident != ident:
                 return
             self._forget_node()

@@ -45,10 +45,11 @@ def write_directly(connection: Any, data: bytes) -> None:
 # Reading: a peer's bytes are processed in pieces, within a share of the event loop's time:
 # docs/adr/0020-each-peer-has-a-cpu-share.md
 
-# A piece full of empty frames takes about 5 ms; then others have their turn.
+# As empty frames, these take about 5 ms.
 PIECE_BYTES: Final = 4 * 1024
+# After this time, other sockets have their turn before the next piece.
 TURN_SECONDS: Final = 0.002
-# Each peer's own share of the loop's time: about the need of fifty usual frames a second.
+# Each peer's own share of the loop's time: enough for about fifty usual frames a second.
 OWN_SHARE: Final = 0.005
 # The common share of all peers that need more than their own.
 COMMON_SHARE: Final = 0.1
@@ -79,7 +80,7 @@ class CpuShare:
         self.is_throttled = True
 
     def resume(self) -> None:
-        """End a pause, which pays the debt and earns nothing beyond that."""
+        """End a pause. It paid the debt, but earned nothing beyond that."""
         CpuShare._throttled_peers -= 1
         self.is_throttled = False
         tokens = max(0.0, self._bucket.tokens)
@@ -139,7 +140,7 @@ class ReadThrottle:
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-SCOPE_KEY: Final = "psqlmessages.transport"
+TRANSPORT_KEY: Final = "psqlmessages.transport"
 # Time for the closing handshake: a slow reader must first read the buffered data.
 CLOSE_SECONDS: Final = 30
 # Maximum of a close reason (RFC 6455, 5.5).
@@ -211,7 +212,7 @@ class DaphneTransport(Transport):
         # By default a frame that is too long drops the connection, without close code 1009.
         protocol.failByDrop = False
         protocol.closeHandshakeTimeout = CLOSE_SECONDS
-        self._reading = ReadThrottle(protocol, max_bytes, self._pause_or_resume_reading)
+        self._throttle = ReadThrottle(protocol, max_bytes, self._pause_or_resume_reading)
         interfaces: Any = sys.modules["twisted.internet.interfaces"]
         # With --proxy-headers, the proxy determines the scheme.
         is_tls = interfaces.ISSLTransport.providedBy(protocol.transport) or (
@@ -308,7 +309,7 @@ class DaphneTransport(Transport):
 
     def _pause_or_resume_reading(self) -> None:
         # Each ping read adds a pong to the buffer, so nothing is read while the buffer is full.
-        may_read = self.is_accepted and not self._reading.cpu_share.is_throttled
+        may_read = self.is_accepted and not self._throttle.cpu_share.is_throttled
         if self._is_open:
             may_read = may_read and self.is_writable and not self._is_paused
         if not self.is_ending:

@@ -65,7 +65,7 @@ class Hub:
         options: Options = OPTIONS,
         idle_timeout: timedelta = IDLE_TIMEOUT,
     ) -> None:
-        self.process = os.getpid()
+        self.pid = os.getpid()
         self._dsn = dsn
         self._name = name
         self._options = options
@@ -336,7 +336,7 @@ def close_hubs() -> None:
     """Close the hubs of stopped event loops, such as Daphne's when its process ends."""
     for loop, hub in list(_hubs.items()):
         # After a fork, the connections still belong to the parent process.
-        if hub.process == os.getpid() and not (loop.is_closed() or loop.is_running()):
+        if hub.pid == os.getpid() and not (loop.is_closed() or loop.is_running()):
             loop.run_until_complete(hub.close())
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from psqlmessages.exceptions import MalformedFrame
 from psqlmessages.wire import MalformedText, describe_unstorable, parse_strict_json
 
+# Chosen by the client; the answer to a request repeats it.
 Ref = str | int | float | None
 Argument = str | bool | None
 

@@ -170,7 +170,7 @@ def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
     users = get_user_model()._default_manager.in_bulk({each.user for each in all_credentials})
     sessions = _open_sessions(all_credentials)
 
-    def revocation(
+    def check(
         socket: MonitoredSocket, credentials: Credentials, ident: str | None
     ) -> RevalidationResult:
         if credentials.session is not None and credentials.session not in sessions:
@@ -189,7 +189,7 @@ def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
             is_ident_revoked=bool(ident) and not matches_any(ident, allowed[credentials.user])
         )
 
-    return [revocation(*subject) for subject in subjects]
+    return [check(*subject) for subject in subjects]
 
 
 def _user_revocation(user: Any, socket: MonitoredSocket, credentials: Credentials) -> str:

@@ -61,7 +61,7 @@ class SendQueue:
         self._scheduler = _schedulers.setdefault(asyncio.get_running_loop(), FlushScheduler())
         # Whether the flush scheduler or the task will send the waiting frames.
         self._is_scheduled = False
-        self._is_slow = asyncio.Event()
+        self._has_rest = asyncio.Event()
         self._error: Exception | None = None
 
     def put(self, frame: EncodedFrame) -> bool:
@@ -93,13 +93,13 @@ class SendQueue:
         if is_done:
             self._is_scheduled = False
         else:
-            self._is_slow.set()
+            self._has_rest.set()
 
     async def run(self) -> None:
         """Send the frames that a flush left, as fast as the reader takes them, until cancelled."""
         while True:
-            await self._is_slow.wait()
-            self._is_slow.clear()
+            await self._has_rest.wait()
+            self._has_rest.clear()
             if self._error is not None:
                 raise self._error
             while self._waiting:

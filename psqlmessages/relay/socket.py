@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ClassVar, Final
 
 from psqlmessages.conf import get_settings
-from psqlmessages.relay.daphne import SCOPE_KEY, Transport
+from psqlmessages.relay.daphne import TRANSPORT_KEY, Transport
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.revalidation import Credentials, MonitoredSocket, get_credential_monitor
 from psqlmessages.relay.send_queue import SendQueue
@@ -101,7 +101,7 @@ _background_tasks: Final[set[asyncio.Task[Any]]] = set()
 class Socket(MonitoredSocket):
     """One WebSocket. Subclasses implement :meth:`on_frame` and :meth:`on_closed`."""
 
-    _open: ClassVar[Counter[Any]] = Counter()
+    _open_counts: ClassVar[Counter[Any]] = Counter()
 
     scope: dict[str, Any]
     user: Any
@@ -113,7 +113,7 @@ class Socket(MonitoredSocket):
             return
         self.scope = scope
         self.user = scope.get("user")
-        self._transport: Transport = scope.get(SCOPE_KEY) or Transport(send)
+        self._transport: Transport = scope.get(TRANSPORT_KEY) or Transport(send)
         self._is_closed = False
         self._closing: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         await self._transport.accept()
@@ -124,15 +124,15 @@ class Socket(MonitoredSocket):
             await self._receive(receive)
             return
         user = self.credentials.user
-        self._open[user] += 1
+        self._open_counts[user] += 1
         get_credential_monitor().add(self)
         try:
             await self._serve(receive)
         finally:
             get_credential_monitor().discard(self)
-            self._open[user] -= 1
-            if not self._open[user]:
-                del self._open[user]
+            self._open_counts[user] -= 1
+            if not self._open_counts[user]:
+                del self._open_counts[user]
 
     # For subclasses
 
@@ -198,7 +198,7 @@ class Socket(MonitoredSocket):
             self.user.pk, self.user.get_session_auth_hash(), session, expires_at
         )
         limit = get_settings().RELAY_SOCKETS
-        if self._open[self.user.pk] >= limit:
+        if self._open_counts[self.user.pk] >= limit:
             return TOO_MANY, f"more than {limit} WebSockets of one user"
         return self.check_access()
 
@@ -247,7 +247,7 @@ class Socket(MonitoredSocket):
         await self.on_closed(crashed=crashed)
 
     async def _receive(self, receive: Receive) -> int | None:
-        """Queue received frames until the end, without waiting for them; return the close code."""
+        """Queue received frames until the peer disconnects; return the close code."""
         while True:
             message = await receive()
             if message["type"] == "websocket.disconnect":
