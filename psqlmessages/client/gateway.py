@@ -203,7 +203,6 @@ class Gateway:
         options = options or Options()
         self._state = GatewayState(name, options)
         self._session = AsyncNodeSession(conninfo(dsn, name), self._state, options)
-        self.counters = self._state.counters
         # Received messages and events, oldest first. They include the local events
         # ``connection_lost`` and ``reconnected``, and then an event for each registration that
         # could not be restored.
@@ -242,11 +241,6 @@ class Gateway:
     def pid(self) -> int:
         """Process id of the connection's backend."""
         return self._state.pid
-
-    @property
-    def idents(self) -> tuple[str, ...]:
-        """Names of the registered nodes."""
-        return self._state.registration.idents
 
     def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
         """Set a callback for successful registration changes: ident, function, ident or topic.
@@ -305,14 +299,10 @@ class Gateway:
         """Do not restore a node, or one of its topics, after a lost connection."""
         self._state.registration.drop(ident, function, topic or ident)
 
-    def has(self, ident: str, function: str, topic: str) -> bool:
-        """Whether a node has called ``topic_listen``, ``_notify`` or ``_observe`` for a topic."""
-        return self._state.registration.has(ident, function, topic)
-
     def on_received(self, callback: Callable[[], None]) -> None:
         """Set a callback that takes from the inbox; called after each read. Must raise nothing."""
         self._state.on_received = callback
 
-    def on_taken(self, number: int) -> None:
+    def mark_taken(self, number: int) -> None:
         """Resume reading if the inbox was full before ``number`` notifications were taken."""
         self._session.on_taken(number)

@@ -179,7 +179,7 @@ def _distinct_receivers(entries: Iterable[NodeEntry]) -> list[Receiver]:
 
 # How many nodes to try as the caller of "audience": one may have just been disconnected.
 _MAX_ASKING_NODES: Final = 3
-# For how many waiting notifications recipients are looked up together.
+# For how many notifications in the inbox the recipients are looked up together.
 _MAX_LOOKUPS: Final = 100
 _NOT_REGISTERED: Final = ("50", "53")
 # Upper limit of the time that other tasks of this event loop wait.
@@ -190,8 +190,8 @@ _MAX_FETCHING_NODES: Final = 5
 _BODY_EXPIRED: Final = "12"
 
 Header = dict[str, Any]
-# What remains to be awaited before the next notification is dispatched.
-Rest = Callable[[], Awaitable[None]]
+# To be called and awaited before the next notification is dispatched.
+Continuation = Callable[[], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -212,9 +212,9 @@ class HubCounters:
 class Dispatcher:
     """Delivers one gateway's notifications to receivers, in order.
 
-    The gateway's session calls :meth:`dispatch` after each read. A task delivers the notifications
-    for which PostgreSQL must be asked first, and those received meanwhile. ``on_disconnected`` is
-    called for each node that an administrator has disconnected.
+    The gateway's session calls :meth:`dispatch` after each read. If PostgreSQL must be asked before
+    a notification can be delivered, a task delivers it and the following ones. ``on_disconnected``
+    is called for each node that an administrator has disconnected.
     """
 
     def __init__(
@@ -233,8 +233,7 @@ class Dispatcher:
         self._spawn = spawn
         self._has_task = False
         self._taken_count = 0
-        # Recipients of events that do not name them, by _subject(), and up to which count of taken
-        # notifications they are valid.
+        # Recipients of events that do not name them, by _subject(); up to this notification.
         self._recipients: dict[tuple[str, str], frozenset[str]] = {}
         self._recipients_until = 0
         gateway.on_received(self.dispatch)
@@ -245,41 +244,41 @@ class Dispatcher:
         return self._taken_count + len(self._inbox)
 
     def dispatch(self) -> None:
-        """Deliver what the gateway has received; a task delivers what must wait."""
-        if not self._has_task and (rest := self._dispatch_slice()) is not None:
+        """Deliver what the gateway has received, or start a task that does."""
+        if not self._has_task and (continuation := self._dispatch_slice()) is not None:
             self._has_task = True
-            self._spawn(self._dispatch_rest(rest))
+            self._spawn(self._continue(continuation))
 
-    async def _dispatch_rest(self, rest: Rest | None) -> None:
-        while rest is not None and not self._gateway.is_closed:
+    async def _continue(self, continuation: Continuation | None) -> None:
+        while continuation is not None and not self._gateway.is_closed:
             try:
-                await rest()
+                await continuation()
             except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
                 self._on_failed()
             taken_before = self._taken_count
-            rest = self._dispatch_slice()
-            self._gateway.on_taken(self._taken_count - taken_before)
+            continuation = self._dispatch_slice()
+            self._gateway.mark_taken(self._taken_count - taken_before)
         self._has_task = False
 
-    def _dispatch_slice(self) -> Rest | None:
-        """Deliver until the inbox is empty, the time is over, or something must be awaited."""
+    def _dispatch_slice(self) -> Continuation | None:
+        """Deliver notifications, for 10 ms or until one needs an answer of PostgreSQL."""
         inbox, until = self._inbox, monotonic() + _SLICE_SECONDS
         while inbox:
             notification = inbox.popleft()
             self._taken_count += 1
             self._counters.received += 1
             try:
-                rest = self._dispatch_one(notification)
+                continuation = self._dispatch_one(notification)
             except Exception:  # noqa: BLE001 - logged and counted; the next may succeed
                 self._on_failed()
                 continue
-            if rest is not None:
-                return rest
+            if continuation is not None:
+                return continuation
             if inbox and monotonic() > until:
                 return partial(asyncio.sleep, 0)
         return None
 
-    def _dispatch_one(self, notification: Notification) -> Rest | None:
+    def _dispatch_one(self, notification: Notification) -> Continuation | None:
         received_at = time.time()
         header = notification.header
         if header["Type"] == SYS:
@@ -366,7 +365,7 @@ class Dispatcher:
 
     # Events
 
-    def _dispatch_event(self, notification: Notification, received_at: float) -> Rest | None:
+    def _dispatch_event(self, notification: Notification, received_at: float) -> Continuation | None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
             self._deliver_connection_event(notification, received_at)
@@ -381,7 +380,7 @@ class Dispatcher:
         return None
 
     async def _ask_and_deliver(self, header: Header, received_at: float) -> None:
-        """Deliver an event that names no nodes: too many may know of it."""
+        """Deliver an event without ``Nodes``: its recipients are too many for a notification."""
         idents = await self._look_up_recipients(_subject(header))
         has_ended = self._may_end_membership(header) and await self._has_ended(header)
         others = idents - {header.get("Ident", "")}
@@ -410,9 +409,9 @@ class Dispatcher:
         self._deliver(self._registry.receivers, header, None, received_at)
 
     async def _look_up_recipients(self, subject: tuple[str, str]) -> frozenset[str]:
-        """Return the nodes that get the events about a topic or node.
+        """Return the nodes that get events about a topic or node.
 
-        Those of waiting events are looked up at the same time, once per topic or node.
+        The recipients of the events in the inbox are looked up at the same time.
         """
         if self._taken_count > self._recipients_until:
             waiting = [each.header for each in islice(self._inbox, _MAX_LOOKUPS)]
