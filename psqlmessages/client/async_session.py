@@ -280,7 +280,7 @@ class AsyncNodeSession:
         finally:
             if can_read:
                 loop.remove_reader(descriptor)
-        # Finds out whether the server has closed the connection, before a call is sent on it.
+        # Before a call is sent, find out whether the server has closed the connection.
         self._read()
 
     def _on_readable(self) -> None:
@@ -289,7 +289,7 @@ class AsyncNodeSession:
             self._wakeup.set()
 
     def _read(self) -> None:
-        """Process the notifications that the connection has received."""
+        """Process all notifications that have arrived; wake the worker if the read fails."""
         if self._buffer is None:
             return
         if self._connection is not None and self._can_read():
@@ -320,7 +320,8 @@ class AsyncNodeSession:
             self._schedule_housekeeping()
 
     def _schedule_housekeeping(self) -> None:
-        # An echo may arrive earlier than it is due, and then the next probe may be due earlier.
+        # While an echo is awaited, next_at() is its deadline. If the echo arrives, the next probe
+        # may be due before that.
         seconds = min(
             self._state.heartbeat.next_at() - monotonic(),
             self._options.probe_interval.total_seconds(),

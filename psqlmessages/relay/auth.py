@@ -34,7 +34,7 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
     act as the user, for this purpose only.
     """
     expires_at = datetime.now(UTC) + lifetime
-    return signing.dumps(
+    token: str = signing.dumps(
         {
             "user": user._meta.pk.value_to_string(user),
             "expires": expires_at.timestamp(),
@@ -43,6 +43,7 @@ def token_for(user: Any, lifetime: timedelta, *, purpose: str = PURPOSE) -> str:
         salt=purpose,
         compress=True,
     )
+    return token
 
 
 def read_token(token: str, *, purpose: str = PURPOSE) -> Claim | None:

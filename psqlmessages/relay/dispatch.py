@@ -365,7 +365,9 @@ class Dispatcher:
 
     # Events
 
-    def _dispatch_event(self, notification: Notification, received_at: float) -> Continuation | None:
+    def _dispatch_event(
+        self, notification: Notification, received_at: float
+    ) -> Continuation | None:
         header = notification.header
         if header["Evt"] in (CONNECTION_LOST, RECONNECTED):
             self._deliver_connection_event(notification, received_at)

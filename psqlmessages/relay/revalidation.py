@@ -186,7 +186,7 @@ def find_revocations(subjects: list[Subject]) -> list[RevalidationResult]:
         if reason:
             return RevalidationResult(reason)
         return RevalidationResult(
-            is_ident_revoked=bool(ident) and not matches_any(ident, allowed[credentials.user])
+            is_ident_revoked=ident is not None and not matches_any(ident, allowed[credentials.user])
         )
 
     return [check(*subject) for subject in subjects]

@@ -214,13 +214,13 @@ class Socket(MonitoredSocket):
             per_second=limits.RELAY_FRAMES_PER_SECOND,
             frame_bytes=limits.RELAY_FRAME_BYTES,
         )
-        receiving, working, sending = tasks = [
-            asyncio.create_task(coroutine)
-            for coroutine in (self._receive(receive), self._work(), self._send_queue.run())
-        ]
+        receiving = asyncio.create_task(self._receive(receive))
+        working = asyncio.create_task(self._work())
+        sending = asyncio.create_task(self._send_queue.run())
+        tasks: tuple[asyncio.Task[Any], ...] = (receiving, working, sending)
         try:
             self.on_accepted()
-            await asyncio.wait({*tasks, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((*tasks, self._closing), return_when=asyncio.FIRST_COMPLETED)
             self._is_closed = True
             self._receive_queue.end()
             self._send_queue.clear()
