@@ -20,7 +20,7 @@ from psqlmessages.retry import TokenBucket
 
 
 def can_write_directly(transport: Any) -> bool:
-    """Return whether it is a TCP connection without TLS, of a Twisted with the known buffers."""
+    """Return whether Twisted's transport is a TCP connection without TLS, with known buffers."""
     tcp: Any = sys.modules.get("twisted.internet.tcp")
     is_plain = tcp is not None and isinstance(transport, tcp.Connection) and not transport.TLS
     return is_plain and hasattr(transport, "dataBuffer") and hasattr(transport, "_tempDataLen")
@@ -49,10 +49,11 @@ def write_directly(connection: Any, data: bytes) -> None:
 PIECE_BYTES: Final = 4 * 1024
 # After this time, other sockets have their turn before the next piece.
 TURN_SECONDS: Final = 0.002
-# Each peer's own share of the loop's time: enough for about fifty usual frames a second.
+# Fraction of the loop's time that each peer may use: about fifty usual frames a second.
 OWN_SHARE: Final = 0.005
-# The common share of all peers that need more than their own.
+# Fraction that all peers who use more may use together.
 COMMON_SHARE: Final = 0.1
+# CPU time that a peer may use in a burst.
 BURST_SECONDS: Final = 0.05
 MESSAGE_TOO_BIG: Final = 1009
 
@@ -60,7 +61,7 @@ MESSAGE_TOO_BIG: Final = 1009
 class CpuShare:
     """A peer's token bucket of CPU seconds; a peer that overdraws it is throttled for a while.
 
-    Throttled peers divide one common share: with a tenth each, ten peers took the whole loop.
+    Throttled peers divide one common share: if each had a tenth, ten would take the whole loop.
     """
 
     _throttled_peers: ClassVar[int] = 0
@@ -70,7 +71,7 @@ class CpuShare:
         self.is_throttled = False
 
     def charge(self, seconds: float) -> float:
-        """Charge CPU time; return for how long to throttle: longer if many peers are throttled."""
+        """Charge CPU time; return for how many seconds to throttle: more if many peers are."""
         self._bucket.tokens = balance = self._bucket.refill() - seconds
         return 0.0 if balance >= 0 else -balance / COMMON_SHARE * (1 + CpuShare._throttled_peers)
 
@@ -80,7 +81,7 @@ class CpuShare:
         self.is_throttled = True
 
     def resume(self) -> None:
-        """End a pause. It paid the debt, but earned nothing beyond that."""
+        """End a pause: the debt is paid, but the pause earned no tokens."""
         CpuShare._throttled_peers -= 1
         self.is_throttled = False
         tokens = max(0.0, self._bucket.tokens)
@@ -130,7 +131,7 @@ class ReadThrottle:
             self._on_throttled()
 
     def _limit_parts(self) -> None:
-        """Close if a message has more parts than it may have bytes: then most parts are empty."""
+        """Close if a message has more parts than it may have bytes: most of them are empty."""
         protocol = self._protocol
         parts = getattr(protocol, "message_data", None)
         if parts and len(parts) > self._max_bytes and protocol.state == protocol.STATE_OPEN:

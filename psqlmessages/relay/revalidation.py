@@ -77,7 +77,7 @@ Subject = tuple[MonitoredSocket, Credentials, str | None]
 class RevalidationResult:
     """Result of the check of one WebSocket; without any field set, nothing has changed.
 
-    ``reason``: why it must close. ``is_ident_revoked``: only its node must end. ``error``: this one
+    ``reason``: why it must close. ``is_ident_revoked``: only its node must end. ``error``: why it
     could not be checked, for example because the project's own permission backend is unavailable.
     """
 

@@ -79,6 +79,7 @@ logger = logging.getLogger("psqlmessages.relay")
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
+# Close codes.
 UNSUPPORTED: Final = 1003
 INTERNAL_ERROR: Final = 1011
 NOT_ALLOWED: Final = 4401
@@ -86,7 +87,7 @@ TRY_AGAIN_LATER: Final = 1013
 TOO_SLOW: Final = 4408
 TOO_MANY: Final = 4429
 
-# If the peer closes without such a code, or the connection breaks, that is a crash. None: no code.
+# With any other code, or a broken connection, the peer has crashed. None: no code.
 NORMAL_CLOSE_CODES: Final = frozenset({1000, 1001, 1005, None})
 # Time for the running operation after the WebSocket has ended. Daphne allows 10 seconds.
 _LAST_REQUEST_SECONDS: Final = 4
@@ -101,21 +102,25 @@ _background_tasks: Final[set[asyncio.Task[Any]]] = set()
 class Socket(MonitoredSocket):
     """One WebSocket. Subclasses implement :meth:`on_frame` and :meth:`on_closed`."""
 
+    # Open WebSockets of each user.
     _open_counts: ClassVar[Counter[Any]] = Counter()
 
     scope: dict[str, Any]
     user: Any
+    # Whether the transport was ending at the last check.
     _was_ending = False
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Any) -> None:
-        """Accept before refusing: browsers pass close codes to the page, but no HTTP status."""
+        """Serve one WebSocket until it is closed."""
         if (await receive())["type"] != "websocket.connect":
             return
         self.scope = scope
         self.user = scope.get("user")
         self._transport: Transport = scope.get(TRANSPORT_KEY) or Transport(send)
         self._is_closed = False
+        # The close code and reason, if this side closes.
         self._closing: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        # Also before a refusal: browsers pass close codes to the page, but no HTTP status.
         await self._transport.accept()
         refusal = self._check_admission()
         if refusal is not None:
@@ -179,7 +184,7 @@ class Socket(MonitoredSocket):
         self.close(NOT_ALLOWED, reason)
 
     def abort_if_stuck(self) -> None:
-        """Abort the connection at the second call after it ended with data still to be read."""
+        """Abort a connection that has ended, if its data was not read since the last call."""
         if self._transport.is_ending and self._was_ending:
             self._transport.abort()
         self._was_ending = self._transport.is_ending
