@@ -148,6 +148,23 @@ _RESERVE: Final = (
     "SELECT id, body, enc, headers::text, to_json(mature) #>> '{}', tries, lease"
     " FROM set_config('synchronous_commit', 'off', true), messages.reserve(%s, %s, %s, %s::float8)"
 )
+# renew locks the element, so that its lease stays valid until the end of the statement. Of the
+# functions with leases only renew is told the queue.
+_WITH_LEASE: Final = "SELECT {} FROM messages.renew(%s, %s, %s::float8, %s)"
+# As JSON text: a float of Python has fewer digits than a number of PostgreSQL.
+_PEEK: Final = """
+    SELECT coalesce(json_agg(r ORDER BY p.place), '[]')::text
+    FROM (
+        SELECT e.*, sum(octet_length(e.body)) OVER (ORDER BY e.place) AS bytes
+        FROM messages.peek(%s, %s, %s, %s) WITH ORDINALITY AS e (
+            id, queue, body, enc, headers, mature, tries, hops, pushed_at, state, place
+        )
+    ) AS p, LATERAL (
+        SELECT p.id, p.body, p.enc, p.headers::json, p.mature, p.tries, p.hops, p.pushed_at, p.state
+    ) AS r
+    WHERE p.place = 1 OR p.bytes <= %s OR p.bytes IS NULL
+"""
+_MAX_PEEKED_BYTES: Final = 1024**2
 _READ_STATUS: Final = (
     "SELECT messages.sizes(%s, %s),"
     " (SELECT to_json(q) FROM messages.list_queues(ARRAY[%s::text]) AS q LIMIT 1)"
@@ -186,6 +203,25 @@ async def reserve(
     """Reserve up to ``count`` elements, with leases of this many seconds."""
     rows = await pool.fetch(_RESERVE, (ident, queue, count, seconds))
     return [LeasedElement(*row) for row in rows]
+
+
+async def call_with_lease(
+    pool: Pool, call: str, params: Sequence[Any], lease: Sequence[Any]
+) -> dict[str, Any] | None:
+    """Renew a lease, make the call in the same transaction, and return its answer.
+
+    ``lease``: node, queue, seconds and the lease. Return None without the call if the lease is not
+    a valid one of this queue.
+    """
+    rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *lease))
+    return raise_for_error(rows[0][0]) if rows else None
+
+
+async def peek(pool: Pool, ident: str, queue: str, max_rows: int, with_bodies: bool) -> str:
+    """Return the first elements of a queue as a JSON array, and take none."""
+    params = (ident, queue, max_rows, with_bodies, _MAX_PEEKED_BYTES)
+    ((elements,),) = await pool.fetch(_PEEK, params)
+    return str(elements)
 
 
 async def read_status(pool: Pool, ident: str, queue: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Endpoints of queues: push, take, acknowledge, status, pause, settings."""
+"""Endpoints of queues: push, take, peek, acknowledge, status, pause, drain, settings."""
 
 from __future__ import annotations
 
@@ -96,15 +96,46 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
     return {"paused": False}
 
 
+@router.patch("/q/{ns}/{ks_name:queue}/drain", response={200: schemas.Drained, **ERRORS})
+async def drain(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
+    """Remove all available elements; scheduled and reserved ones stay."""
+    database, actor = _resolve(request, ns, queue, ident)
+    answer = await database.pool.call("drain(%s, %s)", actor, queue)
+    return {"removed": answer["Removed"]}
+
+
+@router.get("/q/{ns}/{ks_name:queue}/peek", response={200: schemas.PeekedElements, **ERRORS})
+async def peek(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    max_rows: schemas.MaxRows = 10,
+    with_bodies: bool = True,
+    ident: schemas.Ident = None,
+):
+    """List elements in the order in which they can be taken, and take none.
+
+    An answer ends before its bodies exceed 1 MiB, but has at least one element.
+    """
+    database, actor = _resolve(request, ns, queue, ident)
+    elements = await pool.peek(database.pool, actor, queue, max_rows, with_bodies)
+    response = HttpResponse(f'{{"elements": {elements}}}', content_type="application/json")
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+# Leases
+
+_DEFAULT_LEASE_SECONDS: Final = 120
+
+
 @router.patch("/q/{ns}/{ks_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS})
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Acknowledge a reserved element, which removes it; 404 if the lease is no longer valid."""
-    database, actor = _resolve(request, ns, queue, ident)
-    check_name(lease, "lease")
-    answer = await database.pool.call("commit(%s, %s)", actor, lease)
-    return _require_done(answer, lease)
+    """Acknowledge a reserved element, which removes it; 404 if the lease is not valid."""
+    await _call_with_lease(request, ns, queue, lease, ident, "messages.commit(%s, %s)")
+    return {"done": True}
 
 
 @router.patch(
@@ -119,23 +150,59 @@ async def rollback(
     ident: schemas.Ident = None,
 ):
     """Reject a reserved element, which counts a failed attempt; 404 if the lease is not valid."""
+    call = "messages.rollback(%s, %s::float8, %s)"
+    answer = await _call_with_lease(request, ns, queue, lease, ident, call, delay)
+    return {"done": True, "dead_lettered": "DeadLettered" in answer}
+
+
+@router.patch("/q/{ns}/{ks_name:queue}/release/{lease}", response={200: schemas.Done, **ERRORS})
+async def release(
+    request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
+):
+    """Give back an unread element to its old place, and count no failed attempt; 404 as above."""
+    await _call_with_lease(request, ns, queue, lease, ident, "messages.release(%s, %s)")
+    return {"done": True}
+
+
+@router.patch("/q/{ns}/{ks_name:queue}/renew/{lease}", response={200: schemas.Done, **ERRORS})
+async def renew(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    lease: str,
+    duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
+    ident: schemas.Ident = None,
+):
+    """Extend a lease to ``duration`` seconds from now; 404 as above."""
+    call = "json_build_object('Err', '0')"
+    await _call_with_lease(request, ns, queue, lease, ident, call, seconds=duration)
+    return {"done": True}
+
+
+async def _call_with_lease(
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    lease: str,
+    ident: str | None,
+    call: str,
+    *options: Any,
+    seconds: float = 1.0,
+) -> dict[str, Any]:
+    """Renew a lease of this queue, and make the call; raise 404 if the lease is not valid."""
     database, actor = _resolve(request, ns, queue, ident)
     check_name(lease, "lease")
-    answer = await database.pool.call("rollback(%s, %s::float8, %s)", actor, delay, lease)
-    return _require_done(answer, lease) | {"dead_lettered": "DeadLettered" in answer}
-
-
-def _require_done(answer: dict[str, Any], lease: str) -> dict[str, bool]:
-    if not answer["Done"][0]:
-        raise ApiError(404, f"the lease {lease:.100} is no longer valid")
-    return {"done": True}
+    params = (actor, *options, lease) if "%s" in call else ()
+    answer = await pool.call_with_lease(database.pool, call, params, (actor, queue, seconds, lease))
+    if answer is None:
+        raise ApiError(404, f"the lease {lease:.100} is not valid in this queue, or no longer")
+    return answer
 
 
 # Consuming
 
 # Without ``reserve``, an element is reserved only until it is removed, just before the response.
 _REMOVAL_LEASE_SECONDS: Final = 20.0
-_DEFAULT_LEASE_SECONDS: Final = 120
 # Browsers must not interpret bodies, which untrusted clients may have pushed.
 _SECURITY_HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -151,7 +218,7 @@ _ELEMENT_RESPONSE: Final[dict[str, Any]] = {
                 name: {"description": text, "schema": {"type": "string"}}
                 for name, text in (
                     ("x-ks-id", "The element's number."),
-                    ("x-ks-lease", "With reserve: the lease for commit and rollback."),
+                    ("x-ks-lease", "With reserve: the lease."),
                     ("x-ks-tries", "Number of failed attempts."),
                     ("x-ks-mature", "When it became available."),
                     ("x-ks-headers", "All its headers, as JSON."),

@@ -84,6 +84,32 @@ class RolledBack(Done):
     dead_lettered: bool
 
 
+class Drained(Schema):
+    """How many elements were removed."""
+
+    removed: int
+
+
+class PeekedElement(Schema):
+    """An element that was not taken: ``body`` is null without ``with_bodies``."""
+
+    id: int
+    body: str | None
+    enc: str | None
+    headers: dict[str, Any]
+    mature: str
+    tries: int
+    hops: int
+    pushed_at: str
+    state: Literal["available", "scheduled", "reserved"]
+
+
+class PeekedElements(Schema):
+    """The first elements of a queue, in the order in which they can be taken."""
+
+    elements: list[PeekedElement]
+
+
 class ConfiguredQueue(Schema):
     """Settings of a queue. ``max_tries`` null: no maximum."""
 
@@ -188,6 +214,7 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Delay = Annotated[float | None, Field(ge=0, le=_BILLION, allow_inf_nan=False)]
 WaitSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 LeaseSeconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
+MaxRows = Annotated[int, Field(ge=1, le=1000)]
 Tid = Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Tries = Annotated[int, Field(ge=0, lt=2**31)]

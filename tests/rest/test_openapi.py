@@ -67,7 +67,7 @@ def test_every_call_is_answered_as_the_document_says(
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     operations = [each.ok() for each in document(site).get_all_operations()]
-    assert len(operations) == 23
+    assert len(operations) == 27
     for operation in operations:
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             with suppress(schemathesis.errors.InvalidSchema):

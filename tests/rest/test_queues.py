@@ -134,6 +134,44 @@ def test_a_lease_is_committed_once_or_given_back_with_one_more_try(worker: Calle
     assert (again.status, again.json["err"]) == (404, None)
 
 
+def test_a_lease_is_renewed_and_released_and_counts_in_its_own_queue_only(worker: Caller):
+    worker.push("orders", b"kept")
+    worker.push("orders.b")
+    lease = worker.take("orders", reserve=1, duration=0.5).lease
+    for call in ("commit", "rollback", "release", "renew"):
+        for queue in ("orders.b", "orders.unused"):
+            assert worker.call("PATCH", at(queue, call, lease)).status == 404, call
+        malformed = worker.call("PATCH", at("orders", call, "1.2"))
+        assert (malformed.status, malformed.json["err"]) == (400, 63), call
+    renewed = worker.call("PATCH", at("orders", "renew", lease), duration=60)
+    assert (renewed.status, renewed.json) == (200, {"done": True})
+    assert worker.take("orders", to=1).status == 504
+    assert worker.call("PATCH", at("orders", "release", lease)).json == {"done": True}
+    taken = worker.take("orders", reserve=1)
+    assert (taken.data, taken.headers["x-ks-tries"]) == (b"kept", "0")
+    for call in ("commit", "rollback", "release", "renew"):
+        assert worker.call("PATCH", at("orders", call, lease)).status == 404, call
+
+
+def test_elements_are_listed_without_being_taken_and_drained(worker: Caller, rest: World):
+    assert worker.call("GET", at("orders.unused", "peek")).json == {"elements": []}
+    rest.owner.ok("push", "worker", "orders", "[1]", "json", HOSTILE)
+    worker.push("orders", b"b" * 2**20, "text/plain")
+    worker.push("orders", b"later", delay=60)
+    worker.take("orders", reserve=1)
+    answer = worker.call("GET", at("orders", "peek"))
+    assert [each["body"] for each in answer.json["elements"]] == ["b" * 2**20]
+    answer = worker.call("GET", at("orders", "peek"), with_bodies=0)
+    states = [(each["state"], each["body"]) for each in answer.json["elements"]]
+    assert states == [("available", None), ("scheduled", None), ("reserved", None)]
+    assert b'"n": 1' + b"0" * 400 in answer.data
+    first = worker.call("GET", at("orders", "peek"), max_rows=1, with_bodies=0).json["elements"]
+    assert first == answer.json["elements"][:1]
+    assert worker.call("GET", at("orders", "peek"), max_rows=0).status == 400
+    assert worker.call("PATCH", at("orders", "drain")).json == {"removed": 1}
+    assert worker.call("GET", at("orders", "status")).json["total"] == 2
+
+
 def test_a_queue_is_configured_and_removed_by_rules_of_mode_a(worker: Caller, rest: World):
     refused = [worker.call(method, at("orders")) for method in ("PATCH", "DELETE")]
     assert [(each.status, each.json["err"]) for each in refused] == [(403, 3)] * 2
@@ -281,7 +319,12 @@ def test_rights_are_those_of_the_node(caller: Callable[..., Caller]):
     assert pusher.push("orders").status == 201
     assert pusher.take("orders").json["err"] == 3
     assert taker.push("orders").json["err"] == 3
-    assert taker.call("PATCH", at("orders", "pause")).status == 403
-    assert taker.take("orders").status == 200
+    for call in ("pause", "drain"):
+        assert taker.call("PATCH", at("orders", call)).status == 403
+    assert pusher.call("GET", at("orders", "peek")).json["err"] == 3
+    lease = taker.take("orders", reserve=1).lease
+    for call in ("commit", "rollback", "release", "renew"):
+        assert pusher.call("PATCH", at("orders", call, lease)).json["err"] == 3
+    assert taker.call("PATCH", at("orders", "commit", lease)).status == 200
     assert taker.push("elsewhere").json["err"] == 2
     assert taker.take("elsewhere", to=5).status == 403
