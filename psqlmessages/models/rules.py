@@ -31,7 +31,7 @@ class Auth(models.Model):
         ADMINISTER = "A", _("A (administer)")
 
     role = RoleField(
-        help_text=_("The PostgreSQL role allowed. For a group role, its members are allowed.")
+        help_text=_("PostgreSQL role that the rule applies to; for a group role, all its members.")
     )
     ident = NameField(help_text=_("Node name, or a prefix and * for all names that begin with it."))
     type = models.CharField(max_length=5, choices=Type, db_collation="C")

@@ -19,7 +19,9 @@ class Subscription(models.Model):
     ident = NameField()
     topic = NameField()
     position = models.BigIntegerField(help_text=_("Id of the last message read."))
-    timeout = models.IntegerField(help_text=_("Seconds after its last ping at which it ends."))
+    timeout = models.IntegerField(
+        help_text=_("The subscription ends this many seconds after its last ping.")
+    )
     started_at = models.DateTimeField(db_default=Now())
     pinged_at = models.DateTimeField(db_default=Now())
     is_alive = models.BooleanField(db_default=True)
