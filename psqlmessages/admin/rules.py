@@ -40,7 +40,7 @@ class RuleForm(VerbatimForm):
         model = Auth
         fields: ClassVar = list(RuleEntry._fields)
         help_texts: ClassVar = {
-            "role": "PostgreSQL role that the rule applies to: the role that connects, or its group.",
+            "role": "The PostgreSQL role that may do this: the role that connects, or its group.",
             "mode": (
                 "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
                 " a listener (topics only). A: RW, and may change the settings of a queue or remove"
