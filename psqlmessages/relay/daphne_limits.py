@@ -1,11 +1,12 @@
-"""Limits that Daphne lacks: the time for a request's header, and the time for the process to end.
+"""Limits that Daphne lacks: a request's header, and the time for the process to end.
 
 Only a process that runs Daphne imports this module: it needs Twisted.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Final
 
 from twisted.internet import reactor
 from twisted.web.http import HTTPChannel, HTTPFactory
@@ -28,7 +29,7 @@ def register() -> None:
 
 
 def _limit_requests() -> None:
-    """Limit the time that a client has to send the header of a request, on all ports."""
+    """Limit the header of a request and the time that a client has to send it, on all ports."""
     LimitedChannel.header_seconds = get_settings().REQUEST_SECONDS
     for port in _reactor.getReaders():
         factory = getattr(port, "factory", None)
@@ -51,14 +52,20 @@ def _limit_headers(factory: Any) -> None:
     factory.protocol = make_limited_protocol
 
 
-class LimitedChannel(HTTPChannel):
-    """An HTTP/1.1 connection that closes if the header of a request takes too long.
+# Time for the client to read the answer, before unread data makes the system discard it.
+_LINGER_SECONDS: Final = 2.0
 
-    Twisted alone waits as long as a byte arrives every minute.
+
+class LimitedChannel(HTTPChannel):
+    """An HTTP/1.1 connection that refuses a header that takes too long or is too large.
+
+    Twisted alone waits as long as a byte arrives every minute, and gives no reason.
     """
 
     header_seconds: float
     _deadline: Any = None
+    _header_bytes = 0
+    _is_refused = False
 
     def connectionMade(self) -> None:  # noqa: N802
         """Start the time limit of the first request."""
@@ -69,7 +76,15 @@ class LimitedChannel(HTTPChannel):
         """Handle a header line; the first line of another request starts its time limit."""
         if self._deadline is None:
             self._start_deadline()
-        super().lineReceived(line)
+        self._header_bytes += len(line)
+        if self._header_bytes > self.totalHeadersSize:
+            self._refuse_header()
+        elif not self._is_refused:
+            super().lineReceived(line)
+
+    def lineLengthExceeded(self, line: bytes) -> None:  # noqa: N802
+        """Refuse a line that is too long; it may not be complete."""
+        self._refuse_header()
 
     def allHeadersReceived(self) -> None:  # noqa: N802
         """Cancel the time limit."""
@@ -81,7 +96,23 @@ class LimitedChannel(HTTPChannel):
         self._cancel_deadline()
         super().connectionLost(reason)
 
+    def _refuse_header(self) -> None:
+        """Answer 431, read on without effect until the client has read it, and close."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        detail = f"the header of the request exceeds {self.totalHeadersSize // 1024} KiB"
+        content = json.dumps({"detail": detail, "err": None}).encode()
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(content), content)
+        )
+        self._cancel_deadline()
+        self._deadline = _reactor.callLater(_LINGER_SECONDS, self._on_timeout)
+
     def _start_deadline(self) -> None:
+        self._header_bytes = 0
         self._deadline = _reactor.callLater(self.header_seconds, self._on_timeout)
 
     def _cancel_deadline(self) -> None:

@@ -190,6 +190,17 @@ def test_bodies_and_crowds_have_limits(
     assert [each.result(30).status for each in waiting] == [200] * 3
 
 
+def test_a_header_that_is_too_large_is_refused_with_a_reason(worker: Caller):
+    # One long line, also one that goes on after the answer; many lines; a long address.
+    for size, lines in ((17_000, 1), (5_000_000, 1), (1_000, 17)):
+        headers = {f"x-ks-hdr-{n}": "x" * size for n in range(lines)}
+        answer = worker.call("POST", at("orders"), b"x", headers)
+        assert (answer.status, answer.json["err"]) == (431, None), size
+        assert answer.detail == "the header of the request exceeds 16 KiB"
+    assert worker.push("orders", key="k" * 17_000).status == 431
+    assert worker.call("POST", at("orders"), b"x", {"x-ks-hdr-n": "x" * 15_000}).status == 201
+
+
 def test_the_command_prints_a_token(site: Site, rest: World, capsys: pytest.CaptureFixture[str]):
     site.user("wanda", idents=["worker"])
     call_command("psqlmessages", "token", "wanda", "--days", "1")

@@ -184,10 +184,11 @@ def test_a_peer_that_floods_after_its_end_stops_nobody(
 
 # Handshakes
 
-OPENED, REFUSED, PROTOCOL = "HTTP/1.1 101", "HTTP/1.1 400", "Sec-WebSocket-Protocol"
+OPENED, REFUSED, TOO_LARGE = (f"HTTP/1.1 {status}" for status in (101, 400, 431))
+PROTOCOL = "Sec-WebSocket-Protocol"
 HEADERS = {
-    "a header of 1 MB": (["X-Long: " + "x" * 2**20], ("", REFUSED)),
-    "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], ("", REFUSED)),
+    "a header of 1 MB": (["X-Long: " + "x" * 2**20], (TOO_LARGE,)),
+    "10,000 headers": ([f"X-{n}: {'x' * 100}" for n in range(10_000)], (TOO_LARGE,)),
     "2,000 subprotocols": ([f"{PROTOCOL}: {','.join(f'p{n}' for n in range(2000))}"], (OPENED,)),
     "the same subprotocol 2,000 times": ([f"{PROTOCOL}: {','.join(['p'] * 2000)}"], (REFUSED,)),
 }
