@@ -28,7 +28,7 @@ from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules import changes, document
 from psqlmessages.rules.document import Identity, RuleEntry
 
-# Import plan: shown to the user first, who sends it back to apply it
+# Import plan: the user sees the changes, and sends the signed plan back to apply them
 
 _SALT = "psqlmessages.import.2"
 _LIFETIME = timedelta(hours=1)

@@ -70,7 +70,7 @@ class RuleForm(VerbatimForm):
         return cleaned
 
     def _read_current_rule(self) -> dict[str, Any]:
-        """Read the rule; raise ValidationError if it differs from what the page showed."""
+        """Read the rule; raise ValidationError if it has changed since the page was shown."""
         if not self.instance.pk:
             return {}
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)

@@ -40,7 +40,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._open_transactions IS
-    'The transactions in this database that hold locks on our tables, oldest first. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL hides state, began_at and query from roles that are neither members of its role nor of pg_read_all_stats.';
+    'The transactions in this database that hold locks on our tables, oldest first. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL shows state, began_at and query only to members of its role or of pg_read_all_stats.';
 
 
 CREATE OR REPLACE FUNCTION messages._terminate(

@@ -1,7 +1,7 @@
 -- Queues: find and create them, check permissions, count changes. Calls need no session: they name the node that acts.
 
 -- Elements are short-lived, so dead rows must be vacuumed often and at full speed. Only change options that differ:
--- ALTER waits for a running vacuum, and meanwhile calls wait for the other locks of the installation.
+-- ALTER waits for a running vacuum, while calls wait for the other locks of the installation.
 DO $$
 DECLARE
     v_table record;
@@ -121,7 +121,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._may_use_queue IS
-    'Whether this role may use a queue as that node; false or null if not, and then _queue_error returns the error. Faster than _queue_error_or_null. mode: W, R, RW or A.';
+    'Whether this role may use a queue as that node. If not true, call _queue_error for the error. Faster than _queue_error_or_null. mode: W, R, RW or A.';
 
 
 CREATE OR REPLACE FUNCTION messages._queue_error(
@@ -387,7 +387,8 @@ COMMENT ON FUNCTION messages._advance_scan_start IS
 
 CREATE OR REPLACE FUNCTION messages._advance_scan_start_if_due(
     queue_id bigint,
-    due_element_id float8,
+    max_taken int,
+    element_id bigint,
     seconds float8,
     made_at timestamp with time zone
 )
@@ -398,7 +399,7 @@ BEGIN
     -- Spend at most a twentieth of the time on this.
     IF clock_timestamp() BETWEEN made_at AND made_at + interval '1 second' AND (
         clock_timestamp() < made_at + greatest(0.002, 20 * seconds) * interval '1 second'
-        OR pg_sequence_last_value('psqlmessages_element_id_seq') < due_element_id
+        OR pg_sequence_last_value('psqlmessages_element_id_seq') < element_id + 64 * sqrt(max_taken)
     ) THEN
         RETURN;
     END IF;
@@ -407,7 +408,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._advance_scan_start_if_due IS
-    'Call _advance_scan_start if the last id of an element is at least due_element_id, or a second has passed since made_at. seconds, made_at: from the row of _scan_start.';
+    'After elements were taken: call _advance_scan_start if at least 64 elements (more if many are taken in one call) were pushed since the last time, or a second has passed. max_taken: the count argument; element_id, seconds, made_at: from the row of _scan_start.';
 
 
 CREATE OR REPLACE FUNCTION messages._reset_scan_start(

@@ -151,6 +151,7 @@ BEGIN
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
               AND l.available_at >= (SELECT coalesce(v_source.start_at, '-infinity'))
+              -- Not if the lease has expired in the last try: the element is a dead letter.
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
@@ -167,7 +168,7 @@ BEGIN
     IF v_rows > 0 THEN
         PERFORM messages._add_queue_counts(v_queue.id, gets => v_rows);
         PERFORM messages._advance_scan_start_if_due(
-            v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
+            v_queue.id, count, v_source.element_id, v_source.seconds, v_source.made_at
         );
     END IF;
     PERFORM messages._schedule_housekeeping_if_due();
@@ -225,6 +226,7 @@ BEGIN
             SELECT l.id FROM psqlmessages_element AS l
             WHERE l.queue_id = (SELECT v_queue.id) AND l.available_at <= (SELECT clock_timestamp())
               AND l.available_at >= (SELECT coalesce(v_source.start_at, '-infinity'))
+              -- Not if the lease has expired in the last try: the element is a dead letter.
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
             ORDER BY l.available_at, l.id
@@ -240,7 +242,7 @@ BEGIN
     IF v_rows > 0 THEN
         PERFORM messages._add_queue_counts(v_queue.id, reserves => v_rows);
         PERFORM messages._advance_scan_start_if_due(
-            v_queue.id, v_source.element_id + 64 * sqrt(count), v_source.seconds, v_source.made_at
+            v_queue.id, count, v_source.element_id, v_source.seconds, v_source.made_at
         );
     END IF;
     PERFORM messages._schedule_housekeeping_if_due();

@@ -34,7 +34,7 @@ BEGIN
         error := messages._error(58, '4096 leases');
         RETURN;
     END IF;
-    -- The rest of a lease is checked later, only if it has no element: this check takes as long as all else.
+    -- Only a lease without an element is checked further, later: this takes as long as all other work.
     ids := ARRAY(SELECT split_part(l.lease, '.', 1)::bigint FROM unnest(leases) AS l (lease));
 EXCEPTION WHEN invalid_text_representation OR numeric_value_out_of_range THEN
     error := messages._lease_format_error(leases);
@@ -212,7 +212,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages.commit IS
-    'Remove reserved elements. Done: for each lease whether it was valid, which is false if another reader has taken the element since, or it was removed. Errors: 58, 63, 54, 15, 16, 2, 3.';
+    'Remove reserved elements. Done: true for each valid lease; false if another reader has taken the element since, or it was removed. Errors: 58, 63, 54, 15, 16, 2, 3.';
 
 
 CREATE OR REPLACE FUNCTION messages._roll_back_elements(
