@@ -43,7 +43,7 @@ async def seconds(dsn: str, size: int) -> float:
             if gateway.inbox.popleft().header.get("Evt") == "reconnected":
                 is_back.set()
 
-    gateway.on_received(take)
+    gateway.set_inbox_callback(take)
     await gateway.open()
     try:
         for number in range(size):

@@ -179,13 +179,13 @@ def _start_server(children: ChildProcesses) -> tuple[subprocess.Popen[str], str]
 def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
     """Start the demo; return its process when its conversation is over and its traffic begins."""
     from psqlmessages.cli.demo_traffic import FOLLOWS
-    from psqlmessages.orm import dsn
+    from psqlmessages.orm import database_dsn
 
     print("A conversation of two nodes (in full: python manage.py psqlmessages demo):")
     demo = children.start(
         *("psqlmessages.cli", "demo", "--brief", "--traffic"),
         stdout=subprocess.PIPE,
-        environment={"PSQLMESSAGES_DSN": dsn()},
+        environment={"PSQLMESSAGES_DSN": database_dsn()},
     )
     assert demo.stdout is not None  # noqa: S101 - stdout is a pipe
     for line in demo.stdout:
@@ -197,12 +197,14 @@ def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
 
 def _start_exchanges(children: ChildProcesses) -> dict[str, subprocess.Popen[str]]:
     """Start the exchange worker and the shop that pushes orders; return them by description."""
-    from psqlmessages.orm import dsn
+    from psqlmessages.orm import database_dsn
 
     # Discard their output: rates, and a traceback if Ctrl-C interrupts an import.
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     worker = children.start("django", "psqlmessages", "exchange", "run", **quiet)
-    shop = children.start("project.orders", environment={"PSQLMESSAGES_DSN": dsn()}, **quiet)
+    shop = children.start(
+        "project.orders", environment={"PSQLMESSAGES_DSN": database_dsn()}, **quiet
+    )
     return {"The exchange worker": worker, "The shop, which pushes orders,": shop}
 
 

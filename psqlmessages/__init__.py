@@ -34,7 +34,7 @@ __all__ = [
     "__version__",
 ]
 
-_PLACES = {
+_MODULES = {
     "AsyncNode": "client.async_node",
     "AsyncPubSub": "pubsub",
     "AsyncSubscription": "client.subscription",
@@ -55,9 +55,9 @@ def __getattr__(name: str) -> object:
     """Import a name at its first use."""
     if name == "__version__":
         return import_module("importlib.metadata").version("psqlmessages")
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

@@ -8,14 +8,14 @@ from django.utils.module_loading import autodiscover_modules
 
 
 class PsqlMessagesConfig(AppConfig):
-    """Registers the checks and time limits, and imports the message handlers."""
+    """The app: its system checks, limits of connections, and the handlers of all apps."""
 
     name = "psqlmessages"
     verbose_name = "Messages"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks and time limits; import ``message_handlers`` of every app."""
+        """Register checks and limits; import the module ``message_handlers`` of every app."""
         from psqlmessages import checks, conf, silent_connections, wire
         from psqlmessages.schema import write_settings
 

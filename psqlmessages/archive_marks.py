@@ -1,4 +1,4 @@
-"""Archive marks for Django: topics that store their messages until the pipeline archives them."""
+"""Archive marks: PostgreSQL stores the messages of marked topics until they are archived."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from psqlmessages.pipeline.archive import marks
 
 
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Store a topic's messages, from the oldest one, until archived; False if already marked.
+    """Mark a topic; return False if it was marked already.
 
-    Runs on Django's connection, within its transaction. Raises the errors of
-    :mod:`psqlmessages.exceptions`: a rule must let the role of the database read the topic as
-    ``pipeline.archive``.
+    Its messages, beginning with the oldest that is still stored, are stored until the pipeline has
+    archived them. Runs within Django's transaction. Raises NotAuthorized unless a rule lets the
+    role of Django read the topic as the node ``pipeline.archive``.
     """
     if is_marked(topic, using):
         return False
@@ -23,12 +23,12 @@ def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
 
 
 def unmark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Stop storing a topic's messages for the archive; False if the topic was not marked."""
+    """Remove the mark of a topic; return False if it was not marked."""
     return orm.run(marks.unmark(topic), using)
 
 
 def is_marked(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
-    """Return whether a topic's messages are stored until they are archived."""
+    """Return whether a topic is marked."""
     return topic in list_marked(using)
 
 

@@ -1,4 +1,4 @@
-"""System checks. Ids never change: E0xx settings, E1xx and W1xx database, W2xx --deploy.
+"""System checks. Their ids never change: E0xx settings, E1xx and W1xx database, W2xx --deploy.
 
 Database checks run with ``check --database default`` and before ``migrate``. Problems that
 ``migrate`` fixes are warnings, since an error would prevent it from running.
@@ -20,11 +20,11 @@ from psqlmessages.client.connect import detect_pooler
 from psqlmessages.client.options import CONNECTION_DEFAULTS
 from psqlmessages.conf import find_errors
 from psqlmessages.exceptions import DOCS_URL
-from psqlmessages.orm import direct_dsn, dsn
+from psqlmessages.orm import database_dsn, direct_dsn
 from psqlmessages.schema import has_unapplied_migrations, installed_digest
 from psqlmessages.sql import MIN_VERSION, digest
 
-# Django's role, whether it is a superuser, and whether every role may create objects in public.
+# Django's role, whether it is a superuser, and whether all roles may create objects in ``public``.
 _PRIVILEGES = """
     SELECT session_user, (SELECT rolsuper FROM pg_roles WHERE rolname = session_user),
         EXISTS (
@@ -71,6 +71,7 @@ def check_connections(*, databases: Collection[str] | None = None, **_: Any) -> 
 
 
 def _own_aliases(databases: Collection[str] | None) -> list[str]:
+    """Return those of the databases that may have the tables of this app."""
     return [alias for alias in databases or () if router.allow_migrate(alias, "psqlmessages")]
 
 
@@ -99,7 +100,7 @@ def _check_database(alias: str) -> Iterator[CheckMessage]:
             return
         yield from _check_digest(alias, connection)
         pooler = detect_pooler(direct_dsn(alias))
-        if pooler.is_shared:
+        if pooler.shares_connections:
             yield checks.Warning(
                 f"The pooler of database {alias!r} shares connections by {pooler.value}.",
                 hint="send works, but nodes, call and `psqlmessages run` would lose their"
@@ -120,8 +121,8 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         return
-    parameters = conninfo_to_dict(dsn(alias))
-    # There is no network to fail on the same machine.
+    parameters = conninfo_to_dict(database_dsn(alias))
+    # Only packets to another machine can be lost.
     is_remote = any(
         host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
         for host in f"{parameters.get('hostaddr') or parameters.get('host') or ''}".split(",")
@@ -143,7 +144,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
         return
     applied = {app for app, _ in MigrationRecorder(connection).applied_migrations()}
     if installed is None and "psqlmessages" not in applied:
-        # Before the first migrate nothing is wrong that it would not fix.
+        # The first ``migrate`` installs them.
         return
     command = (
         f"migrate psqlmessages --database {alias}"
@@ -153,7 +154,7 @@ def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[Check
     yield checks.Warning(
         f"The SQL functions in database {alias!r} are missing or of another version"
         f" ({installed or 'none'} instead of {digest()}).",
-        hint="Calls may fail or behave differently than this version documents. Run:"
+        hint="Calls may fail, or behave differently from the documentation. Run:"
         f" python manage.py {command}",
         id="psqlmessages.W102",
     )

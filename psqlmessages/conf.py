@@ -19,7 +19,7 @@ MAX_NODE_CHARACTERS = 70
 
 
 def _setting(check: str, default: Any, *bounds: int) -> Any:
-    """Define a setting with its system check; ``bounds`` are the minimum and maximum."""
+    """Define a setting; ``check`` is the id of its system check, ``bounds`` are its limits."""
     return field(default=default, metadata={"check": check, "range": bounds or (None, None)})
 
 
@@ -51,14 +51,14 @@ class Settings:
 
 
 def json_default(value: Any) -> Any:
-    """Convert a value that JSON lacks, by the setting JSON_ENCODER."""
+    """Convert a value of a type that JSON lacks, as JSON_ENCODER does."""
     encoder: json.JSONEncoder = import_string(get_settings().JSON_ENCODER)()
     return encoder.default(value)
 
 
 @cache
 def get_settings() -> Settings:
-    """Read the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
+    """Return the setting PSQLMESSAGES; raise ImproperlyConfigured with all its errors."""
     values = getattr(settings, "PSQLMESSAGES", {})
     if errors := [error.text for error in find_errors(values)]:
         raise ImproperlyConfigured(" ".join(errors))
@@ -92,17 +92,10 @@ def find_errors(values: Any) -> Iterator[SettingError]:
             yield SettingError(metadata["check"], text)
 
 
-def _find_encoder_problem(path: Any) -> str:
-    try:
-        is_encoder = issubclass(import_string(path), json.JSONEncoder)
-    except (ImportError, AttributeError, TypeError):
-        is_encoder = False
-    return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
-
-
 def _find_problem(  # noqa: PLR0911 - one sentence per kind of setting
     key: str, value: Any, minimum: int | None, maximum: int | None
 ) -> str:
+    """Describe why the value of a setting is invalid; "" if it is valid."""
     if minimum is not None and maximum is not None:
         if type(value) is not int or not minimum <= value <= maximum:
             return f"it must be a number between {minimum} and {maximum}"
@@ -119,6 +112,14 @@ def _find_problem(  # noqa: PLR0911 - one sentence per kind of setting
     elif not isinstance(value, str) or (value and value not in settings.DATABASES):
         return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
     return ""
+
+
+def _find_encoder_problem(path: Any) -> str:
+    try:
+        is_encoder = issubclass(import_string(path), json.JSONEncoder)
+    except (ImportError, AttributeError, TypeError):
+        is_encoder = False
+    return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

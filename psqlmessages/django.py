@@ -26,12 +26,12 @@ from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
-    alias_of,
     direct_dsn,
     fetch,
     own_ident,
-    postgresql,
+    postgresql_connection,
     raise_messages_error,
+    resolve_alias,
     run,
 )
 from psqlmessages.retry import RateLimitedLogger
@@ -73,10 +73,11 @@ on_rpc = registry.on_rpc
 
 _log = RateLimitedLogger(logging.getLogger("psqlmessages"))
 
-# For tests: called with alias, ident, topic, body and has_receivers of each message.
+# Functions that psqlmessages.testing adds: called for each message with the database alias, ident,
+# topic, body and has_receivers.
 observers: list[Callable[[str, str, str, Any, bool], None]] = []
 
-# LIMIT stops sending at the first error.
+# LIMIT ends sending at the first error.
 _SEND_MANY = """
     SELECT sent.answer
     FROM (
@@ -89,9 +90,11 @@ _SEND_MANY = """
 
 
 def _in_transaction(function: Callable[..., T]) -> Callable[..., T]:
+    """Make a function run in its own transaction."""
+
     @wraps(function)
     def wrapped(*arguments: Any, using: str | None = None, **options: Any) -> T:
-        with transaction.atomic(using=alias_of(using)):
+        with transaction.atomic(using=resolve_alias(using)):
             return function(*arguments, using=using, **options)
 
     return wrapped
@@ -106,27 +109,29 @@ def send(
     require_listener: bool = False,
     using: str | None = None,
 ) -> bool:
-    """Send to a topic on Django's connection: sent at commit, dropped by a rollback.
+    """Send to a topic within Django's transaction: the commit sends, a rollback sends nothing.
 
     ``body`` is str, bytes or a JSON value; ``ident`` is by default PSQLMESSAGES["NODE"]. Without
     listeners it logs a warning and returns False, or raises NoListeners if ``require_listener``.
     Other errors raise their MessagesError. No error breaks the transaction: you can catch it and
-    continue. ``token`` asks the listeners for answers; a node connected under the same ident
+    continue. ``token`` asks the listeners for answers; the node connected under the same ident
     receives them.
     """
     ident = own_ident(ident)
     call = calls.topic_send_as(ident, topic, body, token or "")
+    has_listeners = True
     try:
         run(call, using)
     except NoListeners:
         if require_listener:
             raise
         _log_lost_message(topic, using)
-        return _notify_observers(using, ident, topic, [body], has_receivers=False)
-    return _notify_observers(using, ident, topic, [body], has_receivers=True)
+        has_listeners = False
+    _notify_observers(using, ident, topic, [body], has_receivers=has_listeners)
+    return has_listeners
 
 
-# Uses the connection of the asynchronous ORM.
+# sync_to_async runs it in the thread of the asynchronous ORM, so both use the same connection.
 asend = sync_to_async(send)
 
 
@@ -138,31 +143,31 @@ def send_many(
     require_listener: bool = False,
     using: str | None = None,
 ) -> int:
-    """Send many bodies to a topic in one statement, all or none; return their number, or 0.
+    """Send many bodies to a topic in one statement, all or none; return their number.
 
-    Returns 0 if there is no listener. Bytes cannot be mixed with other values. See :func:`send`.
+    Returns 0 if there are no listeners. Bytes cannot be mixed with other values. See :func:`send`.
     """
     bodies = list(bodies)
     ident = own_ident(ident)
     texts, enc = encode_many(bodies)
     names = calls.check_names(ident, topic)
+    has_listeners = True
     try:
         # An error rolls back the bodies sent before it, but not the outer transaction.
-        with transaction.atomic(using=alias_of(using)):
+        with transaction.atomic(using=resolve_alias(using)):
             for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
                 calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:
             raise
         _log_lost_message(topic, using)
-        _notify_observers(using, ident, topic, bodies, has_receivers=False)
-        return 0
+        has_listeners = False
     except DatabaseError as error:
-        # Raised by the commit, if there is no outer transaction.
+        # Without an outer transaction, the commit may raise it.
         raise_messages_error(error)
         raise
-    _notify_observers(using, ident, topic, bodies, has_receivers=True)
-    return len(bodies)
+    _notify_observers(using, ident, topic, bodies, has_receivers=has_listeners)
+    return len(bodies) if has_listeners else 0
 
 
 asend_many = sync_to_async(send_many)
@@ -171,17 +176,16 @@ asend_many = sync_to_async(send_many)
 def publish(
     topic: str, body: Any, *, ident: str | None = None, using: str | None = None
 ) -> Published:
-    """Store a body for a topic's subscriptions, within the ORM's transaction.
+    """Store a body for a topic's subscriptions, within Django's transaction.
 
-    It also reaches the topic's live listeners; the result counts both. See :func:`send` for
-    ``ident``. An error does not break the transaction.
+    It is also sent to the nodes that listen to the topic; the result counts both. See :func:`send`
+    for ``ident``. An error does not break the transaction.
     """
     ident = own_ident(ident)
     call = stream_calls.publish(ident, topic, body)
     return _publish(call, using, ident, topic, [body])
 
 
-# Uses the connection of the asynchronous ORM.
 apublish = sync_to_async(publish)
 
 
@@ -208,7 +212,7 @@ def read_stream(
     *,
     using: str | None = None,
 ) -> list[StreamMessage]:
-    """Read the new messages of a subscription, within ``transaction.atomic()``.
+    """Read new messages of the subscription of node ``client``, within ``transaction.atomic()``.
 
     The first call creates the subscription; it expires ``timeout`` after the last call. The commit
     acknowledges the messages together with your own writes, so each message takes effect exactly
@@ -222,7 +226,7 @@ def read_stream(
     return [message_of(topic, row) for row in rows]
 
 
-# Has its own transaction, so it acknowledges the messages that it returns.
+# There are no asynchronous transactions, so this commits: the returned messages are acknowledged.
 aread_stream = sync_to_async(_in_transaction(read_stream))
 
 
@@ -238,9 +242,9 @@ def push(  # noqa: PLR0913 - one option per property of the element
     ident: str | None = None,
     using: str | None = None,
 ) -> int:
-    """Add an element to a queue, within the ORM's transaction; return its id.
+    """Add an element to a queue, within Django's transaction; return its id.
 
-    It is available at ``mature``, else after ``delay``, else after the commit. A second push with
+    It becomes available at ``mature``, or after ``delay``, or with the commit. A second push with
     the same ``key`` adds nothing and returns the id of the first. ``ident`` is by default
     PSQLMESSAGES["NODE"]. An error does not break the transaction.
     """
@@ -287,7 +291,6 @@ def push_many(  # noqa: PLR0913
     return run(call, using)
 
 
-# Uses the connection of the asynchronous ORM.
 apush = sync_to_async(push)
 apush_many = sync_to_async(push_many)
 
@@ -306,39 +309,39 @@ def pop(
     return _fetch_elements(queue, queue_calls.pop(own_ident(ident), queue, count), using)
 
 
-# Has its own transaction, so it removes the elements that it returns.
+# As aread_stream: it commits, so the returned elements are removed.
 apop = sync_to_async(_in_transaction(pop))
 
 
 @dataclass(slots=True)
 class ReservedElement(Element):
-    """A leased element: commit it or roll it back. It returns when its lease expires."""
+    """A leased element: commit it or roll it back, or it returns when its lease expires."""
 
     ident: str = field(default="", repr=False)
     using: str | None = field(default=None, repr=False)
 
     def commit(self) -> None:
-        """Remove it permanently, within the transaction of your writes.
+        """Remove the element, within the transaction of your writes.
 
-        Raises LeaseExpired if another consumer may have it: the writes must be rolled back.
+        Raises LeaseExpired if another consumer may have taken it: then roll back the writes.
         """
         self._check(run(queue_calls.commit(self.ident, self), self.using))
 
     def rollback(self, *, delay: Duration | None = None) -> None:
-        """Return it with one more try: to the end of the queue, or after ``delay``.
+        """Give the element back as failed: to the end of the queue, or after ``delay``.
 
-        Raises LeaseExpired if it has returned already.
+        It counts one more try. Raises LeaseExpired if the lease has ended already.
         """
         self._check(run(queue_calls.rollback(self.ident, self, delay=delay), self.using))
 
     def renew(self, duration: Duration = DEFAULT_DURATION) -> None:
-        """Extend the lease to ``duration`` from now; raises LeaseExpired."""
+        """Extend the lease to ``duration`` from now; raise LeaseExpired if it has ended."""
         statement = queue_calls.renew(self.ident, self.queue, self.lease, duration)
         self._check(fetch(*statement, self.using))
 
     def _check(self, is_valid: object) -> None:
         if not is_valid:
-            raise LeaseExpired(f"the lease of element {self.id} of {self.queue} is not valid")
+            raise LeaseExpired(f"the lease of element {self.id} of {self.queue} has ended")
 
 
 def reserve_many(
@@ -351,7 +354,8 @@ def reserve_many(
 ) -> list[ReservedElement]:
     """Lease up to ``count`` elements; they return after ``duration`` unless committed.
 
-    Call it outside of ``atomic``, and ``commit`` of each element within that of your writes.
+    Call it outside of ``atomic``. Call ``commit`` of each element within the ``atomic`` block of
+    your writes.
     """
     ident = own_ident(ident)
     elements = _fetch_elements(queue, queue_calls.reserve(ident, queue, count, duration), using)
@@ -373,13 +377,14 @@ def reserve(
 ) -> Iterator[ReservedElement | None]:
     """Handle one element: ``with reserve("jobs") as job``; None if there is none.
 
-    The block runs in a transaction that also commits the element, so its writes take effect exactly
-    once; LeaseExpired rolls them back. After an exception the element returns with one more try:
-    to the end of the queue, or after ``delay``. Call it outside of ``atomic``.
+    The block runs in a transaction, which also removes the element, so its writes take effect
+    exactly once. If the lease has expired, LeaseExpired rolls them back. After an exception the
+    element returns with one more try: to the end of the queue, or after ``delay``. Call it outside
+    of ``atomic``.
     """
     job = next(iter(reserve_many(queue, 1, duration, ident=ident, using=using)), None)
     try:
-        with transaction.atomic(using=alias_of(using)):
+        with transaction.atomic(using=resolve_alias(using)):
             yield job
             if job is not None and not job.is_settled:
                 job.commit()
@@ -399,7 +404,7 @@ async def areserve(
     ident: str | None = None,
     using: str | None = None,
 ) -> AsyncIterator[ReservedElement | None]:
-    """Handle one element in asynchronous code, which has no transactions; see :func:`reserve`."""
+    """Handle one element in asynchronous code; see :func:`reserve`. There is no transaction."""
     jobs = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
     job = next(iter(jobs), None)
     try:
@@ -424,8 +429,9 @@ def call(
 
     The call is sent immediately, on a separate session of this process: the other node does not
     see uncommitted changes of your transaction. The session's ident is PSQLMESSAGES["NODE"], a dot
-    and a unique suffix, so a rule names it ``shop.*``. Raises CallTimeout, CalleeGone if the node
-    disconnected, CallFailed if its handler failed, or the error of the server.
+    and a unique suffix, so a rule for it names ``shop.*``. Raises CallTimeout if no answer comes in
+    time, CalleeGone if the node disconnected, CallFailed if its handler failed, or another
+    MessagesError.
     """
     if rpc_client.answer_in_tests is not None:
         return rpc_client.answer_in_tests(node, body)
@@ -451,12 +457,12 @@ async def acall(
 
 
 def node(ident: str, *, using: str | None = None, options: Options | None = None) -> Node:
-    """Create a node with its own connection to a configured database; use it with ``with``."""
+    """Create a node with its own connection to a configured database, for use in ``with``."""
     return Node(ident, direct_dsn(using), options=options)
 
 
 def _require_atomic(using: str | None, effect: str, objects: str) -> None:
-    if not postgresql(using).in_atomic_block:
+    if not postgresql_connection(using).in_atomic_block:
         raise transaction.TransactionManagementError(
             f"{effect} {objects} when the transaction commits: call it within"
             f" transaction.atomic(), and handle the {objects} there."
@@ -473,14 +479,13 @@ def _publish(
 
 
 def _log_lost_message(topic: str, using: str | None) -> None:
-    alias = alias_of(using)
+    alias = resolve_alias(using)
     _log.warning("topic %s of database %s has no listeners: the message is lost", topic, alias)
 
 
 def _notify_observers(
     using: str | None, ident: str, topic: str, bodies: list[Any], *, has_receivers: bool
-) -> bool:
+) -> None:
     for observer in observers:
         for body in bodies:
-            observer(alias_of(using), ident, topic, body, has_receivers)
-    return has_receivers
+            observer(resolve_alias(using), ident, topic, body, has_receivers)

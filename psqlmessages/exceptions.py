@@ -1,7 +1,6 @@
-"""Exceptions: one class per error number of the SQL core.
+"""Exceptions: one class for each error number of the SQL functions, and classes without a number.
 
-Programs use only the number. The text is for people: it may change.
-Numbers 57 to 59 come from the WebSocket relay.
+Programs should examine the class or the number. The text is for people: it may change.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ from typing import ClassVar
 
 DOCS_URL = "https://psqlmessages.readthedocs.io/en/stable/"
 
-registry: dict[int, type[MessagesError]] = {}
+classes_by_number: dict[int, type[MessagesError]] = {}
 
 
 class MessagesError(Exception):
-    """Base of all errors of this package; used directly for unknown error numbers."""
+    """Base of all errors of this package; also the class of errors with an unknown number."""
 
     number: int | None = None
-    #: What to do; the names that ``_names`` finds in the text replace {ident}, {type} and {dest}.
+    #: What to do; may contain {ident}, {type} and {dest}, whose values come from the text.
     hint: ClassVar[str] = ""
-    _names: ClassVar[str] = ""
+    # Finds these values in the text, if the hint contains any.
+    _pattern: ClassVar[str] = ""
 
     def __init__(self, text: str, *, number: int | None = None) -> None:
         super().__init__(text)
@@ -40,33 +40,33 @@ class MessagesError(Exception):
         super().__init_subclass__()
         if number is not None:
             cls.number = number
-            registry[number] = cls
+            classes_by_number[number] = cls
 
     def __str__(self) -> str:
         numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
-        if not self._names:
+        if not self._pattern:
             return f"{numbered} ({self.hint})" if self.hint else numbered
-        found = re.fullmatch(self._names, self.text, re.DOTALL)
-        names = {
+        match = re.fullmatch(self._pattern, self.text, re.DOTALL)
+        values = {
             "ident": "NODE",
             "type": "Topic",
             "dest": "TOPIC",
-            **(found.groupdict() if found else {}),
+            **(match.groupdict() if match else {}),
         }
-        quoted = {key: name.replace("'", "''") for key, name in names.items()}
+        quoted = {key: value.replace("'", "''") for key, value in values.items()}
         return f"{numbered} ({self.hint.format(**quoted)})"
 
 
 def error_for(number: int, text: str) -> MessagesError:
-    """Build the error of a number; an unknown number gives a plain :class:`MessagesError`."""
-    error_class = registry.get(number)
+    """Create the error with this number; its class is MessagesError if the number is unknown."""
+    error_class = classes_by_number.get(number)
     return error_class(text) if error_class else MessagesError(text, number=number)
 
 
-def _allowed_by(ident: str, type_: str, dest: str, mode: str) -> str:
+def _insert_rule(ident: str, type_: str, dest: str, mode: str) -> str:
     columns = "(role, ident, type, dest, mode, timeout)"
     values = f"('ROLE', '{ident}', '{type_}', '{dest}', '{mode}', 60)"
-    return f"an administrator allows it: INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
+    return f"allow it with: INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
 
 
 class InvalidArgument(MessagesError):
@@ -78,11 +78,11 @@ class DestinationMissing(InvalidArgument, number=1):
 
 
 class IdentMissing(InvalidArgument, number=4):
-    """A node cannot register without a name."""
+    """The name that a node registers is empty."""
 
 
 class TokenEmpty(InvalidArgument, number=14):
-    """An RPC and its answer need a token."""
+    """An RPC, or an answer, has no token."""
 
 
 class IdentEmpty(InvalidArgument, number=15):
@@ -90,7 +90,7 @@ class IdentEmpty(InvalidArgument, number=15):
 
 
 class TokenMalformed(InvalidArgument, number=18):
-    """The token does not have the form of a received token."""
+    """The token of an answer does not have the form of a received token."""
 
     hint = "answer with the token exactly as it was received"
 
@@ -100,11 +100,11 @@ class BodyTooLarge(InvalidArgument, number=51):
 
 
 class MalformedMessage(InvalidArgument, number=52):
-    """The payload passed to get_data was not delivered by PostgreSQL."""
+    """The payload passed to get_data is not one that PostgreSQL has delivered."""
 
 
 class NameTooLong(InvalidArgument, number=54):
-    """A name exceeds 100 characters, or a token 1,000 bytes."""
+    """A name exceeds 100 characters, a token 1,000 bytes, or an element's key 200 characters."""
 
 
 class UnknownEncoding(InvalidArgument, number=55):
@@ -120,29 +120,29 @@ class MalformedArgument(InvalidArgument, number=63):
 
 
 class NotAuthorized(MessagesError):
-    """No rule of messages.auth allows this role and node to do it."""
+    """No rule in messages.auth allows the call to this role and node."""
 
 
 class DestinationNotAuthorized(NotAuthorized, number=2):
-    """No rule lets this node use this destination with this type."""
+    """No rule lets this node use this topic, queue or node."""
 
-    hint = _allowed_by("NODE", "{type}", "{dest}", "W")
-    _names = "cannot use (?P<type>.*) to (?P<dest>.*)"
+    hint = _insert_rule("NODE", "{type}", "{dest}", "W")
+    _pattern = "cannot use (?P<type>.*) to (?P<dest>.*)"
 
 
 class ModeNotAuthorized(NotAuthorized, number=3):
-    """A rule for this destination exists, but not for this mode (W, R, O or A)."""
+    """A rule for this topic or queue exists, but not for this mode (W, R, O or A)."""
 
-    hint = "an administrator can add this mode to the rule in messages.auth"
+    hint = "allow it by adding the mode to the rule in messages.auth"
 
 
 class IdentNotAuthorized(NotAuthorized, number=5):
-    """No rule lets this PostgreSQL role use this ident."""
+    """No rule lets this PostgreSQL role register this node name."""
 
-    hint = "no rule names this node for this role; " + _allowed_by(
+    hint = "no rule names this node for this role; " + _insert_rule(
         "{ident}", "Topic", "TOPIC", "RW"
     )
-    _names = "there are no permissions for ident (?P<ident>.*)"
+    _pattern = "there are no permissions for ident (?P<ident>.*)"
 
 
 class NotListening(NotAuthorized, number=11):
@@ -150,51 +150,51 @@ class NotListening(NotAuthorized, number=11):
 
 
 class ReturnNotAuthorized(NotAuthorized, number=20):
-    """The token does not permit this node to answer that asker."""
+    """The token is not one that lets this node answer that caller."""
 
 
 class IdentInUse(MessagesError):
-    """A live session has registered this ident."""
+    """A connected session has registered this node name."""
 
 
 class AlreadyRegistered(IdentInUse, number=6):
-    """This session has already registered the ident: a warning in the server's log."""
+    """This session has registered the node before: a warning in the server's log, never raised."""
 
 
 class IdentTakenByOtherRole(IdentInUse, number=7):
-    """A session of another role has registered this ident."""
+    """A session of another role has registered this node name."""
 
 
 class IdentTaken(IdentInUse, number=8):
-    """Another session of the same role has registered this ident."""
+    """Another session of the same role has registered this node name."""
 
-    hint = "two programs use the same ident, or an earlier connection is still open"
+    hint = "two programs use the same node name, or an earlier connection is still open"
 
 
 class NotExistent(MessagesError):
-    """Nothing has this name."""
+    """There is no topic, queue, node, subscription or large body of this name."""
 
 
 class TopicNotExistent(NotExistent, number=9):
-    """No rule and no topic row names this topic."""
+    """No rule names exactly this topic, and no node has created it under a pattern rule."""
 
-    hint = "no rule names this topic; " + _allowed_by("NODE", "Topic", "{dest}", "RW")
-    _names = "Topic (?P<dest>.*) is not existent"
+    hint = "no rule names this topic; " + _insert_rule("NODE", "Topic", "{dest}", "RW")
+    _pattern = "Topic (?P<dest>.*) is not existent"
 
 
 class MessageNotExistent(NotExistent, number=13):
-    """The large body is unknown, removed, or not for this node (all answer the same)."""
+    """The large body is unknown, removed, or not for this node; the error does not tell which."""
 
 
 class IdentNotExistent(NotExistent, number=16):
-    """No rule names the recipient."""
+    """No rule names the receiving node."""
 
-    hint = "no rule names this node; " + _allowed_by("{ident}", "Topic", "TOPIC", "RW")
-    _names = "Client (?P<ident>.*) don't exist"
+    hint = "no rule names this node; " + _insert_rule("{ident}", "Topic", "TOPIC", "RW")
+    _pattern = "Client (?P<ident>.*) don't exist"
 
 
 class AskerNotExistent(NotExistent, number=19):
-    """No rule names the node that asked."""
+    """No rule names the caller, to whom the answer would be sent."""
 
 
 class NotSubscribed(NotExistent, number=61):
@@ -204,15 +204,15 @@ class NotSubscribed(NotExistent, number=61):
 
 
 class QueueNotExistent(NotExistent, number=62):
-    """There is no such queue."""
+    """The queue does not exist, or its name is a pattern."""
 
     hint = "the first push creates it, and so does the first wait for an element"
 
 
 class QueueNotEmpty(MessagesError, number=66):
-    """A queue with elements cannot be removed."""
+    """The queue cannot be removed, because it has elements."""
 
-    hint = "drain it, and wait until reserved and scheduled elements have gone"
+    hint = "drain it, and wait until consumers have finished reserved and scheduled elements"
 
 
 class MessageExpired(MessagesError, number=12):
@@ -222,35 +222,35 @@ class MessageExpired(MessagesError, number=12):
 
 
 class Unreachable(MessagesError):
-    """The receiver is not connected now."""
+    """No receiver of the message is connected now."""
 
 
 class NoListeners(Unreachable, number=10):
-    """The topic has no listener."""
+    """No node listens to the topic."""
 
     hint = (
-        "start a node that listens, or use a stream or a queue, which store messages; "
-        + _allowed_by("NODE", "Topic", "{dest}", "R")
+        "start a node that listens, or use a stream or a queue, which store messages; if no rule"
+        " lets the node listen, " + _insert_rule("NODE", "Topic", "{dest}", "R")
     )
-    _names = "cannot listeners for Topic (?P<dest>.*)"
+    _pattern = "cannot listeners for Topic (?P<dest>.*)"
 
 
 class NotConnected(Unreachable, number=17):
-    """The other node has no live session."""
+    """The other node is not connected."""
 
 
 class OutOfOrder(MessagesError):
-    """Another call must come first."""
+    """The call is not valid now: another call must come first, or has come before."""
 
 
 class NotNotifying(OutOfOrder, number=21):
-    """A node must register as a topic's sender before it sends."""
+    """The node has not registered as a sender of the topic."""
 
     hint = "call topic_notify first"
 
 
 class NotInitialized(OutOfOrder, number=50):
-    """The session has no node."""
+    """No node is registered on this session."""
 
     hint = "use the node as a context manager, or call init first"
 
@@ -264,7 +264,7 @@ class CallFailed(MessagesError, number=56):
 
 
 def failure_text(ident: str, error: BaseException) -> str:
-    """Return what the caller reads if a handler failed, without the error's own text."""
+    """Return the text that a caller gets if a handler failed: only the class of the error."""
     return f"the handler of {ident} failed ({type(error).__name__})"
 
 
@@ -273,27 +273,27 @@ class RowsNotStaged(OutOfOrder, number=64):
 
 
 class BatchOutOfOrder(OutOfOrder, number=65):
-    """A later batch of the query is already committed: this one may have different rows."""
+    """A later batch of the query is committed: repeating this one could write other rows."""
 
     hint = "start with a new checkpoint at the position of the old one"
 
 
 class MalformedFrame(MessagesError, number=57):
-    """A WebSocket frame does not follow the relay's protocol."""
+    """From the WebSocket relay: a frame does not follow its protocol."""
 
 
 class LimitReached(MessagesError, number=58):
-    """A limit of the relay's settings or of the queue functions is exceeded."""
+    """A limit of the queue functions or of the relay's settings is exceeded."""
 
 
 class RelayAway(MessagesError, number=59):
-    """The relay has lost its connection to PostgreSQL, and is reconnecting."""
+    """From the WebSocket relay: it is reconnecting to PostgreSQL."""
 
     hint = "wait for the event reconnected, and try again"
 
 
 class CallTimeout(MessagesError, TimeoutError):
-    """No answer to a call arrived in time; a later one is counted and dropped."""
+    """No answer to a call arrived in time; an answer that arrives later is dropped and counted."""
 
 
 class CalleeGone(CallTimeout):
@@ -301,35 +301,35 @@ class CalleeGone(CallTimeout):
 
 
 class ServerUnreachable(MessagesError, ConnectionError):
-    """No connection to PostgreSQL can be made."""
+    """The connection to PostgreSQL could not be opened."""
 
 
 class ConnectionLost(ServerUnreachable):
-    """The connection broke; the running call may or may not have been executed."""
+    """The connection was lost; the server may or may not have executed the call."""
 
 
 class NotificationQueueFull(MessagesError):
-    """The server's notification queue is full. The call had no effect; a retry may succeed."""
+    """PostgreSQL's notification queue is full. The call had no effect; a retry may succeed."""
 
     hint = "a session listens but does not read: find it with psqlmessages doctor"
 
 
 class ConnectionShared(ServerUnreachable):
-    """A pooler shares the connection, so notifications would not arrive."""
+    """A pooler shares connections among clients, so notifications would not arrive."""
 
     hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
 
 
 class NotInstalled(MessagesError):
-    """The database has no schema "messages", or an older one."""
+    """The schema "messages" or one of its functions is missing in the database."""
 
     hint = "run the migrations of psqlmessages in this database"
 
 
 class LeaseExpired(MessagesError):
-    """The lease of a queue element is no longer valid; another consumer may have the element."""
+    """The lease of a queue element has ended; another consumer may have taken the element."""
 
-    hint = "roll back the writes for this element; use a longer duration, or renew()"
+    hint = "roll back your writes for this element; reserve for longer, or call renew()"
 
 
 class NodeClosed(MessagesError):

@@ -1,4 +1,4 @@
-"""Registry of a project's message handlers: @on_topic and @on_rpc."""
+"""Registry of a project's message handlers: the decorators on_topic and on_rpc."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     def run(self, message: Message, using: str) -> Any:
-        """Call the function, in a transaction of its own unless ``atomic`` is false."""
+        """Call the function; if ``atomic``, in a transaction that its exception rolls back."""
         function = self.function
         if iscoroutinefunction(function):
             function = async_to_sync(function)
@@ -66,10 +66,11 @@ class HandlerRegistry:
 
         ``node`` is the node, or a pattern of nodes, that receives the messages (default: all).
         ``atomic`` runs the function in its own transaction, which an exception rolls back. After an
-        exception the function is called again, with growing delays, ``tries`` times in all. Then
-        the message is logged, counted and lost: topic messages are not stored. A result other than
-        None is sent as the answer if the message asks for one. With ``ordered``, the function gets
-        the messages of one topic one after the other, in their order; retries lose their place.
+        exception the function is called again, with growing delays, up to ``tries`` calls in total.
+        After the last one the message is logged, counted and lost: topic messages are not stored.
+        A result other than None is sent as the answer if the message asks for one. With
+        ``ordered``, the function gets the messages of one topic one after the other, in their
+        order; but messages behind a failed one are not delayed until its retry.
         """
         if tries < 1:
             raise ValueError(f"tries must be at least 1, not {tries}")
@@ -93,8 +94,9 @@ class HandlerRegistry:
 
         The answer is sent after the function's transaction has committed. After an exception there
         is no retry: it is logged and counted, and the caller gets CallFailed with the name of its
-        class. Raise ``CallFailed("…")`` to choose the text. ``node`` is a node or a pattern; the
-        most specific one wins. Raises ImproperlyConfigured if ``node`` already has a handler.
+        class. Raise ``CallFailed("…")`` to choose the text. ``node`` is a node or a pattern; if
+        several handlers match, the most specific one is called. Raises ImproperlyConfigured
+        if ``node`` already has a handler.
         """
 
         def register(function: F) -> F:
@@ -110,7 +112,10 @@ class HandlerRegistry:
         return register if function is None else register(function)
 
     def match(self, message: Message, node: str | None) -> list[Handler]:
-        """List the handlers of a message that a node received, in the order of registration."""
+        """List the handlers of a message that ``node`` received, in the order of registration.
+
+        For an RPC that is at most one, the most specific.
+        """
         handlers = self.list_handlers(node)
         if message.type == TOPIC:
             return [h for h in handlers if h.topic and matches(h.topic, message.topic)]

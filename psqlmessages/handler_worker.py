@@ -31,19 +31,22 @@ from psqlmessages.exceptions import (
     failure_text,
 )
 from psqlmessages.handler_registry import Handler, HandlerRegistry
-from psqlmessages.orm import postgresql
+from psqlmessages.orm import postgresql_connection
 from psqlmessages.retry import Backoff, RateLimitedLogger
 
 logger = logging.getLogger("psqlmessages")
 
+# How often the worker looks at the clock while no message arrives.
 TICK = timedelta(seconds=1)
+# How often to listen to topics that are new or allowed again.
 LISTEN_INTERVAL = timedelta(seconds=10)
 MIN_RETRY_DELAY = timedelta(seconds=1)
 MAX_RETRY_DELAY = timedelta(seconds=60)
 BACKLOG_LIMIT = 1000
+# A handler that takes longer is stuck.
 STUCK_AFTER = timedelta(seconds=60)
-# Each stuck handler keeps a thread and perhaps a connection. With more of them, the process ends,
-# and its supervisor restarts it.
+# Each stuck handler occupies a thread and perhaps a connection. With more of them, the process
+# ends, so that its supervisor restarts it.
 MAX_STUCK = 10
 
 
@@ -51,8 +54,10 @@ MAX_STUCK = 10
 class HandlerCounters:
     """Counters of a worker.
 
-    ``failures`` counts calls that raised, ``given_up`` messages after their last retry, ``dropped``
-    messages that waited when the worker stopped, ``stuck`` calls that took too long.
+    ``handled`` counts successful calls, ``failures`` calls that raised an error, ``given_up``
+    messages whose last try failed, ``unhandled`` messages without a handler, ``unanswered`` answers
+    that could not be sent, ``dropped`` calls that waited when the worker stopped, ``stuck`` calls
+    that took too long.
     """
 
     handled: int = 0
@@ -66,7 +71,7 @@ class HandlerCounters:
 
 @dataclass(slots=True)
 class HandlerCall:
-    """One message for one handler, with its retries."""
+    """A call of one handler with one message, and its retries."""
 
     handler: Handler
     message: Message
@@ -80,16 +85,17 @@ class HandlerCall:
 
 
 class Backlog:
-    """Calls that wait for a worker thread; ``limit`` applies to due and to delayed calls.
+    """Calls that wait for a worker thread: at most ``limit`` due ones, and as many delayed ones.
 
-    Of the calls with the same ``order_key``, only one is taken until ``finish``.
+    After a call was taken, others with the same ``order_key`` wait for its ``finish``.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._due: deque[HandlerCall] = deque()
+        # A heap: when a call is due, a number that makes entries comparable, and the call.
         self._delayed: list[tuple[float, int, HandlerCall]] = []
-        self._order = count()
+        self._numbers = count()
         # By order key: the call that was taken and is not finished.
         self._taken: dict[tuple[Handler, str], HandlerCall] = {}
         self._is_closed = False
@@ -115,8 +121,7 @@ class Backlog:
         with self._condition:
             if self._is_closed or len(self._delayed) >= self._limit:
                 return False
-            # The number orders equal times: calls are not comparable.
-            heapq.heappush(self._delayed, (at, next(self._order), call))
+            heapq.heappush(self._delayed, (at, next(self._numbers), call))
             self._condition.notify_all()
             return True
 
@@ -140,7 +145,7 @@ class Backlog:
             return None
 
     def finish(self, call: HandlerCall) -> None:
-        """Allow the next call with the same key; may be called twice for a call."""
+        """Let the next call with the same order key be taken; repeating it has no effect."""
         key = call.order_key
         with self._condition:
             if key is not None and self._taken.get(key) is call:
@@ -148,18 +153,18 @@ class Backlog:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Wake all waiting threads; remaining calls are dropped. Callable from signal handlers."""
+        """Wake all waiting threads, and drop the remaining calls. Callable from signal handlers."""
         with self._condition:
             self._is_closed = True
             self._condition.notify_all()
 
 
 class HandlerWorker:
-    """Reads one node in the thread that calls ``run``, and calls handlers in worker threads.
+    """Receives messages of one node in the thread that calls ``run``; other threads call handlers.
 
-    So a slow handler delays neither the node nor the notification queue of the server. Each worker
-    thread has its own Django connections. If a handler takes longer than ``stuck_after``, a new
-    thread replaces its thread.
+    So a slow handler delays neither the node nor the notification queue of the server. Each thread
+    has its own Django connections. If a handler takes longer than ``stuck_after``, a new thread
+    replaces its thread.
     """
 
     def __init__(
@@ -176,9 +181,10 @@ class HandlerWorker:
         self._registry = registry
         self._using = using
         self._backlog = Backlog(BACKLOG_LIMIT)
-        self._workers = [self._create_worker(number) for number in range(1, concurrency + 1)]
+        self._threads = [self._create_thread(number) for number in range(1, concurrency + 1)]
         # By thread: its current call, and when that began.
         self._busy: dict[threading.Thread, tuple[HandlerCall, float]] = {}
+        # Threads that were replaced, and whose handler has not returned.
         self._stuck: set[threading.Thread] = set()
         self._stuck_after = stuck_after.total_seconds()
         self._has_ended = threading.Event()
@@ -194,35 +200,35 @@ class HandlerWorker:
 
         ``on_tick`` is called after each message, and every second if there is none.
         """
-        for worker in self._workers:
-            worker.start()
+        for thread in self._threads:
+            thread.start()
         threading.Thread(
-            target=self._replace_stuck_workers, name="stuck handlers", daemon=True
+            target=self._replace_stuck_threads, name="stuck handlers", daemon=True
         ).start()
         try:
             try:
-                self._read(on_tick)
-            except Exception as error:  # noqa: BLE001 - raised after the workers have ended
+                self._receive_all(on_tick)
+            except Exception as error:  # noqa: BLE001 - raised after the threads have ended
                 self._stop_with(error)
             except BaseException:
                 # A second signal: do not wait for the threads.
                 self.stop()
                 raise
-            for worker in list(self._workers):
-                while worker.is_alive() and worker not in self._stuck:
-                    worker.join(TICK.total_seconds())
+            for thread in list(self._threads):
+                while thread.is_alive() and thread not in self._stuck:
+                    thread.join(TICK.total_seconds())
         finally:
             self._has_ended.set()
         self.counters.dropped = len(self._backlog)
         if self._error is not None:
             raise self._error
 
-    def _read(self, on_tick: Callable[[], None]) -> None:
+    def _receive_all(self, on_tick: Callable[[], None]) -> None:
         while not self.is_stopping:
             for message in self._node.messages(timeout=TICK):
                 self._receive(message)
-                self._relisten(on_tick)
-            self._relisten(on_tick)
+                self._tick(on_tick)
+            self._tick(on_tick)
 
     def stop(self) -> None:
         """Accept no new messages; callable from any thread and from signal handlers."""
@@ -233,16 +239,16 @@ class HandlerWorker:
     # Listening
 
     def listen(self) -> list[str]:
-        """Listen to the topics of the handlers and return them; raise if a rule is missing.
+        """Listen to the topics of the handlers and return them; raise the error of a missing rule.
 
-        For a pattern, listen to the existing topics that match and that a rule allows.
+        For a pattern, listen to the existing topics that match it, if a rule allows that.
         """
         handlers = self._registry.list_handlers(self._node.ident)
         topics = {handler.topic for handler in handlers if handler.topic}
         patterns = [topic for topic in topics if topic.endswith("*")]
         names = topics.difference(patterns)
         errors = []
-        # In one order, or sessions could deadlock.
+        # Two sessions that listen to the same topics in different orders could deadlock.
         for topic in sorted((names | self._find_topics(patterns)) - self._listening):
             try:
                 self._node.topic_listen(topic)
@@ -260,14 +266,14 @@ class HandlerWorker:
         if not patterns:
             return set()
         try:
-            with postgresql(self._using).cursor() as cursor:
+            with postgresql_connection(self._using).cursor() as cursor:
                 cursor.execute("SELECT topic FROM messages.list_topics(%s::text[])", [patterns])
                 return {topic for (topic,) in cursor.fetchall()}
         finally:
             close_old_connections()
 
-    def _relisten(self, on_tick: Callable[[], None]) -> None:
-        """Listen to topics that are new or allowed again, every 10 seconds."""
+    def _tick(self, on_tick: Callable[[], None]) -> None:
+        """Call ``on_tick``; every 10 s, listen to topics that are new or allowed again."""
         on_tick()
         if monotonic() < self._next_listen_at or self.is_stopping:
             return
@@ -286,7 +292,7 @@ class HandlerWorker:
         if message.type not in (RPC, TOPIC):
             return
         if message.error is not None:
-            # The node has logged that the body could not be fetched; a retry would not help.
+            # The body could not be fetched, which the node has logged. A retry would not help.
             self._count("given_up")
             return
         handlers = self._registry.match(message, self._node.ident)
@@ -322,67 +328,67 @@ class HandlerWorker:
         self._error = self._error or error
         self.stop()
 
-    # Handling, in the worker threads
+    # Handling, in other threads
 
-    def _create_worker(self, number: int) -> threading.Thread:
-        return threading.Thread(target=self._run_worker, name=f"handlers {number}", daemon=True)
+    def _create_thread(self, number: int) -> threading.Thread:
+        return threading.Thread(target=self._run_thread, name=f"handlers {number}", daemon=True)
 
-    def _run_worker(self) -> None:
-        worker = threading.current_thread()
+    def _run_thread(self) -> None:
+        thread = threading.current_thread()
         try:
-            while worker not in self._stuck and (call := self._backlog.take()) is not None:
+            while thread not in self._stuck and (call := self._backlog.take()) is not None:
                 close_old_connections()
                 reset_queries()
-                self._busy[worker] = (call, monotonic())
+                self._busy[thread] = (call, monotonic())
                 try:
                     self._handle(call)
                 finally:
-                    self._busy.pop(worker)
+                    self._busy.pop(thread)
                     self._backlog.finish(call)
                 close_old_connections()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._stop_with(error)
         finally:
             connections.close_all()
-            if worker in self._stuck:
+            if thread in self._stuck:
                 logger.warning("a handler that took too long has returned")
-                self._stuck.remove(worker)
-                self._workers.remove(worker)
+                self._stuck.remove(thread)
+                self._threads.remove(thread)
 
-    def _replace_stuck_workers(self) -> None:
-        """Replace the threads whose handlers take too long, until the worker stops."""
+    def _replace_stuck_threads(self) -> None:
+        """Replace the threads whose handlers take too long, until ``run`` ends."""
         while not self._has_ended.wait(min(TICK.total_seconds(), self._stuck_after / 2)):
             now = monotonic()
-            for worker, (call, started_at) in list(self._busy.items()):
-                if now - started_at > self._stuck_after and worker not in self._stuck:
-                    self._replace_worker(worker, call, now - started_at)
+            for thread, (call, started_at) in list(self._busy.items()):
+                if now - started_at > self._stuck_after and thread not in self._stuck:
+                    self._replace_thread(thread, call, now - started_at)
 
-    def _replace_worker(self, worker: threading.Thread, call: HandlerCall, seconds: float) -> None:
-        """Report a stuck thread, and start another one for the next messages."""
-        self._stuck.add(worker)
+    def _replace_thread(self, thread: threading.Thread, call: HandlerCall, seconds: float) -> None:
+        """Log the stack of a stuck thread, and start another one for the next messages."""
+        self._stuck.add(thread)
         self._backlog.finish(call)
         self._count("stuck")
-        frame = sys._current_frames().get(worker.ident or 0)
+        frame = sys._current_frames().get(thread.ident or 0)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         logger.error(
             "handler %s has not returned for %.0f s (such handlers: %d). Its stack:\n%s",
-            call.handler.name, seconds, self.stuck, stack,
+            call.handler.name, seconds, self.stuck_count, stack,
         )  # fmt: skip
-        if self.stuck > MAX_STUCK:
+        if self.stuck_count > MAX_STUCK:
             self._stop_with(
                 MessagesError(
-                    f"{self.stuck} handlers have not returned for {self._stuck_after:.0f} s, so"
-                    " this process stops. Restart it, and see the log for their stacks"
+                    f"{self.stuck_count} handlers have not returned for {self._stuck_after:.0f} s,"
+                    " so this process stops. Restart it, and see the log for their stacks"
                 )
             )
         elif not self.is_stopping:
-            successor = self._create_worker(len(self._workers) + 1)
-            self._workers.append(successor)
+            successor = self._create_thread(len(self._threads) + 1)
+            self._threads.append(successor)
             successor.start()
 
     @property
-    def stuck(self) -> int:
-        """The number of handlers that take too long now."""
+    def stuck_count(self) -> int:
+        """Number of handlers that are stuck now."""
         return len(self._stuck)
 
     def _handle(self, call: HandlerCall) -> None:
@@ -405,7 +411,7 @@ class HandlerWorker:
             return
         self._count("failures")
         if call.tries < call.handler.tries:
-            at = monotonic() + call.backoff.failed(monotonic())
+            at = monotonic() + call.backoff.record_failure(monotonic())
             if self._backlog.put_delayed(call, at):
                 self._log.warning(
                     "handler %s failed; retry in %.1f s",

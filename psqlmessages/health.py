@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-# By the name that /healthz shows. The event loop of /healthz calls them.
+# By part: the function that returns whether it is broken.
 _checks: dict[str, Callable[[], bool]] = {}
 
 
 def register(name: str, is_broken: Callable[[], bool]) -> None:
-    """Register the check of a part, at import of its module. It must not wait or raise."""
+    """Register a part of this process when its module is imported; /healthz shows its name.
+
+    The event loop of /healthz calls ``is_broken``, which must not wait or raise an error.
+    """
     _checks[name] = is_broken
 
 

@@ -19,14 +19,14 @@ DIRECT_ALIAS: Final = "direct"
 T = TypeVar("T")
 
 
-def alias_of(using: str | None) -> str:
-    """Return the alias ``using``, or PSQLMESSAGES["DATABASE"] if it is empty."""
+def resolve_alias(using: str | None) -> str:
+    """Return ``using``, a database alias, or PSQLMESSAGES["DATABASE"] if it is empty."""
     return using or get_settings().DATABASE
 
 
-def postgresql(using: str | None = None) -> BaseDatabaseWrapper:
-    """Return Django's connection of an alias; raise ImproperlyConfigured unless PostgreSQL."""
-    connection = connections[alias_of(using)]
+def postgresql_connection(using: str | None = None) -> BaseDatabaseWrapper:
+    """Return Django's connection to a database; raise ImproperlyConfigured unless PostgreSQL."""
+    connection = connections[resolve_alias(using)]
     if connection.vendor != "postgresql":
         raise ImproperlyConfigured(
             f"Database {connection.alias!r} is {connection.display_name}:"
@@ -35,9 +35,9 @@ def postgresql(using: str | None = None) -> BaseDatabaseWrapper:
     return connection
 
 
-def dsn(using: str | None = None) -> str:
-    """Return the connection string of a configured database, with the parameters Django uses."""
-    return address_of(postgresql(using))
+def database_dsn(using: str | None = None) -> str:
+    """Return the connection string of a configured database."""
+    return connection_dsn(postgresql_connection(using))
 
 
 def direct_dsn(using: str | None = None) -> str:
@@ -47,16 +47,16 @@ def direct_dsn(using: str | None = None) -> str:
     "direct" if there is one. Other aliases use their own.
     """
     settings = get_settings()
-    if alias_of(using) == settings.DATABASE:
+    if resolve_alias(using) == settings.DATABASE:
         using = settings.DIRECT_DATABASE or (DIRECT_ALIAS if DIRECT_ALIAS in connections else using)
-    return dsn(using)
+    return database_dsn(using)
 
 
-def address_of(connection: BaseDatabaseWrapper) -> str:
-    """Return the connection string of one of Django's connections."""
+def connection_dsn(connection: BaseDatabaseWrapper) -> str:
+    """Return the connection string of one of Django's connections: its parameters for libpq."""
     parameters = connection.get_connection_params()
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    return make_conninfo(**{name: value for name, value in parameters.items() if name in known})
+    libpq_names = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    return make_conninfo(**{key: parameters[key] for key in parameters if key in libpq_names})
 
 
 def own_ident(ident: str | None = None) -> str:
@@ -72,14 +72,14 @@ def own_ident(ident: str | None = None) -> str:
 
 
 def run(call: Call[T], using: str | None) -> T:
-    """Run a call; raise the error in its answer, which does not break the transaction."""
+    """Run a call; an error in its answer is raised, but does not break the transaction."""
     rows = fetch(call.sql, call.params, using)
     return call.read(rows[0][0] if rows else None)
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
-    """Fetch the rows of a statement; its errors break the transaction."""
-    with postgresql(using).cursor() as cursor:
+    """Run a statement and return its rows; an error breaks the transaction."""
+    with postgresql_connection(using).cursor() as cursor:
         try:
             cursor.execute(sql, params)
         except DatabaseError as error:
@@ -89,7 +89,7 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
 
 
 def raise_messages_error(error: DatabaseError) -> None:
-    """Raise a database error of Django as MessagesError, if it has one of our error codes."""
+    """Raise a MessagesError if this database error has one of our error codes."""
     if isinstance(cause := error.__cause__, Error):
         translated = translate_error(cause, is_broken=False)
         if isinstance(translated, MessagesError):

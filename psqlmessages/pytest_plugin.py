@@ -10,7 +10,7 @@ from psqlmessages.rpc_client import close_callers
 
 @pytest.fixture(autouse=True)
 def _close_sessions_of_calls() -> Iterator[None]:
-    """Close the sessions of ``call``: an open one prevents dropping the test database."""
+    """Close the sessions of ``call``: PostgreSQL does not drop a database with open sessions."""
     yield
     close_callers()
 

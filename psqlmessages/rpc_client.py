@@ -1,4 +1,4 @@
-"""RPC client: one session per process for the calls of all threads and tasks."""
+"""RPC client: a session for the calls of all threads and tasks of a process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
-# Statements of a call are short, and while one waits, no probe detects a lost connection.
+# The statements of calls take little time. While one runs, no probe detects a lost connection.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 _MIN_CONNECT_TIMEOUT = Options().probe_timeout
 
 
 class RpcClient:
-    """A node that only makes calls, with its own thread that always reads.
+    """A node that only makes calls, with its own thread and event loop.
 
-    A session that does not read would block the notification queue of the whole server.
+    The thread always reads notifications: a session that listens and does not read would fill the
+    notification queue of the server.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
@@ -47,7 +48,7 @@ class RpcClient:
 
     def submit(self, node: str, body: Any, timeout: Duration) -> Future[Any]:
         """Start a call; the result of the future is the body of the answer."""
-        # A coroutine submitted to a stopped event loop would wait forever.
+        # Without the lock, ``close`` could stop the loop now, and the future would never be done.
         with self._submit_lock:
             if self._is_closed:
                 raise NodeClosed(f"{self.ident} is closed")
@@ -67,10 +68,11 @@ class RpcClient:
 
     async def _call(self, node: str, body: Any, timeout: Duration) -> Any:  # noqa: ASYNC109
         connect_timeout = max(as_timedelta(timeout, "timeout"), _MIN_CONNECT_TIMEOUT)
-        caller_node = await self._connect(connect_timeout.total_seconds())
-        return await caller_node.call(node, body, timeout=timeout)
+        own_node = await self._connect(connect_timeout.total_seconds())
+        return await own_node.call(node, body, timeout=timeout)
 
     async def _connect(self, seconds: float) -> AsyncNode:
+        """Return the node; open it if it is not open yet."""
         try:
             async with asyncio.timeout(seconds), self._open_lock:
                 if self._node is not None:
@@ -92,7 +94,7 @@ class RpcClient:
     @staticmethod
     async def _read(node: AsyncNode) -> None:
         async for _ in node.messages():
-            # The node itself passes answers to pending calls; ignore events.
+            # Ignore messages and events: the node itself passes answers to pending calls.
             pass
 
     async def _close(self) -> None:
@@ -106,24 +108,25 @@ class RpcClient:
 
 _clients: dict[tuple[str, str], RpcClient] = {}
 _lock = threading.Lock()
-# Clients from before a fork: the parent process uses their connections, so do not close them.
+# In a forked process, the clients of its parent. The parent uses their connections, so do not close
+# them, as garbage collection would.
 _inherited: list[RpcClient] = []
-# Set by psqlmessages.testing: answers calls instead of a node.
+# Set by psqlmessages.testing: the function that answers calls instead of a node.
 answer_in_tests: Callable[[str, Any], Any] | None = None
 
 
 def get_client(node: str, dsn: str) -> RpcClient:
-    """Return the RPC client of this process for a database; the first call creates it."""
+    """Return the RPC client of this process for a node and a database; create it at first."""
     with _lock:
         if (client := _clients.get((node, dsn))) is None:
-            # Every process needs its own name; a rule allows them by the pattern "node.*".
+            # Every process needs its own ident; a rule names them all as "node.*".
             ident = f"{node}.{os.getpid()}-{secrets.token_hex(4)}"
             client = _clients[node, dsn] = RpcClient(ident, dsn)
         return client
 
 
 def close_callers() -> None:
-    """Close the RPC clients of this process; the next call creates a new one."""
+    """Close the RPC clients of this process; the next ``call`` creates a new one."""
     with _lock:
         closing = list(_clients.values())
         _clients.clear()

@@ -1,4 +1,4 @@
-"""Shutdown: the first SIGINT or SIGTERM stops, the second ends the process."""
+"""Shutdown: the first SIGINT or SIGTERM stops the work, the second ends the process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _STDERR: Final = 2
 
 
 @contextmanager
-def stopped_by_signals(
+def stop_on_signals(
     stop: Callable[[], object], text: str, seconds: float | None = None
 ) -> Iterator[None]:
     """Call ``stop`` at the first SIGINT or SIGTERM and print ``text``; exit at the second.
 
-    After ``seconds`` the process ends even if threads still run: see :func:`end_within`. Works in
-    the main thread only.
+    ``seconds`` after the first signal the process ends even if threads still run: see
+    :func:`exit_after`. Use it in the main thread only.
     """
     is_stopping = False
 
@@ -31,7 +31,7 @@ def stopped_by_signals(
             os._exit(128 + number)
         is_stopping = True
         if seconds is not None:
-            end_within(seconds)
+            exit_after(seconds)
         stop()
         # Not `print`, which the signal may have interrupted.
         os.write(sys.stderr.fileno(), f"{text}\n".encode())
@@ -44,11 +44,11 @@ def stopped_by_signals(
             signal.signal(number, handler)
 
 
-def end_within(seconds: float) -> None:
+def exit_after(seconds: float) -> None:
     """End the process with exit code 1 after this time, unless it has ended before.
 
-    Prints the stack of each thread. Python itself may hang at exit, since it waits for all threads.
-    PostgreSQL rolls back open transactions.
+    Prints the stack of each thread. Without this, Python may hang at exit, since it waits for all
+    threads. PostgreSQL rolls back the open transactions of the process.
     """
     # The timer thread does not need the interpreter. Callable from signal handlers.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)

@@ -1,7 +1,7 @@
-"""Silent connections: closes Django's connections if their answers are lost in the network.
+"""Silent connections: close a connection of Django if its answer was lost in the network.
 
 psycopg would wait forever. But a query may also be slow, so after ANSWER_SECONDS without an answer,
-a new connection asks the server whether it works on the query. For the reasons see
+ask the server on a new connection whether it works on the query. For the reasons see
 docs/adr/0028-silent-connections-are-checked-on-the-server.md.
 """
 
@@ -29,7 +29,7 @@ from psycopg.pq.abc import PGconn
 from psqlmessages.client.connect import connect
 from psqlmessages.client.connection import AnswerTimeout
 from psqlmessages.conf import Settings, get_settings
-from psqlmessages.orm import address_of
+from psqlmessages.orm import connection_dsn
 
 logger = logging.getLogger("psqlmessages")
 
@@ -38,11 +38,12 @@ T = TypeVar("T")
 _counts: Final = Counter[str]()
 _ASK_INTERVAL_SECONDS: Final = 1.0
 _ASK_TIMEOUT: Final = timedelta(seconds=5)
-# An answer is lost if the server says so three times in a row: at first it may still be on its way,
-# and a load balancer may send one question to another server.
-_LOST_IN_A_ROW: Final = 3
-# A backend that waits for its client is not working. If track_activities is off, the state is
-# 'disabled', but wait_event_type is still available.
+# An answer counts as lost after this number of snapshots in a row that say so: at the first one it
+# may still be on its way, and a load balancer may have asked another server.
+_LOST_SNAPSHOTS: Final = 3
+# Our own pid, then for each backend of our role its pid and whether it works on a query. A backend
+# that waits for its client does not. If track_activities is off, the state is 'disabled', but
+# wait_event_type is still available.
 _BACKENDS: Final = """
     SELECT pg_backend_pid(), a.pid,
         a.state NOT LIKE 'idle%%'
@@ -50,8 +51,8 @@ _BACKENDS: Final = """
     FROM pg_stat_activity AS a
     WHERE a.usename = session_user AND a.backend_type = 'client backend'
 """
-# A lost backend would hold its locks until the server detects the loss. Another backend that has
-# the same process id meanwhile is younger than our connection.
+# Otherwise the backend of a lost connection would hold its locks until the server detects the loss.
+# A backend that has got the same process id since then is younger than our connection.
 _TERMINATE: Final = """
     SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
     WHERE a.pid = %s AND a.usename = session_user
@@ -60,25 +61,25 @@ _TERMINATE: Final = """
 
 
 def register() -> None:
-    """Check all new connections of Django; called once, when the app is ready."""
+    """Watch all new connections of Django; called once, when the app is ready."""
     connection_created.connect(_replace_wait, dispatch_uid="psqlmessages.silent_connections")
 
 
 def count_closed() -> int:
-    """Count the connections that this process has closed because of lost answers."""
+    """Return how many connections this process has closed because of lost answers."""
     return _counts["closed"]
 
 
 def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
-    """Replace ``wait`` of a new connection by one that detects lost answers."""
+    """Replace the method ``wait`` of a new connection by one that detects lost answers."""
     raw_connection = connection.connection
-    # A pool returns the same connection many times.
+    # If it has been replaced, a pool has returned the connection another time.
     if not isinstance(raw_connection, psycopg.Connection) or "wait" in vars(raw_connection):
         return
     try:
         seconds = get_settings().ANSWER_SECONDS
     except ImproperlyConfigured:
-        # The system checks report the error; connections must work nevertheless.
+        # The system checks report the error; connections should still work.
         seconds = Settings.ANSWER_SECONDS
     info = raw_connection.info
     # A Unix socket loses no packets.
@@ -91,15 +92,15 @@ def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
         "port": info.port,
         "connect_timeout": _ASK_TIMEOUT.seconds,
     }
-    address = make_conninfo(**conninfo_to_dict(address_of(connection)) | host)
-    server = _servers.setdefault(address, BackendMonitor(address))
+    address = make_conninfo(**conninfo_to_dict(connection_dsn(connection)) | host)
+    monitor = _monitors.setdefault(address, BackendMonitor(address))
     reference, connected_at = weakref.ref(raw_connection), monotonic()
 
     def wait(generator: PQGen[T], *args: Any, **kwargs: Any) -> T:
         waiting = reference()
         assert waiting is not None  # noqa: S101 - the caller has a reference
-        silence = SilentWait(waiting.pgconn, connected_at, server, seconds)
-        # The method of the connection's class, which may override wait().
+        silence = SilentWait(waiting.pgconn, connected_at, monitor, seconds)
+        # The connection's class may have overridden ``wait``.
         return type(waiting).wait(waiting, _watch_silence(generator, silence), *args, **kwargs)
 
     # There is no other hook: Django chooses the class of the connection.
@@ -107,7 +108,7 @@ def _replace_wait(connection: BaseDatabaseWrapper, **_: Any) -> None:
 
 
 def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, Any, T]:
-    """Run a generator of psycopg's protocol, and check for a lost answer during silence."""
+    """Run a generator of psycopg; while no data arrives, check whether the answer is lost."""
     try:
         awaited = next(generator)
         while True:
@@ -121,52 +122,55 @@ def _watch_silence(generator: PQGen[T], silence: SilentWait) -> Generator[Any, A
 
 
 class SilentWait:
-    """One wait for an answer: when the silence began, and what the server said about it."""
+    """One wait for an answer: since when no data has arrived, and what the server says about it.
+
+    After ``seconds`` without data it asks the server.
+    """
 
     def __init__(
-        self, pgconn: PGconn, connected_at: float, server: BackendMonitor, seconds: float
+        self, pgconn: PGconn, connected_at: float, monitor: BackendMonitor, seconds: float
     ) -> None:
         self._pgconn = pgconn
         self._connected_at = connected_at
-        self._server = server
+        self._monitor = monitor
         self._seconds = seconds
-        self._silence_began = monotonic()
-        self._ask_at = self._silence_began + seconds
+        self._silent_since = monotonic()
+        self._ask_at = self._silent_since + seconds
         self._last_snapshot: BackendSnapshot | None = None
-        self._lost_in_a_row = 0
+        self._lost_snapshots = 0
 
     def on_resume(self, *, is_ready: bool) -> None:
-        """Close the connection and raise AnswerTimeout if the answer is known to be lost."""
+        """Check whether the answer is lost; if so, close the connection and raise AnswerTimeout."""
         now = monotonic()
         if is_ready:
-            self._silence_began, self._lost_in_a_row = now, 0
+            self._silent_since, self._lost_snapshots = now, 0
             self._ask_at = now + self._seconds
             return
         # A connection that waits for notifications expects no answer.
         if now <= self._ask_at or self._pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
-        snapshot = self._server.snapshot()
-        # A snapshot taken for another thread may be older than this silence.
-        if snapshot.at - self._silence_began <= self._seconds or snapshot is self._last_snapshot:
+        snapshot = self._monitor.snapshot()
+        # A snapshot that another thread has asked for may be older.
+        if snapshot.at - self._silent_since <= self._seconds or snapshot is self._last_snapshot:
             return
         self._last_snapshot = snapshot
         if snapshot.is_lost(self._pgconn.backend_pid, self._seconds):
-            self._lost_in_a_row += 1
-            if self._lost_in_a_row == _LOST_IN_A_ROW:
+            self._lost_snapshots += 1
+            if self._lost_snapshots == _LOST_SNAPSHOTS:
                 self._close(snapshot)
             return
-        self._lost_in_a_row = 0
+        self._lost_snapshots = 0
         if snapshot.silent_since is None:
-            # A slow query: do not connect every second to ask again.
+            # The query is slow: do not ask every second.
             self._ask_at = monotonic() + self._seconds
 
     def _close(self, snapshot: BackendSnapshot) -> None:
         pid = self._pgconn.backend_pid
         self._pgconn.finish()
         _counts["closed"] += 1
-        self._server.terminate(pid, snapshot, monotonic() - self._connected_at)
+        self._monitor.terminate(pid, snapshot, monotonic() - self._connected_at)
         text = (
-            f"no answer within {monotonic() - self._silence_began:.0f} s, and PostgreSQL is not"
+            f"no answer within {monotonic() - self._silent_since:.0f} s, and PostgreSQL is not"
             " working on the query or is unreachable: the connection was closed. The query may have"
             " been executed"
         )
@@ -176,9 +180,10 @@ class SilentWait:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackendSnapshot:
-    """The state of a server at one time: which of our backends work on a query.
+    """The state of a server at one time: which backends of our role work on a query.
 
-    ``working`` is None if that is unknown. ``silent_since``: no answer since then.
+    ``working`` has a value for each backend, None if unknown; it is None if no backend is known.
+    ``silent_since``: the server itself has not answered since then.
     """
 
     at: float
@@ -186,7 +191,7 @@ class BackendSnapshot:
     silent_since: float | None = None
 
     def is_lost(self, pid: int, seconds: float) -> bool:
-        """Return whether a backend will send no answer."""
+        """Return whether the backend will send no answer: it does not work, or the server hangs."""
         if self.silent_since is not None:
             return self.at - self.silent_since > seconds
         # A backend whose state is unknown may be working.
@@ -195,7 +200,7 @@ class BackendSnapshot:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class BackendMonitor:
-    """Asks one server about our backends, for all waiting threads of the process."""
+    """Asks one server about the backends of our role, for all waiting threads of the process."""
 
     address: str
     _latest: BackendSnapshot = field(default_factory=lambda: BackendSnapshot(0.0))
@@ -203,7 +208,7 @@ class BackendMonitor:
     _ask_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def snapshot(self) -> BackendSnapshot:
-        """Ask, unless another thread is asking or has just asked; return the latest answer."""
+        """Ask the server unless another thread asks or has just asked; return the latest answer."""
         if self._ask_lock.acquire(blocking=False):
             try:
                 if monotonic() - self._asked_at >= _ASK_INTERVAL_SECONDS:
@@ -218,7 +223,7 @@ class BackendMonitor:
         try:
             rows, pid = self._run(_BACKENDS)
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
-            # An earlier silence counts only if we have asked the server continuously.
+            # Continue an earlier silence only if no time has passed in which nothing was asked.
             was_asked_recently = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
             return BackendSnapshot(
                 began, silent_since=(was_asked_recently and previous.silent_since) or began
@@ -226,12 +231,12 @@ class BackendMonitor:
         except psycopg.Error:
             # The server is starting or has no free connections: the state is unknown.
             return BackendSnapshot(began)
-        # Behind a pooler, clients know only its process ids.
+        # Behind a pooler, clients know only the process ids that the pooler invents.
         is_direct = bool(rows) and rows[0][0] == pid
         return BackendSnapshot(began, {row[1]: row[2] for row in rows} if is_direct else None)
 
     def terminate(self, pid: int, snapshot: BackendSnapshot, age: float) -> None:
-        """Terminate a backend whose connection is ``age`` seconds old, if the server answers."""
+        """Terminate the backend of a lost connection that is ``age`` seconds old; log an error."""
         if snapshot.working is None or pid not in snapshot.working:
             return
         try:
@@ -248,5 +253,5 @@ class BackendMonitor:
             connection.pgconn.finish()
 
 
-# Weak, so that an address with a former password goes with its last connection.
-_servers: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()
+# By address. Weak references: a monitor exists as long as connections to its address.
+_monitors: Final[weakref.WeakValueDictionary[str, BackendMonitor]] = weakref.WeakValueDictionary()

@@ -1,7 +1,7 @@
 """Test tools for projects: check sent messages, and call handlers.
 
-Everything runs in the test's own process and transaction. A ``TestCase`` never commits, so no
-message leaves the database; tests check the messages that would have been sent.
+Everything runs in the test's own process and transaction. A ``TestCase`` never commits, so
+PostgreSQL sends no message; tests check the messages that a commit would have sent.
 ``psqlmessages.pytest_plugin`` has the same tools as fixtures.
 """
 
@@ -22,7 +22,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import CallFailed, failure_text
 from psqlmessages.handler_registry import HandlerRegistry, registry
 from psqlmessages.models import Auth
-from psqlmessages.orm import alias_of, own_ident, postgresql
+from psqlmessages.orm import own_ident, postgresql_connection, resolve_alias
 from psqlmessages.wire import EncodedBody, decode
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SentMessage:
-    """A sent or published message; ``has_receivers``: whether anyone listens or subscribes."""
+    """A sent or published message; ``has_receivers``: it had listeners or subscriptions."""
 
     topic: str
     body: Any
@@ -62,14 +62,15 @@ class _Record:
 
     @property
     def is_sent(self) -> bool:
-        """Whether the transaction has committed or still may: a rollback removes the callback."""
+        """Whether the transaction has committed, or may still commit."""
+        # A rollback removes the callback.
         callbacks = self.connection.run_on_commit
         return self.is_committed or any(entry[1] == self.on_commit for entry in callbacks)
 
 
 @dataclass(slots=True)
 class SentMessages(Sequence[SentMessage]):
-    """The messages sent so far, in order, except those rolled back."""
+    """The messages sent so far, in order, without those that a rollback has dropped."""
 
     _records: list[_Record] = field(default_factory=list)
 
@@ -103,20 +104,21 @@ class SentMessages(Sequence[SentMessage]):
 
 @contextmanager
 def sent_messages() -> Iterator[SentMessages]:
-    """Collect the messages of ``send``, ``publish`` and the like in the block, from any thread.
+    """Collect the messages that ``send``, ``publish`` and so on send in the block, from any thread.
 
-    A message counts if its transaction has committed or, as always in a ``TestCase``, still may.
-    The functions work as usual: they check the rules (see :func:`allow_topic`), and return False
-    if there is no listener. Messages of nodes with their own connections are not collected.
+    A message is included if its transaction has committed, or may still commit as in a
+    ``TestCase``. The functions work as usual: they check the rules (see :func:`allow_topic`), and
+    ``send`` returns False if there are no listeners. Messages of nodes with their own connections
+    are not collected.
     """
     sent = SentMessages()
 
     def record(using: str, ident: str, topic: str, body: Any, has_receivers: bool) -> None:
         connection = connections[using]
         message = SentMessage(topic, _round_trip(body), ident, using, has_receivers)
-        entry = _Record(message, connection)
-        sent._records.append(entry)
-        connection.on_commit(entry.on_commit)
+        new_record = _Record(message, connection)
+        sent._records.append(new_record)
+        connection.on_commit(new_record.on_commit)
 
     django_functions.observers.append(record)
     try:
@@ -135,7 +137,7 @@ def allow_topic(
 ) -> Auth:
     """Add a rule: this project's node may send to a topic (or pattern) and listen to it.
 
-    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` is the one that Django connects as.
+    ``ident`` is by default PSQLMESSAGES["NODE"], ``role`` the role as which Django connects.
     """
     return _allow(Auth.Type.TOPIC, ident, topic, mode, role, using)
 
@@ -176,11 +178,11 @@ def deliver(
     """Pass a topic message to its handlers immediately; return their results.
 
     Each runs as in ``psqlmessages run``, in its own transaction unless ``atomic=False``, but
-    without retries: exceptions reach the test. ``node`` is the receiving node (default: all);
+    without retries: its exception is raised. ``node`` is the receiving node (default: all);
     ``sender`` is by default PSQLMESSAGES["NODE"].
     """
     message = Message(TOPIC, _default_sender(sender), topic, _round_trip(body), topic)
-    return [handler.run(message, alias_of(using)) for handler in handlers.match(message, node)]
+    return [handler.run(message, resolve_alias(using)) for handler in handlers.match(message, node)]
 
 
 def ask(
@@ -193,11 +195,11 @@ def ask(
 ) -> Any:
     """Pass a call to the RPC handler of a node immediately; return its answer.
 
-    Exceptions of the handler reach the test; CallFailed if there is no handler.
+    An exception of the handler is raised. Raises CallFailed if there is no handler.
     """
     message = Message(RPC, _default_sender(sender), node, _round_trip(body))
     for handler in handlers.match(message, node):
-        return _round_trip(handler.run(message, alias_of(using)))
+        return _round_trip(handler.run(message, resolve_alias(using)))
     raise CallFailed(f"{node} has no handler for this")
 
 
@@ -205,7 +207,7 @@ def ask(
 def answered_calls(handlers: HandlerRegistry = registry) -> Iterator[None]:
     """Let handlers of this process answer ``call`` and ``acall`` within the block.
 
-    An exception of a handler arrives as CallFailed, as from another process.
+    If a handler raises an exception, ``call`` raises CallFailed, as it does in production.
     """
 
     def answer(node: str, body: Any) -> Any:
@@ -231,10 +233,10 @@ def _allow(
     type_: str, ident: str | None, dest: str, mode: str, role: str | None, using: str | None
 ) -> Auth:
     if role is None:
-        with postgresql(using).cursor() as cursor:
+        with postgresql_connection(using).cursor() as cursor:
             cursor.execute("SELECT session_user")
             role = cursor.fetchone()[0]
-    rule, _ = Auth.objects.using(alias_of(using)).update_or_create(
+    rule, _ = Auth.objects.using(resolve_alias(using)).update_or_create(
         role=role,
         ident=own_ident(ident),
         type=type_,
@@ -245,6 +247,6 @@ def _allow(
 
 
 def _round_trip(body: Any) -> Any:
-    """Encode and decode a body, as sending does: a tuple becomes a list, some values raise."""
+    """Encode and decode a body, as sending does: a tuple becomes a list; raise its errors."""
     encoded = EncodedBody.of(body)
     return decode(encoded.text, encoded.enc)

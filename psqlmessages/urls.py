@@ -35,13 +35,13 @@ urlpatterns = [
 
 
 def _exempt_from_transactions(patterns: Iterable[URLPattern | URLResolver]) -> None:
-    """Exempt async views from ATOMIC_REQUESTS, with which Django raises an error for them."""
-    for each in patterns:
-        if isinstance(each, URLResolver):
-            _exempt_from_transactions(each.url_patterns)
-        elif iscoroutinefunction(each.callback):
+    """Exempt async views from ATOMIC_REQUESTS, because Django refuses to run them with it."""
+    for entry in patterns:
+        if isinstance(entry, URLResolver):
+            _exempt_from_transactions(entry.url_patterns)
+        elif iscoroutinefunction(entry.callback):
             for alias in connections:
-                transaction.non_atomic_requests(using=alias)(each.callback)
+                transaction.non_atomic_requests(using=alias)(entry.callback)
 
 
 _exempt_from_transactions(urlpatterns)

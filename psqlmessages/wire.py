@@ -1,4 +1,4 @@
-"""Wire format of a notification's payload: a line of JSON, a newline, the body. No I/O."""
+"""Wire format of a notification's payload: a header (one line of JSON), then the body. No I/O."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class MalformedPayload(ValueError):
 
 
 class Payload(NamedTuple):
-    """A parsed payload; ``text`` is None if there is only the JSON line."""
+    """A parsed payload: the header, and the text of the body; None if there is no body."""
 
     header: dict[str, Any]
     text: str | None
 
 
 class MalformedText(ValueError):
-    """Text is not valid UTF-8, JSON or YAML; the message starts with "it" and has the reason."""
+    """Text is not valid UTF-8, JSON or YAML; the message begins with "it is" or "it has"."""
 
     def sentence(self, subject: str = "It") -> str:
-        """Write the message as a sentence about ``subject``."""
+        """Return the message as a sentence, with ``subject`` in place of "it"."""
         return f"{subject}{str(self)[2:]}."
 
 
@@ -44,7 +44,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-# json.dumps and json.loads would create a coder for each call.
+# With these options, json.dumps and json.loads would create an encoder or decoder for each call.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _decoder: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 _strict_decoder: Final = json.JSONDecoder(
@@ -53,9 +53,10 @@ _strict_decoder: Final = json.JSONDecoder(
 
 
 def set_json_default(default: Callable[[Any], Any]) -> None:
-    """Let this process send values that JSON lacks, by ``default`` as in ``json.JSONEncoder``.
+    """Set how this process sends values of types that JSON lacks.
 
-    It converts a value to one that JSON has, or raises TypeError.
+    ``default`` is that of ``json.JSONEncoder``: it converts a value to one that JSON has, or raises
+    TypeError.
     """
     global _encoder  # noqa: PLW0603 - one per process
     _encoder = json.JSONEncoder(
@@ -64,17 +65,17 @@ def set_json_default(default: Callable[[Any], Any]) -> None:
 
 
 def parse_strict_json(text: str) -> Any:
-    """Parse JSON; raise MalformedText also for NaN, Infinity and duplicate fields."""
+    """Parse JSON; raise MalformedText, also if it has NaN, Infinity or duplicate fields."""
     try:
         return _strict_decoder.decode(text)
     except RecursionError:
-        raise MalformedText("it is not JSON: it is nested too deep") from None
+        raise MalformedText("it is not JSON: it is nested too deeply") from None
     except ValueError as error:
         raise MalformedText(f"it is not JSON: {error}") from None
 
 
 def decode_document(document: bytes | str, max_bytes: int) -> str:
-    """Decode a UTF-8 document, with or without a byte order mark; raise MalformedText."""
+    """Decode a document in UTF-8, without its byte order mark; raise MalformedText."""
     size = len(
         document if isinstance(document, bytes) else document.encode("utf-8", "surrogatepass")
     )
@@ -83,11 +84,11 @@ def decode_document(document: bytes | str, max_bytes: int) -> str:
     try:
         return document.decode("utf-8-sig") if isinstance(document, bytes) else document
     except UnicodeDecodeError as error:
-        raise MalformedText(f"it is not UTF-8 text: byte {error.start:,} does not fit") from None
+        raise MalformedText(f"it is not UTF-8 text: byte {error.start:,} is not valid") from None
 
 
 def parse(payload: str) -> Payload:
-    """Split a payload into its header and its body's text; raise MalformedPayload if invalid."""
+    """Split a payload into header and body; raise MalformedPayload if it is invalid."""
     end_of_line = payload.find("\n")
     try:
         header, end = _decoder.raw_decode(payload)
@@ -101,7 +102,7 @@ def parse(payload: str) -> Payload:
 
 
 def serialize(header: dict[str, Any], text: str | None = None) -> str:
-    """Write a payload; the reverse of :func:`parse`."""
+    """Create a payload from header and body; the reverse of :func:`parse`."""
     line = json.dumps(header, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return line if text is None else f"{line}\n{text}"
 
@@ -138,7 +139,7 @@ def decode(text: str, enc: str | None) -> Any:
 
 
 def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
-    """Encode values that are sent in one call, with one encoding for all of them.
+    """Encode values that are sent in one call; return their texts and the encoding of all.
 
     If str and JSON values are mixed, all are encoded as JSON; receivers get the original values.
     """
@@ -154,7 +155,7 @@ def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
 
 
 def describe_unstorable(text: str) -> str:
-    """Describe the first character that PostgreSQL's text cannot store; "" if there is none."""
+    """Describe the first character that PostgreSQL cannot store in text; "" if there is none."""
     if (position := text.find("\0")) >= 0:
         return f"a NUL character at position {position}"
     try:
@@ -166,9 +167,9 @@ def describe_unstorable(text: str) -> str:
 
 
 def _check_storable(text: str) -> str:
-    if part := describe_unstorable(text):
+    if character := describe_unstorable(text):
         raise ValueError(
-            f"the body has {part}, which PostgreSQL's text cannot store: send it as bytes"
+            f"the body has {character}, which PostgreSQL cannot store in text: send it as bytes"
         )
     return text
 
@@ -182,10 +183,10 @@ def _to_json(value: Any) -> str:
             " (a body must be str, bytes or a JSON value)"
         ) from None
     except RecursionError:
-        raise ValueError(f"a body of type {type(value).__name__} is nested too deep") from None
+        raise ValueError(f"a body of type {type(value).__name__} is nested too deeply") from None
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Only escapes (\\ud800) preserve lone surrogates.
+        # UTF-8 has no lone surrogates, so escape all characters that are not ASCII.
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_encoder.default)
     return text

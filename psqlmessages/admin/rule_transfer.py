@@ -56,7 +56,7 @@ class ImportPlan:
     @classmethod
     def of(cls, wanted: document.Definitions, *, is_replacing: bool) -> ImportPlan:
         """Compare a document with the current definitions."""
-        current = changes.present(base.database())
+        current = changes.read_current(base.database())
         return cls(wanted, is_replacing, current, changes.fingerprint(current))
 
     @classmethod
@@ -72,7 +72,7 @@ class ImportPlan:
             ) from error
         except document.MalformedDefinitions as error:
             raise UnusablePlan(f"Nothing was saved. {error}") from error
-        current = changes.present(base.database())
+        current = changes.read_current(base.database())
         return cls(wanted, fields["replace"], current, fields["fingerprint"])
 
     def dumps(self, user: AbstractBaseUser) -> str:
@@ -199,7 +199,7 @@ class TransferMixin:
         """Export the rules, and the web identities if the user may view them."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        found = changes.present(base.database())
+        found = changes.read_current(base.database())
         if not request.user.has_perm("psqlmessages.view_webidentity"):
             found = document.Definitions(found.rules)
         name = f"psqlmessages-{timezone.now():%Y-%m-%d}.json"

@@ -80,7 +80,7 @@ def _receive(node: Node, kind: str, messages: int) -> None:
 
 def _payloads(node: Node, wanted: str) -> Iterator[str]:
     """Yield the payloads of the channel ``wanted``, with as little overhead as psycopg allows."""
-    buffer, descriptor = node._session.buffer, connection_of(node).fileno()
+    buffer, descriptor = node._session._buffer, connection_of(node).fileno()
     while buffer is not None:
         yield from (payload for channel, payload in buffer.take() if channel == wanted)
         if not buffer:
@@ -91,7 +91,7 @@ def _payloads(node: Node, wanted: str) -> Iterator[str]:
 
 def connection_of(node: Node) -> Connection:
     """Return the connection of a node, so that bare notifications use the same one."""
-    connection = node._session.connection
+    connection = node._session._connection
     if connection is None:
         raise ConnectionLost(f"node {node.ident} lost its connection: run the benchmark again")
     return connection

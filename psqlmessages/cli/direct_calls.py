@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client.calls import Call, translate_error
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import complete_conninfo
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 @contextmanager
 def connect_as(dsn: str, name: str) -> Iterator[Connection]:
     """Connect with autocommit and ``name`` in application_name; raise errors as MessagesError."""
-    with psycopg.connect(conninfo(dsn, name), autocommit=True) as connection:
+    with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
             yield connection
         except psycopg.Error as error:

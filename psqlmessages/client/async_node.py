@@ -14,7 +14,7 @@ from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.handler_runs import HandlerTasks
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, async_acting_method, async_method
-from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, complete_conninfo
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
 from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER
 from psqlmessages.client.subscription import (
@@ -38,7 +38,7 @@ class AsyncNode(NodeBase):
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
         options = options or Options()
         super().__init__(ident, options)
-        self._session = AsyncNodeSession(conninfo(dsn, ident), self._state, options)
+        self._session = AsyncNodeSession(complete_conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
         self._handler_tasks = HandlerTasks(self, self._state)
         self._min_accept_seconds = options.probe_timeout.total_seconds()
@@ -180,7 +180,7 @@ class AsyncNode(NodeBase):
         idle: Duration | None = None,
         group: Duration = DEFAULT_GROUP,
     ) -> AsyncIterator[Element]:
-        """See :meth:`Node.consume`; ``close`` commits or gives back the elements of its batch."""
+        """See :meth:`Node.consume`; ``close`` also commits or gives back the elements."""
         leased = self._consumer.new_batch(self._acting, queue, duration, group)
         timeout = FOREVER if idle is None else idle
         try:
@@ -225,7 +225,7 @@ class AsyncNode(NodeBase):
                 yield answer
 
     async def _send_within(self, seconds: float, call: Awaitable[None]) -> None:
-        """Send a call; the server has at least ``probe_timeout`` to accept it."""
+        """Send a call within ``seconds``, or ``probe_timeout`` if that is longer."""
         seconds = max(seconds, self._min_accept_seconds)
         try:
             async with asyncio.timeout(seconds):
@@ -260,7 +260,5 @@ class AsyncNode(NodeBase):
         """See :meth:`Node.run`."""
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
-        await self._handler_tasks.run(self._receive)
-
-    async def _receive(self) -> Message | None:
-        return await self._session.run_steps(self._state.next_message(None, self))
+        session, state = self._session, self._state
+        await self._handler_tasks.run(lambda: session.run_steps(state.next_message(None, self)))

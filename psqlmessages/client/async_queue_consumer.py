@@ -1,4 +1,4 @@
-"""Queue consumer of an AsyncNode: cancelling a task loses no element."""
+"""Queue consumer of an AsyncNode: takes, commits and gives back elements; safe to cancel."""
 
 from __future__ import annotations
 
@@ -31,26 +31,28 @@ _CLOSING_SECONDS = 5.0
 
 
 class AsyncQueueConsumer:
-    """Reserves elements for the tasks of a node, and releases them if the task was cancelled.
+    """Reserves elements for the tasks of a node, and releases them if the task is cancelled.
 
-    A task may be cancelled while the answer to its call arrives. To lose nothing, ``pop`` reserves
-    too. It queues the commit after its last await, so it cannot be cancelled between the commit
-    and its return.
+    A task may be cancelled when the server has taken elements and the answer has not arrived. To
+    lose none, ``pop`` also reserves, and then queues a commit. There is no await between that and
+    its return, so it cannot be cancelled in between.
     """
 
     def __init__(self, session: AsyncNodeSession, state: NodeState) -> None:
         self._session = session
         self._state = state
+        # ``finish`` waits for these.
         self._in_progress: set[asyncio.Future[Any]] = set()
+        # Batches whose ``consume`` has not ended.
         self._batches: set[LeasedBatch] = set()
 
     async def take(
         self, ident: str, queue: str, statement: SqlStatement, timeout: Duration | None
     ) -> list[Element]:
         """Reserve elements; with a timeout, wait for them."""
-        # Make ``finish`` wait until the commit or release of the elements is queued.
-        is_taking = asyncio.get_running_loop().create_future()
-        self._in_progress.add(is_taking)
+        # Until the commit or release of the elements is queued.
+        taking = asyncio.get_running_loop().create_future()
+        self._in_progress.add(taking)
         try:
             if not timeout:
                 return await self._reserve(ident, queue, statement)
@@ -67,8 +69,8 @@ class AsyncQueueConsumer:
 
             return await run_steps_async(poller.steps(), run_step)
         finally:
-            self._in_progress.discard(is_taking)
-            is_taking.set_result(None)
+            self._in_progress.discard(taking)
+            taking.set_result(None)
 
     def remove(self, ident: str, elements: list[Element]) -> None:
         """Queue the commit of popped elements, without waiting for it."""
@@ -78,13 +80,13 @@ class AsyncQueueConsumer:
             self._submit(ident, queue_calls.commit(ident, *elements), expires_at, batch)
 
     def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
-        """Create the batch of a consumer; ``finish`` gives it back unless the caller has."""
+        """Create a batch of ``consume``; ``finish`` gives it back unless ``give_back`` has."""
         batch = LeasedBatch(self._state, ident, queue, duration, group)
         self._batches.add(batch)
         return batch
 
     def give_back(self, batch: LeasedBatch) -> None:
-        """Queue the calls that commit or give back the rest of a batch, without waiting."""
+        """Queue the calls that commit finished elements and give back the others; do not wait."""
         self._batches.discard(batch)
         if (call := batch.last_commit()) is not None:
             self._submit_or_log("", call, batch.expires_at, batch)
@@ -92,7 +94,7 @@ class AsyncQueueConsumer:
             self._submit_or_log("", call)
 
     async def finish(self) -> None:
-        """Wait for calls in progress, up to 5 seconds; the node is already stopped."""
+        """Give back all batches, and wait up to 5 s for these calls; the node is stopped."""
         deadline = monotonic() + _CLOSING_SECONDS
         for batch in list(self._batches):
             self.give_back(batch)
@@ -103,6 +105,7 @@ class AsyncQueueConsumer:
             await asyncio.wait(self._in_progress, timeout=seconds)
 
     async def _reserve(self, ident: str, queue: str, statement: SqlStatement) -> list[Element]:
+        """Run a statement of ``reserve``; if this task is cancelled, release its elements."""
         has_begun = False
 
         def script() -> Script[list[Element]]:
@@ -140,7 +143,7 @@ class AsyncQueueConsumer:
         retry_until: float = -inf,
         batch: LeasedBatch | None = None,
     ) -> None:
-        """Queue a call, and retry it in the background; ``batch`` logs lost leases."""
+        """Queue a call, and retry it in the background; ``batch`` counts and logs lost leases."""
         future = self._session.submit(call)
         self._wait_for(asyncio.create_task(self._complete(ident, call, future, retry_until, batch)))
 
@@ -158,13 +161,13 @@ class AsyncQueueConsumer:
         retry_until: float,
         batch: LeasedBatch | None,
     ) -> None:
+        """Await a queued call; queue it again after temporary errors, until ``retry_until``."""
         try:
             while True:
                 try:
                     answer = await future
                     break
                 except (ConnectionLost, psycopg.Error) as error:
-                    # A late commit works too, unless another consumer has taken the element.
                     if monotonic() >= retry_until or self._session.is_closed:
                         raise
                     if isinstance(error, ConnectionLost):
@@ -188,7 +191,7 @@ class AsyncQueueConsumer:
     def _log_give_back_error(self, ident: str, error: Exception) -> None:
         self._state.counters.lost_leases += 1
         self._state.log.warning(
-            "%s: could not commit or give back elements; they return when their leases run out: %s",
+            "%s: could not commit or give back elements; they return when their leases expire: %s",
             ident or self._state.ident,
             error,
         )

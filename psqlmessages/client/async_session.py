@@ -1,4 +1,4 @@
-"""Session of an AsyncNode: one task owns the connection, so cancelling a call is safe."""
+"""Session of an AsyncNode: one task uses the connection, so cancelling other tasks is safe."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, N
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
-_DISCONNECTED_PAUSE_SECONDS = 0.001
+_DISCONNECTED_WAIT_SECONDS = 0.001
 
 
 class AsyncNodeSession:
-    """The connection of an :class:`AsyncNode`; calls that queue up share the next round trip."""
+    """The connection of an :class:`AsyncNode`, and the worker: the task that uses it.
+
+    Other tasks queue their calls. Calls that are in the queue together share a round trip.
+    """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._connector = Connector(conninfo, options.answer_timeout)
@@ -59,7 +62,7 @@ class AsyncNodeSession:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._worker: asyncio.Task[None] | None = None
         self._queue = CallQueue()
-        # Events of waiting tasks, and the event that wakes the worker.
+        # Events that wake waiting tasks, and the event that wakes the worker.
         self._waiters: set[asyncio.Event] = set()
         self._wakeup = asyncio.Event()
         self._housekeeping_timer: asyncio.TimerHandle | None = None
@@ -67,12 +70,13 @@ class AsyncNodeSession:
         self._read_error: psycopg.OperationalError | None = None
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
+        # Whether a task waits with a timeout of 0, until the worker has read once.
         self._has_zero_wait = False
         self._is_closing = False
         self.is_closed = False
 
     async def open(self) -> None:
-        """Connect and register; retry only while the name is taken, and only for a moment."""
+        """Connect and register; while the node's name is taken, retry for half a second."""
         async with self._opening:
             self._raise_if_closed()
             if self._worker is None:
@@ -95,14 +99,14 @@ class AsyncNodeSession:
         """End all waits immediately; callable from any thread and from signal handlers."""
         self._state.is_stopped = True
         if self._loop is not None:
-            # A closed loop has no waiting tasks.
+            # If the loop is closed, this raises RuntimeError, and no task waits.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._on_stopped)
 
     def _on_stopped(self) -> None:
         self._wake_waiters()
         self._wakeup.set()
-        self._state.on_stopped()
+        self._state.end_waits()
 
     async def close(self) -> None:
         """Stop, deregister and disconnect."""
@@ -131,7 +135,7 @@ class AsyncNodeSession:
         self._wakeup.set()
         _, unfinished = await asyncio.wait({self._worker}, timeout=_CLOSING_SECONDS)
         while unfinished:
-            # A cancelled psycopg call first waits until the server has cancelled the query.
+            # When cancelled, psycopg first waits until the server has cancelled the query.
             self._worker.cancel()
             _, unfinished = await asyncio.wait(unfinished, timeout=_CLOSING_SECONDS)
 
@@ -161,14 +165,14 @@ class AsyncNodeSession:
         if self.is_closed or self._is_closing:
             raise NodeClosed(f"node {self._state.ident} is closed")
 
-    # Called by tasks
+    # Called by other tasks
 
     async def run(self, call: Call[T]) -> T:
-        """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
+        """Run one call; without a connection, first wait up to ``reconnect_wait`` for one."""
         return await self.submit(call)
 
     def submit(self, call: Call[T]) -> asyncio.Future[T]:
-        """Queue a call; calls of one task run in this order. The future receives the result."""
+        """Queue a call; the future receives its result. Calls of one task run in their order."""
         self._raise_if_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
@@ -180,16 +184,15 @@ class AsyncNodeSession:
         return future
 
     async def wait(self, is_ready: Callable[[], object], deadline: float) -> None:
-        """Wait until something is ready, the deadline has passed, or the node is stopped."""
+        """Wait until ``is_ready()`` is true, the deadline has passed, or the node is stopped."""
         loop = asyncio.get_running_loop()
         while not (is_ready() or self._state.is_stopped):
             woken = asyncio.Event()
             self._waiters.add(woken)
-            # A wait of 0 seconds ends when the worker has read once.
             seconds = max(0.0, min(deadline - monotonic(), MAX_WAIT_SECONDS))
             if not seconds and self._connection is None:
-                # Without a connection the worker reads nothing, so wait 1 ms.
-                seconds = _DISCONNECTED_PAUSE_SECONDS
+                # A wait of 0 s ends when the worker has read once, which needs a connection.
+                seconds = _DISCONNECTED_WAIT_SECONDS
             timer = loop.call_later(seconds, woken.set) if seconds else None
             if not seconds:
                 self._has_zero_wait = True
@@ -213,7 +216,7 @@ class AsyncNodeSession:
         return await self.run(step)
 
     def on_taken(self, number: int = 1) -> None:
-        """Resume reading if the inbox was full before ``number`` messages were taken."""
+        """Wake the worker if the inbox was full before ``number`` messages were taken."""
         limit = self._options.inbox_limit
         if limit - number <= len(self._state.inbox) < limit:
             self._wakeup.set()
@@ -222,7 +225,7 @@ class AsyncNodeSession:
         for woken in self._waiters:
             woken.set()
 
-    # The task that owns the connection
+    # The worker
 
     async def _work(self) -> None:
         while not self._is_closing:
@@ -235,7 +238,7 @@ class AsyncNodeSession:
             except Exception as error:  # noqa: BLE001 - logged; the node continues
                 logger.exception("%s: unexpected error", self._state.ident)
                 await self._drop_connection(error)
-                self._state.backoff.failed(monotonic())
+                self._state.backoff.record_failure(monotonic())
 
     async def _use(self, connection: AsyncConnection) -> None:
         """Run housekeeping if it is due, else the next batch of calls; if there is none, read."""
@@ -264,6 +267,7 @@ class AsyncNodeSession:
             raise
 
     def _can_read(self) -> bool:
+        # Answers to pending calls are needed even if the inbox is full.
         is_full = len(self._state.inbox) >= self._options.inbox_limit
         return not is_full or self._state.has_pending_calls
 
@@ -308,13 +312,13 @@ class AsyncNodeSession:
     async def _run_due_calls(self, connection: AsyncConnection) -> None:
         now = monotonic()
         try:
-            with connection.limit_answers(self._state.heartbeat.answer_seconds):
+            with connection.limit_answer_time(self._state.heartbeat.answer_seconds):
                 for call in self._state.due_calls(now):
                     await self._execute_call(connection, call)
         except ConnectionLost as error:
             await self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
-            self._state.on_evaluation_failed(error, now)
+            self._state.on_due_call_failed(error, now)
         self._read()
         if self._connection is not None:
             self._schedule_housekeeping()
@@ -342,18 +346,20 @@ class AsyncNodeSession:
     # Queued calls
 
     async def _send_batch(self, connection: AsyncConnection, batch: Batch) -> None:
+        """Run a batch in one transaction, and give each task its result or error."""
         try:
             answers = await self._execute(connection, batch)
         except psycopg.Error as error:
             is_single = sum(map(len, batch)) == 1
             if not is_single and error.sqlstate and not is_broken(connection, error):
-                # The transaction was rolled back. Halve it until the failing call is alone.
+                # The transaction was rolled back. Run each half of its calls separately, so that
+                # finally only the failing call fails.
                 for half in halves(batch):
                     await self._send_batch(connection, half)
                 return
             is_lost = is_broken(connection, error)
             await self._fail(batch, calls.translate_error(error, is_broken=is_lost))
-        except Exception as error:  # noqa: BLE001 - handed to the task that called
+        except Exception as error:  # noqa: BLE001 - raised in the task that called
             await self._fail(batch, error)
         else:
             await self._on_answers(connection, batch, answers)
@@ -368,29 +374,31 @@ class AsyncNodeSession:
             if group[0].call.must_follow_events and self._buffer is not None:
                 self._state.receive(self._buffer.take())
             try:
-                results = group.answers(answer)
-            except Exception as error:  # noqa: BLE001 - handed to the tasks that called
+                results = group.split_answer(answer)
+            except Exception as error:  # noqa: BLE001 - raised in the tasks that called
                 await self._fail([group], error)
                 continue
             if results is None:
                 refused += group.single_calls()
                 continue
             for queued, result in zip(group, results, strict=True):
-                self._succeed(queued, result)
+                self._resolve(queued, result)
         if refused:
-            # A refused statement has done nothing. Run its calls unmerged: each has its own answer.
+            # A refused statement has done nothing. Run its calls singly: each gets its own answer.
             await self._send_batch(connection, refused)
 
     async def _fail(self, batch: Batch, error: Exception) -> None:
+        """Raise an error in the tasks that wait for these calls."""
         for queued in chain.from_iterable(batch):
             queued.fail(error)
         if isinstance(error, ConnectionLost):
             await self._drop_connection(error)
 
-    def _succeed(self, queued: QueuedCall, answer: Any) -> None:
+    def _resolve(self, queued: QueuedCall, answer: Any) -> None:
+        """Return the result of a call to its task, or raise there the error in the answer."""
         try:
             result = queued.call.read(answer)
-        except Exception as error:  # noqa: BLE001 - handed to the task that called
+        except Exception as error:  # noqa: BLE001 - raised in the task that called
             queued.fail(error)
             return
         self._state.on_call_succeeded(queued.call, result)
@@ -425,6 +433,7 @@ class AsyncNodeSession:
         return call.read(answer)
 
     async def _reconnect(self) -> None:
+        """Fail the calls that have waited too long; then connect if it is time, or pause."""
         now = monotonic()
         error = ConnectionLost(f"node {self._state.ident} is not connected")
         self._queue.fail_until(now, error)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from psqlmessages.client.calls import Call
 
-_MAX_BATCH_SIZE: Final = 500
+_MAX_BATCH_ITEMS: Final = 500
 _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
-
-
-class AnyFuture(Protocol):
-    """A future of asyncio or of concurrent.futures."""
-
-    def done(self) -> bool:
-        """Return whether it has a result or an error, or was cancelled."""
-
-    def set_result(self, result: Any, /) -> None:
-        """Wake the waiting task or thread with a result."""
-
-    def set_exception(self, error: BaseException, /) -> None:
-        """Wake the waiting task or thread with an error."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +22,7 @@ class QueuedCall:
     """
 
     call: Call[Any]
-    future: AnyFuture
+    future: Future[Any]
     deadline: float
     caller: Hashable
 
@@ -58,10 +46,10 @@ class Group(list[QueuedCall]):
         first = self[0].call
         if len(self) == 1 or first.merging is None:
             return first.sql, first.params
-        return first.merging.sql, first.merging.merge([queued.call for queued in self])
+        return first.merging.sql, first.merging.merge_params([queued.call for queued in self])
 
-    def answers(self, answer: Any) -> list[Any] | None:
-        """Split the answer of the statement into one per call; None if it is an error."""
+    def split_answer(self, answer: Any) -> list[Any] | None:
+        """Return the answer of each call; None if the statement of merged calls failed."""
         first = self[0].call
         if len(self) == 1 or first.merging is None:
             return [answer]
@@ -78,7 +66,7 @@ Batch = list[Group]
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Split a batch of several calls into two, in their order."""
+    """Split a batch of several calls into two batches, in their order."""
     if len(batch) > 1:
         middle = len(batch) // 2
         return batch[:middle], batch[middle:]
@@ -95,9 +83,9 @@ class CallQueue(deque[QueuedCall]):
         All calls of one caller are in the same group. So the groups may run in any order.
         """
         groups: dict[Hashable, Group] = {}
-        group_of: dict[Hashable, Hashable] = {}
+        group_key_by_caller: dict[Hashable, Hashable] = {}
         element_ids: set[str] = set()
-        size = characters = 0
+        items = characters = 0
         while self and (not groups or self[0].call.may_share_round_trip):
             queued = self[0]
             call = queued.call
@@ -105,17 +93,17 @@ class CallQueue(deque[QueuedCall]):
                 self.popleft()
                 continue
             key = id(queued) if call.merging is None else (call.merging.sql, *call.fixed_params)
-            size += call.size
-            characters += call.weight
+            items += call.item_count
+            characters += call.character_count
             if groups and (
-                size > _MAX_BATCH_SIZE
+                items > _MAX_BATCH_ITEMS
                 or characters > _MAX_BATCH_CHARACTERS
-                or group_of.get(queued.caller, key) != key
+                or group_key_by_caller.get(queued.caller, key) != key
                 or not element_ids.isdisjoint(call.element_ids)
             ):
                 break
             groups.setdefault(key, Group()).append(self.popleft())
-            group_of[queued.caller] = key
+            group_key_by_caller[queued.caller] = key
             element_ids.update(call.element_ids)
             if not call.may_share_round_trip:
                 break
@@ -123,6 +111,6 @@ class CallQueue(deque[QueuedCall]):
         return sorted(groups.values(), key=lambda group: group[0].call.lock_order)
 
     def fail_until(self, now: float, error: BaseException) -> None:
-        """Fail the calls whose deadline has passed."""
+        """Raise an error in the tasks whose calls have a deadline at or before ``now``."""
         while self and self[0].deadline <= now:
             self.popleft().fail(error)

@@ -1,4 +1,4 @@
-"""Calls of the SQL functions: statement, parameters, reader of the answer. No I/O."""
+"""Calls of the SQL functions as values: statement, parameters, reader of the answer. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_man
 
 T = TypeVar("T")
 
-_BACKEND_INFO: Final = (
+_SET_UP: Final = (
     "SELECT pg_backend_pid() || '|' || clock_timestamp()"
     " FROM set_config('synchronous_commit', %s, false)"
 )
@@ -35,12 +35,12 @@ class Call(Generic[T]):
     ``read`` converts the first column of the single row into the result, or raises an error.
     ``registers`` is the registration that the call changes: the function, and its ident or topic.
     ``may_share_round_trip``: it may share a round trip and a transaction with other calls.
-    ``ident`` is the acting node, if the call names it. ``is_prepared``: it uses a prepared
-    statement from the first call on; its parameters are sent as text or lists of text.
+    ``ident`` is the acting node, if the call names it. ``is_prepared``: it runs as a statement of
+    the connection's StatementCache, which sends parameters as text or arrays of text.
 
-    ``merging``: how several such calls become one statement. ``lock_order``: names of the topic or
-    queue that it may create; calls of one transaction run in this order. ``element_ids``: elements
-    that it removes; calls that remove the same one share no transaction.
+    ``merging``: how several such calls become one statement. ``lock_order``: sort key of calls in
+    one transaction; the names of the topic or queue that the call may create. ``element_ids``:
+    elements that the call removes; calls that remove the same element share no transaction.
     """
 
     sql: str
@@ -55,45 +55,46 @@ class Call(Generic[T]):
     element_ids: frozenset[str] = frozenset()
 
     @property
-    def size(self) -> int:
-        """Number of elements that the call processes."""
+    def item_count(self) -> int:
+        """Number of messages or elements that the call processes."""
         return max((len(value) for value in self.params if isinstance(value, list)), default=1)
 
     @property
     def fixed_params(self) -> tuple[Any, ...]:
         """The parameters that must be equal in calls that are merged."""
-        arrays = self.merging.arrays if self.merging is not None else ()
+        arrays = self.merging.array_positions if self.merging is not None else ()
         return tuple(value for n, value in enumerate(self.params) if n not in arrays)
 
     @property
-    def weight(self) -> int:
+    def character_count(self) -> int:
         """Approximate number of characters sent to the server."""
         return sum(len(value) for value in self.params if isinstance(value, str | list))
 
     @property
     def must_follow_events(self) -> bool:
-        """Whether to process queued events, which are older, before recording the call's result."""
-        # The answer of init contains the channel on which they arrive.
+        """Whether events that arrived before the answer must be processed before it is recorded."""
+        # After init, they need the channel in its answer.
         return self.registers is not None and self.registers[0] != "init"
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """How calls of a function become one statement, if their other parameters are equal.
+    """How calls of a function become one statement.
 
-    ``sql`` has the same parameters, but those at the positions ``arrays`` are arrays. ``split``
-    converts its successful answer to the answers of the calls.
+    ``sql`` is that statement. Its parameters at ``array_positions`` are arrays of the values of all
+    calls; the other parameters must be equal in all calls. ``split`` converts its successful answer
+    to the answers of the calls.
     """
 
     sql: str
-    arrays: tuple[int, ...]
+    array_positions: tuple[int, ...]
     split: Callable[[dict[str, Any], Sequence[Call[Any]]], list[Any]]
 
-    def merge(self, merged_calls: Sequence[Call[Any]]) -> tuple[Any, ...]:
+    def merge_params(self, merged_calls: Sequence[Call[Any]]) -> tuple[Any, ...]:
         """Create the parameters of the statement."""
         return tuple(
             list(chain.from_iterable(_as_list(call.params[n]) for call in merged_calls))
-            if n in self.arrays
+            if n in self.array_positions
             else value
             for n, value in enumerate(merged_calls[0].params)
         )
@@ -111,7 +112,7 @@ class TopicNodes(NamedTuple):
 
 
 class BackendInfo(NamedTuple):
-    """The backend of a new connection: its process id, and the server's clock as text."""
+    """The backend of a connection: its process id, and the server's time after connecting."""
 
     pid: int
     clock: str
@@ -137,7 +138,7 @@ def _token_or_none(token: str) -> str | None:
 
 
 def raise_for_error(answer: Any) -> dict[str, Any]:
-    """Return the answer of a successful call, else raise the error with its number."""
+    """Return the answer of a successful call; otherwise raise the error that it contains."""
     if not isinstance(answer, dict) or "Err" not in answer:
         raise MessagesError(f"unexpected answer of a messages function: {answer!r:.200}")
     if answer["Err"] != "0":
@@ -146,12 +147,13 @@ def raise_for_error(answer: Any) -> dict[str, Any]:
 
 
 def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
-    """Translate an error of psycopg to one of ours; return it unchanged if there is none."""
+    """Translate an error of psycopg to a MessagesError; return it unchanged if there is none."""
     if is_broken:
         return ConnectionLost(str(error).strip() or type(error).__name__)
     if isinstance(error, errors.InvalidSchemaName | errors.UndefinedFunction):
         return NotInstalled(str(error).partition("\n")[0])
-    # Other errors have the same SQLSTATE, and the message depends on the server's language.
+    # async.c implements NOTIFY. Errors of other files have the same SQLSTATE, and the text depends
+    # on the server's language.
     if isinstance(error, errors.ProgramLimitExceeded) and error.diag.source_file == "async.c":
         return NotificationQueueFull("PostgreSQL's notification queue is full: nothing was done")
     state = error.sqlstate or ""
@@ -161,23 +163,24 @@ def translate_error(error: psycopg.Error, *, is_broken: bool) -> Exception:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: after a deadlock, conflict, timeout or full disk."""
+    """Return whether a retry may succeed: after a deadlock, conflict, timeout or lack of space."""
     if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable):
         return True
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53")
 
 
-def _read_nothing(answer: Any) -> None:
+def read_nothing(answer: Any) -> None:
+    """Raise the error of a call that has no result."""
     raise_for_error(answer)
 
 
-def read_is_new(answer: Any) -> bool:
-    """Read whether a call changed something."""
+def read_changed(answer: Any) -> bool:
+    """Return whether a call changed something, given its answer."""
     return not raise_for_error(answer).get("Already")
 
 
 def read_channel(answer: Any) -> str:
-    """Read the channel of an answer of ``init`` or ``connect_stream``."""
+    """Return the channel in an answer of ``init`` or ``connect_stream``."""
     return str(raise_for_error(answer)["Channel"])
 
 
@@ -196,38 +199,27 @@ def read_payload(text: Any) -> Payload:
     return payload
 
 
-def backend_info(*, synchronous_commit: bool) -> Call[BackendInfo]:
-    """Set up a new connection that is used for messages only."""
-    return Call(_BACKEND_INFO, (_setting(synchronous_commit),), _read_backend_info)
+def set_up_session(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
+    """Set up a new connection, and register its first node unless ``ident`` is empty.
 
-
-def open_as(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
-    """Set up a new connection and register its first node, in one round trip; see init."""
-    return Call(
-        _BACKEND_INFO.replace(" FROM", " || '|' || messages.init(%s) FROM"),
-        (*check_names(ident), _setting(synchronous_commit)),
-        _read_backend_and_channel,
-        ("init", ident),
-    )
-
-
-def _read_backend_info(row: Any) -> BackendInfo:
-    pid, _, clock = str(row).partition("|")
-    return BackendInfo(int(pid), clock)
-
-
-def _read_backend_and_channel(row: Any) -> tuple[BackendInfo, str]:
-    pid, clock, answer = str(row).split("|", 2)
-    return BackendInfo(int(pid), clock), read_channel(json.loads(answer))
-
-
-def _setting(synchronous_commit: bool) -> str:
+    The result is the backend, and the channel ("" without a node).
+    """
     # Notifications are not durable, so there is no benefit in waiting for the WAL flush.
-    return "on" if synchronous_commit else "off"
+    setting = "on" if synchronous_commit else "off"
+    if not ident:
+        return Call(_SET_UP, (setting,), _read_set_up)
+    sql = _SET_UP.replace(" FROM", " || '|' || messages.init(%s) FROM")
+    return Call(sql, (*check_names(ident), setting), _read_set_up, ("init", ident))
+
+
+def _read_set_up(row: Any) -> tuple[BackendInfo, str]:
+    pid, clock, *init_answer = str(row).split("|", 2)
+    channel = read_channel(json.loads(init_answer[0])) if init_answer else ""
+    return BackendInfo(int(pid), clock), channel
 
 
 def end_backend(backend: BackendInfo) -> Call[bool]:
-    """Terminate an earlier connection of ours that the server still considers alive."""
+    """Terminate an earlier connection of ours; return whether the server still had it."""
     # A backend that started later is another connection: the server has reused the pid.
     return Call(
         "SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity"
@@ -238,7 +230,7 @@ def end_backend(backend: BackendInfo) -> Call[bool]:
 
 
 def probe_by_notify(channel: str, payload: str) -> Call[None]:
-    """Notify the session's own channel, to check that notifications arrive."""
+    """Notify the session's own channel, to check that the notification arrives."""
     return Call("SELECT pg_notify(%s, %s)", (channel, payload), lambda _: None)
 
 
@@ -255,17 +247,17 @@ def init(ident: str) -> Call[str]:
 
 def deinit(ident: str) -> Call[bool]:
     """Deregister a node; return False if it was not registered."""
-    return Call("SELECT messages.deinit(%s)", check_names(ident), read_is_new, ("deinit", ident))
+    return Call("SELECT messages.deinit(%s)", check_names(ident), read_changed, ("deinit", ident))
 
 
 def crash(ident: str) -> Call[bool]:
     """Deregister a node whose program has crashed; other nodes receive a crash event."""
-    return Call("SELECT messages.crash(%s)", check_names(ident), read_is_new, ("deinit", ident))
+    return Call("SELECT messages.crash(%s)", check_names(ident), read_changed, ("deinit", ident))
 
 
 def use(ident: str) -> Call[None]:
     """Select the node for all following calls of this session, in all threads and tasks."""
-    return Call("SELECT messages.use(%s)", check_names(ident), _read_nothing, ("use", ident))
+    return Call("SELECT messages.use(%s)", check_names(ident), read_nothing, ("use", ident))
 
 
 def topic_auth(topic: str) -> Call[TopicNodes]:
@@ -310,7 +302,7 @@ def topic_unobserve(topic: str) -> Call[bool]:
 
 def _topic_call(function: str, topic: str) -> Call[bool]:
     sql = f"SELECT messages.{function}(%s)"
-    return Call(sql, check_names(topic), read_is_new, (function, topic))
+    return Call(sql, check_names(topic), read_changed, (function, topic))
 
 
 def _split_answers(answer: dict[str, Any], _: Sequence[Call[Any]]) -> list[Any]:
@@ -325,10 +317,10 @@ _MERGE_REPLIES: Final = Merging(
 )
 
 
-def _send(
+def _sending_call(
     sql: str,
     params: tuple[Any, ...],
-    read: Callable[[Any], Any] = _read_nothing,
+    read: Callable[[Any], Any] = read_nothing,
     merging: Merging | None = None,
 ) -> Call[Any]:
     return Call(sql, params, read, may_share_round_trip=True, is_prepared=True, merging=merging)
@@ -342,9 +334,9 @@ _MERGE_SENDS: Final = Merging(
 
 
 def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
-    """Send a body to every listener; with a token, they may answer."""
+    """Send a body to all listeners of a topic; with a token, they may answer."""
     encoded = EncodedBody.of(body)
-    return _send(
+    return _sending_call(
         "SELECT messages.topic_send(%s, %s, %s, %s)",
         (*check_names(topic), encoded.text, _token_or_none(token), encoded.enc),
         merging=_MERGE_SENDS,
@@ -354,7 +346,7 @@ def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
 def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[int]:
     """Send many bodies in one call and one transaction; return their number."""
     texts, enc = encode_many(list(bodies))
-    return _send(
+    return _sending_call(
         _TOPIC_SEND_MANY,
         (*check_names(topic), texts, _token_or_none(token), enc),
         lambda answer: int(raise_for_error(answer)["Count"]),
@@ -364,7 +356,7 @@ def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[
 def topic_send_as(ident: str, topic: str, body: Any, token: str = "") -> Call[None]:
     """Send as a node that does not need to be registered."""
     encoded = EncodedBody.of(body)
-    return _send(
+    return _sending_call(
         "SELECT messages.topic_send_as(%s, %s, %s, %s, %s)",
         (*check_names(ident, topic), encoded.text, _token_or_none(token), encoded.enc),
     )
@@ -378,7 +370,7 @@ def get_data(message: str) -> Call[Payload]:
 
 
 def get_data_many(messages: list[str]) -> Call[list[str | None]]:
-    """Fetch large bodies in one round trip; None for each that get_data refuses."""
+    """Fetch large bodies in one statement; None for each for which get_data returns an error."""
     # Takes a third of the time of separate calls: PostgreSQL plans get_data's statements once.
     return Call(
         "SELECT string_agg(length(d.answer) || E'\\n' || d.answer, '' ORDER BY d.place) FROM ("
@@ -405,9 +397,9 @@ def _read_texts(answers: Any) -> list[str | None]:
 
 
 def rpc(node: str, token: str, body: Any) -> Call[None]:
-    """Send to a node without waiting; its answer arrives as a message with this token."""
+    """Send a request to a node; its answer arrives later, as a message with this token."""
     encoded = EncodedBody.of(body)
-    return _send(
+    return _sending_call(
         "SELECT messages.rpc(%s, %s, %s, %s)",
         (*check_names(node, token), encoded.text, encoded.enc),
         merging=_MERGE_REQUESTS,
@@ -415,9 +407,9 @@ def rpc(node: str, token: str, body: Any) -> Call[None]:
 
 
 def return_(node: str, token: str, body: Any) -> Call[None]:
-    """Answer ``node``; ``token`` is the one received."""
+    """Send the answer of a request to the node that made it; ``token`` is the one received."""
     encoded = EncodedBody.of(body)
-    return _send(
+    return _sending_call(
         "SELECT messages.return(%s, %s, %s, %s)",
         (*check_names(node, token), encoded.text, encoded.enc),
         merging=_MERGE_REPLIES,
@@ -425,8 +417,8 @@ def return_(node: str, token: str, body: Any) -> Call[None]:
 
 
 def return_error(node: str, token: str, reason: str) -> Call[None]:
-    """Answer ``node`` that its request failed."""
-    return _send(
+    """Answer a request with an error: the node that made it gets CallFailed."""
+    return _sending_call(
         "SELECT messages.return_error(%s, %s, %s)",
         (*check_names(node, token), EncodedBody.of(reason).text),
     )

@@ -12,17 +12,18 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from psqlmessages.client.connection import AnswerTimeout, AsyncConnection, Connection
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import complete_conninfo
 from psqlmessages.exceptions import ConnectionShared, ServerUnreachable
 
-# With a busy pool of two backends, one round detects sharing only by chance.
+# One round detects sharing only by chance: a busy pooler may give each client the same backend
+# several times in a row.
 _DETECTION_ROUNDS = 12
 _ANSWER_TIMEOUT = timedelta(seconds=10)
 _DETECTION_TIMEOUT = timedelta(seconds=3)
 
 
 class PoolerKind(Enum):
-    """The kind of pooler that was found."""
+    """Kind of pooler between a client and PostgreSQL; for how long a client has a backend."""
 
     NONE = "none"
     SESSION = "session"
@@ -30,18 +31,18 @@ class PoolerKind(Enum):
     STATEMENT = "statement"
 
     @property
-    def is_shared(self) -> bool:
-        """Whether a backend serves several clients; a node cannot use such a backend."""
+    def shares_connections(self) -> bool:
+        """Whether a backend serves several clients at a time; a node needs its own backend."""
         return self in (PoolerKind.TRANSACTION, PoolerKind.STATEMENT)
 
 
 def detect_pooler(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> PoolerKind:
-    """Detect a pooler with two connections; raise psycopg.Error if the server refuses them.
+    """Open two connections to detect a pooler; raise psycopg.Error if the server refuses them.
 
-    If two clients see the same backend, or one client sees two, the pooler shares backends. If a
-    pooler gives each client its own backend, the process id at log-in is not the backend's.
+    If both see the same backend, or one of them sees two backends, the pooler shares backends. If
+    a pooler gives each client its own backend, the process id at log-in is not the backend's.
     """
-    # psycopg's context managers would send to a connection that may still wait for an answer.
+    # Not psycopg's context managers: they commit, although a statement may still be running.
     with closing(connect(dsn, answer_timeout)) as first:
         try:
             first_pid = _backend_pid(first)
@@ -56,7 +57,8 @@ def detect_pooler(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Pool
                     if is_shared:
                         return PoolerKind.TRANSACTION
         except AnswerTimeout:
-            # It waits for a backend of its own; a transaction pooler would have given it one.
+            # ``second`` waits for a free backend. A transaction pooler would have lent it the
+            # backend of ``first``, which is in no transaction.
             return PoolerKind.SESSION
         except _TransactionRefused:
             return PoolerKind.STATEMENT
@@ -64,14 +66,14 @@ def detect_pooler(dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT) -> Pool
         return PoolerKind.SESSION if is_pooled else PoolerKind.NONE
 
 
-def address_of(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> str:
-    """Return the host and port of a connection, for messages; the connection may be lost."""
+def host_and_port(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None) -> str:
+    """Return the address of a connection, for messages to people."""
     if connection is None or connection.closed:
-        return "an address no longer known"
+        return "an unknown address"
     return f"{connection.info.host}:{connection.info.port}"
 
 
-def raise_if_shared(dsn: str, address: str) -> None:
+def refuse_shared_connections(dsn: str, address: str) -> None:
     """Raise ConnectionShared if the pooler at this address shares connections."""
     try:
         kind = detect_pooler(dsn, _DETECTION_TIMEOUT)
@@ -79,25 +81,28 @@ def raise_if_shared(dsn: str, address: str) -> None:
         raise ServerUnreachable(
             f"cannot detect the kind of the pooler at {address}: {str(error).strip()}"
         ) from error
-    if kind.is_shared:
+    if kind.shares_connections:
         raise ConnectionShared(f"the pooler at {address} shares connections by {kind.value}")
 
 
 def connect(
-    dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT, ident: str = "doctor"
+    dsn: str, answer_timeout: timedelta = _ANSWER_TIMEOUT, name: str = "doctor"
 ) -> Connection:
-    """Connect in a way that works through any kind of pooler."""
-    connection = Connection.connect(conninfo(dsn, ident), autocommit=True, prepare_threshold=None)
+    """Connect without prepared statements, so that any kind of pooler works."""
+    connection = Connection.connect(
+        complete_conninfo(dsn, name), autocommit=True, prepare_threshold=None
+    )
     connection.answer_seconds = answer_timeout.total_seconds()
     return connection
 
 
 class _TransactionRefused(psycopg.OperationalError):
-    """The server answers statements, but begins no transaction."""
+    """The pooler answers statements, but refuses BEGIN."""
 
 
 def _occupy_backend(connection: Connection) -> int:
     """Begin a transaction, and return the process id of its backend."""
+    # If even this fails, the error has another cause than BEGIN.
     _backend_pid(connection)
     try:
         connection.execute("BEGIN")
@@ -115,7 +120,8 @@ def _backend_pid(connection: psycopg.Connection[Any]) -> int:
 
 
 # If a client's host vanishes, its nodes seem alive until the server's keepalives fail: by default
-# after two hours. Nothing is set behind a pooler; Unix sockets have no keepalives.
+# after two hours. Behind a pooler nothing is set, and the result is null. Unix sockets have no
+# keepalives.
 _KEEPALIVES: Final = ("keepalives_idle", "keepalives_interval", "keepalives_count")
 _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN concat({}) END".format(
     ", ".join(
@@ -125,7 +131,7 @@ _SET_KEEPALIVES: Final = "SELECT CASE WHEN pg_backend_pid() = %(pid)s THEN conca
     )
 )
 # At a stricter isolation level, concurrent calls cause serialization errors for each other.
-_LIMIT_STATEMENTS: Final = """
+_SET_STATEMENT_TIMEOUT: Final = """
     SELECT CASE WHEN pg_backend_pid() = %s THEN concat(
         set_config('statement_timeout', %s::text, false),
         set_config('default_transaction_isolation', 'read committed', false)
@@ -133,26 +139,27 @@ _LIMIT_STATEMENTS: Final = """
 """
 
 
-async def limit_statements(connection: AsyncConnection, seconds: float) -> bool:
-    """Set a statement timeout and read committed; return False if there is a pooler in between.
+async def set_statement_timeout(connection: AsyncConnection, seconds: float) -> bool:
+    """Set a statement timeout and the isolation level; return False if there is a pooler.
 
-    Then nothing is set, and nothing will be prepared: the pooler may give the backend with these
-    statements to another client, and give us one without them.
+    Then nothing is set, and psycopg will prepare no statements: the pooler may give the backend
+    with our settings and statements to another client, and give us one without them.
     """
     cursor = await connection.execute(
-        _LIMIT_STATEMENTS, (connection.info.backend_pid, int(seconds * 1000))
+        _SET_STATEMENT_TIMEOUT, (connection.info.backend_pid, int(seconds * 1000))
     )
     row = await cursor.fetchone()
-    is_own = row is not None and row[0] is not None
-    if not is_own:
+    is_direct = row is not None and row[0] is not None
+    if not is_direct:
         connection.prepare_threshold = None
-    return is_own
+    return is_direct
 
 
 class Connector:
     """Creates the connections of one node, and refuses poolers that share them.
 
-    It checks before the first call: with a single client, shared connections seem to work.
+    It detects such a pooler before the first call: while there is only one client, shared
+    connections seem to work.
     """
 
     def __init__(self, conninfo: str, answer_timeout: timedelta) -> None:
@@ -160,8 +167,8 @@ class Connector:
         self._answer_seconds = answer_timeout.total_seconds()
         settings = conninfo_to_dict(conninfo)
         self._keepalives = {name: int(str(settings[name])) for name in _KEEPALIVES}
-        # Whether the pooler is known to give each client its own backend.
-        self._is_trusted = False
+        # Whether there is a pooler, and it gives each client its own backend.
+        self._is_session_pooler = False
 
     def connect(self) -> Connection:
         """Connect; raise ServerUnreachable, or ConnectionShared if a pooler shares connections."""
@@ -177,11 +184,11 @@ class Connector:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
         if self._has_own_backend(row):
             return connection
-        # Close the connection first: the detection needs room in the pool.
-        address = address_of(connection)
+        # Close the connection first: the pooler may have no backends left for the detection.
+        address = host_and_port(connection)
         connection.close()
-        raise_if_shared(self._conninfo, address)
-        self._is_trusted = True
+        refuse_shared_connections(self._conninfo, address)
+        self._is_session_pooler = True
         return self.connect()
 
     async def connect_async(self) -> AsyncConnection:
@@ -199,14 +206,14 @@ class Connector:
             raise ServerUnreachable(f"cannot connect: {str(error).strip()}") from error
         if self._has_own_backend(row):
             return connection
-        address = address_of(connection)
+        address = host_and_port(connection)
         await connection.close()
-        await asyncio.to_thread(raise_if_shared, self._conninfo, address)
-        self._is_trusted = True
+        await asyncio.to_thread(refuse_shared_connections, self._conninfo, address)
+        self._is_session_pooler = True
         return await self.connect_async()
 
     def _parameters(self, connection: Connection | AsyncConnection) -> dict[str, int]:
         return {"pid": connection.info.backend_pid, **self._keepalives}
 
     def _has_own_backend(self, row: tuple[Any, ...] | None) -> bool:
-        return self._is_trusted or (row is not None and row[0] is not None)
+        return self._is_session_pooler or (row is not None and row[0] is not None)

@@ -1,4 +1,4 @@
-"""psycopg connections with a time limit for answers, and prepared calls."""
+"""psycopg connections with prepared statements, and with a time limit for answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from psycopg.abc import PQGen
 # A psycopg cursor handles rows of any type and number, which takes as long as a short round trip.
 # These calls return one row of one column; their parameters are sent as text or arrays of text.
 
+# The most frequent answer; it needs no JSON parser.
 _SUCCESS: Final = b'{"Err":"0"}'
 _JSON_OID: Final = 114
 _TEXT_OID: Final = 25
 _PLACEHOLDER: Final = re.compile("%[sb]")
+# Binary arrays: number of dimensions, whether there are nulls, element type, length, first index.
 _ARRAY_HEAD: Final = struct.Struct("!5i")
 _LENGTH: Final = struct.Struct("!i")
 _NULL: Final = _LENGTH.pack(-1)
@@ -43,7 +45,7 @@ class PreparedStatement(NamedTuple):
 
     @classmethod
     def of(cls, sql: str, number: int) -> PreparedStatement:
-        """Translate psycopg's placeholders: %s for text, %b for arrays of text."""
+        """Create the statement from SQL with placeholders: %s for text, %b for arrays of text."""
         placeholders = _PLACEHOLDER.findall(sql)
         pieces = _PLACEHOLDER.split(sql)
         numbered = "".join(f"{piece}${n}" for n, piece in enumerate(pieces[:-1], 1)) + pieces[-1]
@@ -55,7 +57,7 @@ class PreparedStatement(NamedTuple):
 
 
 def encode_params(params: Sequence[Any]) -> list[bytes | None]:
-    """Encode parameters: None, lists of str and None, and values that are sent as text."""
+    """Encode parameters: lists (of str or None) as binary arrays, other values as text."""
     return [
         None if value is None else _array(value) if isinstance(value, list) else str(value).encode()
         for value in params
@@ -63,6 +65,7 @@ def encode_params(params: Sequence[Any]) -> list[bytes | None]:
 
 
 def _array(texts: list[str | None]) -> bytes:
+    """Encode a binary array of text."""
     if not texts:
         return struct.pack("!3i", 0, 0, _TEXT_OID)
     pieces = [_ARRAY_HEAD.pack(1, None in texts, _TEXT_OID, len(texts), 1)]
@@ -87,16 +90,17 @@ def first_value(result: pq.abc.PGresult) -> Any:
     return json.loads(value) if result.ftype(0) == _JSON_OID else value.decode()
 
 
-class PreparedStatements:
+class StatementCache:
     """The statements of one connection, each prepared at its first use.
 
-    They are sent only inside the generators that psycopg's ``wait`` drives, so that Ctrl-C leaves
-    no unread answer on the connection.
+    Its methods are generators for psycopg's ``wait``. After Ctrl-C, ``wait`` cancels the query and
+    reads its answer, so the connection remains usable.
     """
 
     def __init__(self) -> None:
         self._statements: dict[str, PreparedStatement] = {}
-        # Never use a name twice: the server may still have a statement that was forgotten here.
+        # Part of the next name. A name is used once: the server may still have statements that
+        # were removed here.
         self._prepared_count = 0
 
     def execute(self, pgconn: pq.abc.PGconn, sql: str, params: Sequence[Any]) -> PQGen[Any]:
@@ -114,8 +118,8 @@ class PreparedStatements:
     ) -> PQGen[list[Any]]:
         """Run statements, each with its parameters, in one round trip and one transaction.
 
-        Raises psycopg's error for the first one that failed, or for the commit; then all are
-        rolled back.
+        If one of them or the commit fails, all are rolled back. Raises psycopg's error of the first
+        failure.
         """
         # psycopg's own pipelines are unusable after a failed commit.
         results = yield from self._execute_many(pgconn, statements)
@@ -150,7 +154,7 @@ class PreparedStatements:
     def _execute_many(
         self, pgconn: pq.abc.PGconn, statements: Sequence[tuple[str, Sequence[Any]]]
     ) -> PQGen[list[pq.abc.PGresult]]:
-        """Execute statements; return their results up to the first error."""
+        """Run statements in a pipeline; return their results up to the first error."""
         commands: deque[Callable[[], None]] = deque()
         for sql, params in statements:
             name, _, formats = yield from self._prepare(pgconn, sql)
@@ -159,17 +163,18 @@ class PreparedStatements:
             )
         commands.append(pgconn.pipeline_sync)
         pgconn.enter_pipeline_mode()
-        # One list of results per command.
-        groups = yield from generators.pipeline_communicate(pgconn, commands)
-        while not groups or groups[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
-            groups.append((yield from generators.fetch_many(pgconn)))
+        # A list of results for each command; the last one belongs to pipeline_sync.
+        result_lists = yield from generators.pipeline_communicate(pgconn, commands)
+        while not result_lists or result_lists[-1][-1].status != pq.ExecStatus.PIPELINE_SYNC:
+            result_lists.append((yield from generators.fetch_many(pgconn)))
         pgconn.exit_pipeline_mode()
-        # Notifications that came with the last results: the socket does not signal them again.
+        # libpq has read the notifications that came with the last results. The socket will not
+        # become readable for them.
         while pgconn.notify_handler and (notification := pgconn.notifies()):
             pgconn.notify_handler(notification)
         results = []
-        for group in groups[:-1]:
-            results.append(group[-1])
+        for command_results in result_lists[:-1]:
+            results.append(command_results[-1])
             if results[-1].status != pq.ExecStatus.TUPLES_OK:
                 break
         return results
@@ -183,11 +188,11 @@ _Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 _SESSION_ENDING_SEVERITIES = ("FATAL", "PANIC")
 # The longest single wait: poll's milliseconds overflow after 24 days.
 MAX_WAIT_SECONDS = 24 * 60 * 60.0
-# After this time without a call, check whether the server has closed the connection. Read several
-# times: its last data, such as a FATAL message, may arrive before the end of the stream.
-STALE_SECONDS = 1.0
-# The first reads of a closed connection may return the server's last messages, the next one fails.
-STALE_READS = 3
+# After this time without a call, check whether the server has closed the connection.
+CLOSED_CHECK_SECONDS = 1.0
+# The first reads of a closed connection may return the server's last messages, such as a FATAL
+# error; the next one fails.
+CLOSED_CHECK_READS = 3
 
 
 class AnswerTimeout(psycopg.OperationalError):
@@ -207,13 +212,14 @@ def is_broken(
     )
 
 
-def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
+def with_time_limit(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
     """Run a psycopg generator; raise AnswerTimeout if it does not finish within ``seconds``."""
     deadline = monotonic() + seconds
     try:
         wait_for = next(generator)
         while True:
-            # psycopg resumes its generators ten times a second or more, with 0 if nothing is ready.
+            # psycopg resumes its generators at least ten times a second, with 0 if nothing is
+            # ready.
             ready = yield wait_for
             if not ready and monotonic() > deadline:
                 raise AnswerTimeout(f"no answer from the server within {seconds:g} s")
@@ -224,24 +230,24 @@ def bounded(generator: PQGen[T], seconds: float) -> Generator[Any, Any, T]:
 
 
 class NotificationBuffer:
-    """Buffer for a connection's notifications, received while waiting or during a query.
+    """Buffer for the notifications that a connection receives during queries and while it is idle.
 
-    psycopg's handlers and its ``notifies()`` generator are not used, because both decode. Also,
-    some versions of psycopg 3.2 lose a notification that comes with an answer while the generator
-    is not running.
+    psycopg's handlers and its ``notifies()`` generator are not used: both raise an error for a
+    payload that is not valid UTF-8. Also, some versions of psycopg 3.2 lose a notification that
+    arrives with an answer while the generator is not running.
     """
 
     def __init__(self, pgconn: pq.abc.PGconn) -> None:
         self._pgconn = pgconn
-        # Channel and payload.
-        self._raw: deque[tuple[bytes, bytes]] = deque()
+        # Pairs of channel and payload.
+        self._undecoded: deque[tuple[bytes, bytes]] = deque()
         pgconn.notify_handler = self._append
 
     def _append(self, notification: pq.PGnotify) -> None:
-        self._raw.append((notification.relname, notification.extra))
+        self._undecoded.append((notification.relname, notification.extra))
 
     def read(self) -> None:
-        """Read the data that the socket has; raise OperationalError if the connection is lost."""
+        """Read the data that has arrived; raise OperationalError if the connection is lost."""
         self._pgconn.consume_input()
         while (notification := self._pgconn.notifies()) is not None:
             self._append(notification)
@@ -249,26 +255,26 @@ class NotificationBuffer:
     def take(self) -> list[tuple[str, str]]:
         """Remove and return the buffered notifications as (channel, payload), oldest first."""
         notifications = []
-        while self._raw:
-            channel, payload = self._raw.popleft()
+        while self._undecoded:
+            channel, payload = self._undecoded.popleft()
             notifications.append(
                 (channel.decode(errors="replace"), payload.decode(errors="replace"))
             )
         return notifications
 
     def __bool__(self) -> bool:
-        return bool(self._raw)
+        return bool(self._undecoded)
 
 
 def is_readable(descriptor: int, seconds: float = 0.0) -> bool:
-    """Return whether there is data, or the end of the stream, to read within ``seconds``."""
+    """Wait up to ``seconds`` for data, or for the end of the stream; return whether one came."""
     with _Selector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))
 
 
 class Waker:
-    """A wait on a file descriptor that another thread or a signal handler can end."""
+    """Waits on a file descriptor; other threads and signal handlers can end the wait."""
 
     def __init__(self) -> None:
         self._sockets: tuple[socket.socket, socket.socket] | None = None
@@ -283,12 +289,12 @@ class Waker:
     def wake(self) -> None:
         """End the current wait, or the next one."""
         if self._sockets is not None:
-            # A full socket wakes the wait anyway; a closed one has no wait to end.
+            # If the socket is full, it wakes the wait anyway. If it is closed, there is no wait.
             with suppress(OSError):
                 self._sockets[0].send(b"\0")
 
     def wait(self, descriptor: int | None, seconds: float) -> bool:
-        """Wait; return True if the descriptor has something to read."""
+        """Wait for ``wake``, or for data on the descriptor; return whether there is data."""
         wake_socket = self._sockets[1] if self._sockets is not None else None
         with _Selector() as selector:
             for source in (wake_socket, descriptor):
@@ -310,16 +316,16 @@ class Waker:
 
 
 class PreparedCallsMixin:
-    """Prepared statements of a connection, and its time limit for answers."""
+    """Prepared statements of a connection, and its time limit for answers (``answer_seconds``)."""
 
     answer_seconds = 60.0
 
     @cached_property
-    def _statements(self) -> PreparedStatements:
-        return PreparedStatements()
+    def _statements(self) -> StatementCache:
+        return StatementCache()
 
     @contextmanager
-    def limit_answers(self, seconds: float) -> Iterator[None]:
+    def limit_answer_time(self, seconds: float) -> Iterator[None]:
         """Wait at most ``seconds`` for each answer within this context."""
         outer_limit = self.answer_seconds
         self.answer_seconds = min(seconds, outer_limit)
@@ -338,7 +344,7 @@ class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Run a psycopg generator, as each psycopg method does, with a time limit."""
-        return super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
+        return super().wait(with_time_limit(gen, self.answer_seconds), *args, **kwargs)
 
 
 class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...]]):
@@ -356,4 +362,4 @@ class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """See :meth:`Connection.wait`."""
-        return await super().wait(bounded(gen, self.answer_seconds), *args, **kwargs)
+        return await super().wait(with_time_limit(gen, self.answer_seconds), *args, **kwargs)

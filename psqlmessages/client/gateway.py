@@ -1,4 +1,4 @@
-"""Gateway: many nodes on one session, for programs that act for others."""
+"""Gateway: many nodes on one session, for programs that serve many users."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ from psycopg import errors
 from psqlmessages.client import calls, gateway_calls
 from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.calls import BackendInfo, Call
-from psqlmessages.client.gateway_calls import FUNCTIONS, JOIN_OR_LEAVE, REGISTRATIONS, Answer
+from psqlmessages.client.gateway_calls import FUNCTIONS, JOIN_OR_LEAVE, NODE_FUNCTIONS, Answer
 from psqlmessages.client.messages import CONNECTION_LOST, SYS, Notification
 from psqlmessages.client.node_state import NodeState
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options, complete_conninfo
 from psqlmessages.client.registration import UNDOES, Registration
 from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError
-from psqlmessages.retry import MIN_WAIT_SECONDS, LockWaitBudget
+from psqlmessages.retry import MIN_LOCK_WAIT_SECONDS, LockWaitBudget
 
 # State of a gateway: its nodes, and how a reconnect restores them. No I/O.
 
 T = TypeVar("T")
+# A generator that yields calls, receives their results, and returns its own.
 Calls = Generator[Call[Any], Any, T]
 
-# Registrations per transaction, which blocks rule changes for a fraction of a second.
+# Registrations per transaction. Rule changes must wait for it: a fraction of a second.
 _CHUNK_SIZE: Final = 50
 _CLOSING_SECONDS: Final = 5.0
 # After a restart of PostgreSQL all sessions reconnect at the same time, and the first one removes
 # all dead sessions. The others wait for its locks longer than usual: nodes must not be given up.
 _RESTORE_SECONDS: Final = 5.0
-_OVERRUN_FACTOR: Final = 4
+# A gateway disconnects if its inbox has this many times ``inbox_limit`` messages.
+_INBOX_MAXIMUM_FACTOR: Final = 4
 _MAX_BACKENDS: Final = 10
 _IDENT_TAKEN: Final = "8"
-_UNDONE_BY: Final = {begun: ended for ended, begun in UNDOES.items()}
+_LEAVE_FUNCTIONS: Final = {join: leave for leave, join in UNDOES.items()}
 
 
 class GatewayState(NodeState):
-    """State of a gateway between its connection and its caller.
+    """State of a gateway: that of a node, but with any number of registered nodes.
 
     The local event ``reconnected`` is followed by an event for each registration that could not be
     restored: ``Nodes`` is the node, ``Err`` the error. After error 56 a retry may succeed.
@@ -53,7 +55,7 @@ class GatewayState(NodeState):
         self.lock_budget = LockWaitBudget()
         self._restore_budget = LockWaitBudget()
         self.on_registration_changed: Callable[[str, str, str], None] | None = None
-        self._overrun_at = _OVERRUN_FACTOR * options.inbox_limit
+        self._inbox_maximum = _INBOX_MAXIMUM_FACTOR * options.inbox_limit
         self._failure_events: list[Notification] = []
         # Our connections that the server may still consider alive.
         self._backends: list[BackendInfo] = []
@@ -90,13 +92,14 @@ class GatewayState(NodeState):
             yield gateway_calls.register_many("deinit", chunk, _CLOSING_SECONDS)
 
     def _on_event(self, header: dict[str, Any]) -> None:
-        """Do nothing: the caller decides, as the event may concern an earlier registration."""
+        """Do nothing: the gateway's user processes events, and decides whether they are current."""
 
     def restore_calls(self) -> Calls[None]:
-        """Yield the calls that restore all registrations on a new connection; take answers."""
-        self._backends.append(
-            (yield calls.backend_info(synchronous_commit=self.options.synchronous_commit))
+        """Yield the calls that restore all registrations on a new connection."""
+        backend, _ = yield calls.set_up_session(
+            "", synchronous_commit=self.options.synchronous_commit
         )
+        self._backends.append(backend)
         del self._backends[:-_MAX_BACKENDS]
         self._restore_budget = LockWaitBudget(max_wait=_RESTORE_SECONDS, burst=_RESTORE_SECONDS)
         if self.registration.idents:
@@ -110,7 +113,7 @@ class GatewayState(NodeState):
         del self._backends[:-1]
 
     def _end_earlier_session(self) -> Calls[None]:
-        """Run housekeeping, which ends the earlier session, before its nodes register again."""
+        """Run housekeeping: it ends the earlier session, so that its nodes can register again."""
         try:
             yield calls.evaluate()
         except (MessagesError, psycopg.Error) as error:
@@ -123,12 +126,12 @@ class GatewayState(NodeState):
             self.channel = answer["Channel"]
             return
         if answer["Err"] == _IDENT_TAKEN:
-            # Terminate our earlier connections that still exist, and reconnect.
-            has_ended_any = False
+            # The server may still have earlier connections of ours: terminate them, and reconnect.
+            had_any = False
             for backend in self._backends[:-1]:
-                has_ended: bool = yield calls.end_backend(backend)
-                has_ended_any = has_ended_any or has_ended
-            if has_ended_any:
+                existed: bool = yield calls.end_backend(backend)
+                had_any = had_any or existed
+            if had_any:
                 raise IdentTaken(answer["Errstr"])
         if ident in self.registration.idents:
             self._give_up(ident, "init", ident, answer)
@@ -150,18 +153,21 @@ class GatewayState(NodeState):
         values: Sequence[T],
         subject_of: Callable[[T], str],
     ) -> Calls[list[Answer]]:
-        """Run one call for all values; if the server aborts its transaction, run one for each."""
+        """Run one call for all values; if the server aborts its transaction, run one for each.
+
+        ``subject_of`` returns the node or topic that the call locks for a value.
+        """
         subjects = [subject_of(value) for value in values]
-        seconds = self._restore_budget.seconds(subjects)
-        is_alone = len(values) == 1
+        seconds = self._restore_budget.timeout_seconds(subjects)
+        is_single = len(values) == 1
         try:
             answers: list[Answer] = yield create_call(values, seconds)
         except (MessagesError, psycopg.Error) as error:
             if isinstance(error, MessagesError) and error.number is None:
                 raise
             if isinstance(error, errors.LockNotAvailable):
-                self._restore_budget.record_timeout(seconds, subjects[0] if is_alone else None)
-            if is_alone:
+                self._restore_budget.record_timeout(seconds, subjects[0] if is_single else None)
+            if is_single:
                 self.log.warning("%s: a registration failed: %s", self.ident, error)
                 return [{"Err": "56", "Errstr": str(error)}]
             answers = []
@@ -172,13 +178,14 @@ class GatewayState(NodeState):
         return answers
 
     def _give_up(self, ident: str, function: str, subject: str, answer: Answer) -> None:
-        """Forget a registration that could not be restored, and prepare its event."""
+        """Forget a registration that could not be restored; its event follows "reconnected"."""
         self.registration.drop(ident, function, subject)
         self.log.warning(
             "%s: could not restore %s(%r) of %s: %s",
             *(self.ident, function, subject, ident, answer.get("Errstr")),
         )
-        header = {"Type": SYS, "Evt": _UNDONE_BY.get(function, "disconnect"), "Ident": ident}
+        event = _LEAVE_FUNCTIONS.get(function, "disconnect")
+        header = {"Type": SYS, "Evt": event, "Ident": ident}
         if function != "init":
             header["Topic"] = subject
         header["Err"] = answer["Err"]
@@ -191,18 +198,18 @@ def _chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 class Gateway:
-    """One session that many nodes share; each call names the node that acts.
+    """One session that many nodes share; each call names the acting node.
 
-    ``name`` appears in the log and as ``application_name``; it is not registered as a node. Tasks
+    ``name`` appears in the log and in ``application_name``; it is not registered as a node. Tasks
     may share a gateway; sends that they make at the same time share round trips. After a lost
-    connection the gateway registers all nodes again.
+    connection the gateway reconnects, and registers all nodes again.
     """
 
     def __init__(self, name: str, dsn: str = "", *, options: Options | None = None) -> None:
         self.name = name
         options = options or Options()
         self._state = GatewayState(name, options)
-        self._session = AsyncNodeSession(conninfo(dsn, name), self._state, options)
+        self._session = AsyncNodeSession(complete_conninfo(dsn, name), self._state, options)
         # Received messages and events, oldest first. They include the local events
         # ``connection_lost`` and ``reconnected``, and then an event for each registration that
         # could not be restored.
@@ -211,7 +218,7 @@ class Gateway:
         self._reconnect_seconds = options.reconnect_wait.total_seconds()
 
     async def open(self) -> None:
-        """Connect; raise ServerUnreachable without a retry if that fails."""
+        """Connect; if that fails, raise ServerUnreachable without a retry."""
         await self._session.open()
 
     async def close(self) -> None:
@@ -229,7 +236,7 @@ class Gateway:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the gateway is closed or closing; it does not reconnect then."""
+        """Whether the gateway is closed or closing, so that it does not reconnect."""
         return self._state.is_stopped
 
     @property
@@ -242,11 +249,12 @@ class Gateway:
         """Process id of the connection's backend."""
         return self._state.pid
 
-    def on_registration_changed(self, callback: Callable[[str, str, str], None]) -> None:
-        """Set a callback for successful registration changes: ident, function, ident or topic.
+    def set_registration_callback(self, callback: Callable[[str, str, str], None]) -> None:
+        """Set a callback for successful registration changes.
 
-        It runs before later notifications arrive, and also if the caller was cancelled. A crash is
-        reported as deinit.
+        Its arguments are the node, the function ("deinit" also for ``crash``), and the topic or
+        again the node. It is called before later notifications are processed, and even if the task
+        that made the change was cancelled.
         """
         self._state.on_registration_changed = callback
 
@@ -258,11 +266,11 @@ class Gateway:
         ``init``, ``deinit``, ``crash`` and ``use`` take no arguments. The answer of ``get_data`` is
         the message's header, with the text of the body as ``Body``. Raises ConnectionLost or
         NodeClosed without a connection, ValueError for values that PostgreSQL cannot store, and
-        psycopg's errors if the server aborts the call. LockNotAvailable: another session holds a
-        lock that the change needs; without ``can_wait`` the call does not wait for it.
+        psycopg's errors if the server aborts the call. One of these is LockNotAvailable: another
+        session holds a lock that the change needs. Without ``can_wait`` the call waits 1 ms for it.
         """
         try:
-            if function in REGISTRATIONS and not arguments:
+            if function in NODE_FUNCTIONS and not arguments:
                 return await self._change(ident, function, ident, can_wait=can_wait)
             if function in JOIN_OR_LEAVE and len(arguments) == 1 and arguments[0] is not None:
                 return await self._change(ident, function, arguments[0], can_wait=can_wait)
@@ -275,16 +283,17 @@ class Gateway:
         raise TypeError(f"a gateway has no function {function}{arguments!r:.100}")
 
     async def _change(self, ident: str, function: str, subject: str, *, can_wait: bool) -> Answer:
+        """Change the registration of a node; ``subject`` is the topic, or again the node."""
         lock_budget = self._state.lock_budget
         deadline = monotonic() + self._reconnect_seconds
         # One change at a time: otherwise all would wait for the lock that blocks the first one.
         async with self._change_lock:
             if not self.is_connected and monotonic() >= deadline:
-                # This call has waited long enough, behind other calls that waited for a connection.
+                # Calls before this one have waited for a connection; this one waits no longer.
                 raise ConnectionLost(f"{self.name} is not connected")
-            seconds = lock_budget.seconds((subject,)) if can_wait else MIN_WAIT_SECONDS
-            if function in REGISTRATIONS:
-                call = gateway_calls.registration(function, ident, seconds)
+            seconds = lock_budget.timeout_seconds((subject,)) if can_wait else MIN_LOCK_WAIT_SECONDS
+            if function in NODE_FUNCTIONS:
+                call = gateway_calls.change_node(function, ident, seconds)
             else:
                 call = gateway_calls.join_or_leave(ident, function, subject, seconds)
             try:
@@ -296,10 +305,10 @@ class Gateway:
             return answer
 
     def forget(self, ident: str, function: str = "init", topic: str = "") -> None:
-        """Do not restore a node, or one of its topics, after a lost connection."""
+        """Do not restore a node, or its join of a topic, after a lost connection."""
         self._state.registration.drop(ident, function, topic or ident)
 
-    def on_received(self, callback: Callable[[], None]) -> None:
+    def set_inbox_callback(self, callback: Callable[[], None]) -> None:
         """Set a callback that takes from the inbox; called after each read. Must raise nothing."""
         self._state.on_received = callback
 

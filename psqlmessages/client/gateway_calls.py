@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from psqlmessages.client.calls import Call, check_names, raise_for_error, read_payload
-from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
+from psqlmessages.client.registration import JOIN_CALLS, UNDOES
 from psqlmessages.exceptions import MessagesError
-from psqlmessages.retry import MAX_WAIT_SECONDS
+from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS
 
 Answer = dict[str, Any]
 
-# CASE calls the function after messages.use, and only if messages.use succeeded. OFFSET 0 makes
-# messages.use run only once.
+# messages.use selects the node first; CASE then calls the function only if that succeeded. OFFSET 0
+# prevents the planner from calling messages.use twice.
 _CALL_AS: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
@@ -26,7 +26,7 @@ _REGISTER_MANY: Final = (
     " (SELECT n.ident FROM unnest(%b::text[]) WITH ORDINALITY AS n (ident, place),"
     " set_config('lock_timeout', %s, true) ORDER BY n.place OFFSET 0) AS u"
 )
-# The answer is null if messages.use failed.
+# If messages.use fails, the answer of the join is null.
 _JOIN_MANY: Final = (
     "SELECT json_agg(CASE WHEN messages.use(u.ident) ->> 'Err' = '0' THEN CASE u.function"
     " WHEN 'topic_listen' THEN messages.topic_listen(u.topic)"
@@ -39,21 +39,22 @@ _JOIN_MANY: Final = (
 _NOT_OUR_NODE: Final = {"Err": "53", "Errstr": "it is not a node of this session"}
 
 # Functions that join or leave a topic. They wait for other sessions that change the same topic.
-JOIN_OR_LEAVE: Final = (*CALL_BUILDERS, *UNDOES)
-# Functions whose calls may share a round trip, with their numbers of arguments.
+JOIN_OR_LEAVE: Final = (*JOIN_CALLS, *UNDOES)
+# By function whose calls may share a round trip: its number of arguments.
 _SHARING: Final = {"topic_send": 4, "rpc": 4, "return": 4, "return_error": 3, "audience": 1}
-# All functions that call_as can call, with their numbers of arguments.
+# By function that call_as can call: its number of arguments.
 FUNCTIONS: Final = {
     **_SHARING,
     **dict.fromkeys((*JOIN_OR_LEAVE, "topic_status", "topic_auth", "get_data"), 1),
 }
-REGISTRATIONS: Final = ("init", "deinit", "crash", "use")
+# Functions whose only argument is the node.
+NODE_FUNCTIONS: Final = ("init", "deinit", "crash", "use")
 
 
 def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
-    """Call a function as a node of the session, whichever node acted before; return its answer.
+    """Call a function as a node of the session, also if another node acted before.
 
-    For ``get_data`` the answer is the message's header, with the text of the body as ``Body``.
+    The result is its answer; for ``get_data``, the header with the text of the body as ``Body``.
     """
     count = FUNCTIONS[function]
     if len(arguments) > count:
@@ -73,7 +74,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
 
 
 def join_or_leave(
-    ident: str, function: str, topic: str, seconds: float = MAX_WAIT_SECONDS
+    ident: str, function: str, topic: str, seconds: float = MAX_LOCK_WAIT_SECONDS
 ) -> Call[Answer]:
     """Call a function of JOIN_OR_LEAVE as a node; wait up to ``seconds`` per lock."""
     return Call(
@@ -85,8 +86,8 @@ def join_or_leave(
     )
 
 
-def registration(function: str, ident: str, seconds: float = MAX_WAIT_SECONDS) -> Call[Answer]:
-    """Call init, deinit, crash or use; return its answer."""
+def change_node(function: str, ident: str, seconds: float = MAX_LOCK_WAIT_SECONDS) -> Call[Answer]:
+    """Call a function of NODE_FUNCTIONS; wait up to ``seconds`` per lock."""
     change = "deinit" if function == "crash" else function
     return Call(
         _REGISTER.format(function),
@@ -98,7 +99,7 @@ def registration(function: str, ident: str, seconds: float = MAX_WAIT_SECONDS) -
 
 
 def register_many(function: str, idents: Sequence[str], seconds: float) -> Call[list[Answer]]:
-    """Call init or deinit for each ident, in one transaction; return the answers in order."""
+    """Call init or deinit for each node in one transaction; the result is a list of answers."""
     return Call(
         _REGISTER_MANY.format(function),
         (list(idents), _lock_timeout(seconds)),
@@ -117,6 +118,8 @@ def _lock_timeout(seconds: float) -> str:
 
 
 def _read_answers(number: int) -> Callable[[Any], list[Answer]]:
+    """Create a reader of an answer that is a list of ``number`` answers."""
+
     def read(answers: Any) -> list[Answer]:
         if not isinstance(answers, list) or len(answers) != number:
             raise MessagesError(f"expected the answers of {number} calls, not {answers!r:.200}")

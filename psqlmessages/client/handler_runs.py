@@ -15,7 +15,7 @@ from inspect import isawaitable
 from queue import SimpleQueue
 from typing import Any, Final
 
-from psqlmessages.client.handlers import HandlerAction, TopicHandlers
+from psqlmessages.client.handlers import HandlerAction, NodeHandlers
 from psqlmessages.client.messages import Message
 from psqlmessages.client.node_state import NodeState, logger
 from psqlmessages.client.transactions import run_steps, run_steps_async
@@ -25,9 +25,9 @@ from psqlmessages.client.transactions import run_steps, run_steps_async
 
 @dataclass(slots=True, eq=False)
 class HandlerRun:
-    """Runs the handlers of a message, then of the next messages of its order key.
+    """Runs the handlers of a message, then of further messages with the same order key.
 
-    ``owner`` is the task, or the id of the thread.
+    ``owner`` is the task that runs them, or the id of the thread.
     """
 
     message: Message
@@ -37,12 +37,13 @@ class HandlerRun:
 
 
 class HandlerRuns:
-    """The current runs, at most ``Options.concurrency``, and the messages that wait for them."""
+    """The current runs, at most ``Options.concurrency``, and messages that wait for their order."""
 
-    def __init__(self, handlers: TopicHandlers, state: NodeState) -> None:
+    def __init__(self, handlers: NodeHandlers, state: NodeState) -> None:
         self._handlers = handlers
         self._state = state
         self.current: set[HandlerRun] = set()
+        # By order key of a current run: the messages behind it.
         self._waiting: dict[str, deque[Message]] = {}
         self._waiting_count = 0
 
@@ -53,7 +54,7 @@ class HandlerRuns:
         return len(self.current) < options.concurrency and self._waiting_count < options.inbox_limit
 
     def begin(self, message: Message) -> HandlerRun | None:
-        """Create the run of a message; None if it has no handler, or waits for an earlier one."""
+        """Create the run of a message; None if it has no handler, or must wait for its order."""
         if not self._handlers.must_handle(message):
             return None
         key = self._handlers.order_key(message)
@@ -68,7 +69,10 @@ class HandlerRuns:
         return run
 
     def advance(self, run: HandlerRun) -> bool:
-        """Give a run the next message of its key; without one, or after ``stop``, end the run."""
+        """Give a run the next message of its key; without one, or after ``stop``, end the run.
+
+        Returns whether the run continues.
+        """
         waiting = self._waiting.get(run.order_key) if run.order_key is not None else None
         if not waiting or self._state.is_stopped:
             self.end(run)
@@ -78,7 +82,7 @@ class HandlerRuns:
         return True
 
     def end(self, run: HandlerRun) -> None:
-        """End a run, unless it has ended, and drop the messages that wait for it."""
+        """End a run unless it has ended, and drop the messages of its key that wait."""
         if run not in self.current:
             return
         self.current.discard(run)
@@ -90,7 +94,7 @@ class HandlerRuns:
         return {run for run in self.current if run.owner != owner}
 
     def abandon(self, runs: Collection[HandlerRun]) -> None:
-        """Report runs that have not ended in time, and wait for them no longer."""
+        """Log runs that have not ended in time, and consider them ended."""
         if names := sorted(run.handler_name for run in runs):
             logger.warning(
                 "%s: these handlers did not end within %g s (stop_timeout) after the stop: %s",
@@ -116,7 +120,7 @@ class DaemonThreadPool(Executor):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in a thread; see :class:`concurrent.futures.Executor`."""
         future: Future[Any] = Future()
-        self._tasks.put(partial(_run_for, future, partial(function, *args, **kwargs)))
+        self._tasks.put(partial(_complete, future, partial(function, *args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._count < self._size:
             self._count += 1
             name = f"{self._name} {self._count}"
@@ -126,7 +130,7 @@ class DaemonThreadPool(Executor):
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            # Do not keep the arguments of the task while idle.
+            # Free the arguments of the task while the thread is idle.
             del task
             self._idle.release()
 
@@ -136,7 +140,8 @@ class DaemonThreadPool(Executor):
             self._tasks.put(None)
 
 
-def _run_for(future: Future[Any], function: Callable[[], Any]) -> None:
+def _complete(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Call a function, and set its result or error in a future, unless that was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:
@@ -150,7 +155,8 @@ def _run_for(future: Future[Any], function: Callable[[], Any]) -> None:
         future.set_result(result)
 
 
-# A signal handler may call `stop` just before the wait for room begins, which then misses it.
+# If a signal handler calls `stop` just before the wait for room begins, nothing ends the wait. So
+# check this often.
 _ROOM_CHECK_SECONDS: Final = 1.0
 
 
@@ -158,7 +164,7 @@ class HandlerThreads:
     """Runs the handlers of a Node in threads."""
 
     def __init__(
-        self, handlers: TopicHandlers, state: NodeState, wake_receiver: Callable[[], object]
+        self, handlers: NodeHandlers, state: NodeState, wake_receiver: Callable[[], object]
     ) -> None:
         self._handlers = handlers
         self._state = state
@@ -166,41 +172,39 @@ class HandlerThreads:
         self._runs = HandlerRuns(handlers, state)
         self._changed = threading.Condition()
         self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
-        # Threads that are in `run`.
-        self._receivers: set[int] = set()
-        self.error: BaseException | None = None
+        # Ids of the threads in which `run` is active.
+        self._receiver_ids: set[int] = set()
+        # Raised by a handler, but no Exception: SystemExit, …
+        self.fatal_error: BaseException | None = None
 
     @property
-    def is_receiving(self) -> bool:
-        """Whether this thread is in ``run``."""
-        return threading.get_ident() in self._receivers
+    def is_running_here(self) -> bool:
+        """Whether ``run`` is active in this thread."""
+        return threading.get_ident() in self._receiver_ids
 
     def run(self, receive: Callable[[], Message | None]) -> None:
-        """Handle messages until the node is stopped; raise an error that no handler may raise."""
-        self._receivers.add(threading.get_ident())
+        """Handle messages until the node is stopped, or a handler raises SystemExit or the like."""
+        self._receiver_ids.add(threading.get_ident())
         try:
             while self._wait_for_room():
                 if (message := receive()) is not None:
-                    self._begin(message)
-            if (error := self.error) is not None:
-                self.error = None
+                    with self._changed:
+                        run = self._runs.begin(message)
+                    if run is not None:
+                        self._threads.submit(self._handle, run)
+            if (error := self.fatal_error) is not None:
+                self.fatal_error = None
                 raise error
             self.finish()
         finally:
-            self._receivers.discard(threading.get_ident())
+            self._receiver_ids.discard(threading.get_ident())
 
     def _wait_for_room(self) -> bool:
-        """Wait until a message may be taken; return False if none may be taken any more."""
+        """Wait until the next message may be taken; return False if ``run`` must end instead."""
         with self._changed:
-            while not (self._runs.has_room or self._state.is_stopped or self.error):
+            while not (self._runs.has_room or self._state.is_stopped or self.fatal_error):
                 self._changed.wait(_ROOM_CHECK_SECONDS)
-        return not (self._state.is_stopped or self.error)
-
-    def _begin(self, message: Message) -> None:
-        with self._changed:
-            run = self._runs.begin(message)
-        if run is not None:
-            self._threads.submit(self._handle, run)
+        return not (self._state.is_stopped or self.fatal_error)
 
     def _handle(self, run: HandlerRun) -> None:
         run.owner = threading.get_ident()
@@ -213,7 +217,7 @@ class HandlerThreads:
                     is_current = self._runs.advance(run)
                     self._changed.notify_all()
         except BaseException as error:  # noqa: BLE001 - raised by `run`
-            self.error = self.error or error
+            self.fatal_error = self.fatal_error or error
             self._wake_receiver()
         finally:
             with self._changed:
@@ -226,12 +230,12 @@ class HandlerThreads:
         return action()
 
     def wake(self) -> None:
-        """Make ``run`` see that the node is stopped; callable from signal handlers."""
+        """Make ``run`` check whether the node is stopped; callable from signal handlers."""
         with self._changed:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait up to ``stop_timeout`` for the handlers of other threads."""
+        """Wait up to ``stop_timeout`` for the handlers that run in other threads."""
         thread_id = threading.get_ident()
         seconds = min(self._state.options.stop_timeout.total_seconds(), threading.TIMEOUT_MAX)
         with self._changed:
@@ -249,16 +253,16 @@ class HandlerThreads:
 class HandlerTasks:
     """Runs the handlers of an AsyncNode as tasks, and its synchronous handlers in threads."""
 
-    def __init__(self, handlers: TopicHandlers, state: NodeState) -> None:
+    def __init__(self, handlers: NodeHandlers, state: NodeState) -> None:
         self._handlers = handlers
         self._state = state
-        state.on_stop = self._wake
         self._runs = HandlerRuns(handlers, state)
         self._changed = asyncio.Event()
+        state.on_stop = self._changed.set
         self._threads = DaemonThreadPool(state.options.concurrency, f"handlers of {state.ident}")
 
     async def run(self, receive: Callable[[], Awaitable[Message | None]]) -> None:
-        """Handle messages until the node is stopped; raise an error that no handler may raise."""
+        """Handle messages until the node is stopped, or a handler raises SystemExit or the like."""
         try:
             async with TaskGroup() as tasks:
                 while (message := await receive()) is not None:
@@ -273,9 +277,6 @@ class HandlerTasks:
         while not (self._runs.has_room or self._state.is_stopped):
             self._changed.clear()
             await self._changed.wait()
-
-    def _wake(self) -> None:
-        self._changed.set()
 
     async def _handle(self, run: HandlerRun) -> None:
         try:
@@ -301,7 +302,7 @@ class HandlerTasks:
         return result
 
     async def finish(self) -> None:
-        """Wait up to ``stop_timeout`` for the handlers of other tasks, then cancel them."""
+        """Wait up to ``stop_timeout`` for the handlers in other tasks, then cancel them."""
         if not (runs := self._runs.others(asyncio.current_task())):
             return
         tasks: dict[Any, HandlerRun] = {run.owner: run for run in runs}

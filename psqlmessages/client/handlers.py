@@ -16,17 +16,18 @@ from psqlmessages.client.node_state import NodeState
 from psqlmessages.exceptions import InvalidArgument, MessagesError
 
 Handler = Callable[[Message], Any]
-# A generator that yields functions to call, and receives their results or awaited results.
+# A generator that yields functions to call, and receives their results. A result that is awaitable
+# is awaited first.
 Actions = Generator[Callable[[], Any], Any, None]
 F = TypeVar("F", bound=Handler)
 
-# Events follow each other: "disconnect" after "connect". No topic has an empty name.
+# The order key of all events: "disconnect" is handled after "connect". No topic has an empty name.
 _EVENTS_KEY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerAction:
-    """An action: call a handler with a message."""
+    """A function that calls a handler with a message."""
 
     function: Handler
     message: Message
@@ -37,7 +38,7 @@ class HandlerAction:
 
     @property
     def name(self) -> str:
-        """The name of the function, for the log."""
+        """The name of the handler, for the log."""
         return getattr(self.function, "__qualname__", repr(self.function))
 
     @property
@@ -47,8 +48,8 @@ class HandlerAction:
         return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
-class TopicHandlers:
-    """Decorators of a node, and the selection of handlers for a message."""
+class NodeHandlers:
+    """Handlers of a node: decorators that register them, and selection for a message."""
 
     def __init__(self) -> None:
         self._on_topic: list[tuple[str, Handler]] = []
@@ -59,9 +60,10 @@ class TopicHandlers:
     def on_topic(self, topic: str, *, ordered: bool = False) -> Callable[[F], F]:
         """Call the decorated function for each message of a topic, or of a pattern of topics (A*).
 
-        ``run`` listens to the topics without a pattern. If the message asks for an answer and the
-        function returns a value other than None, that value is the answer. With ``ordered``, the
-        messages of one topic are handled one after the other, in their order.
+        ``run`` listens to the topic, but not to topics that match a pattern: call ``topic_listen``
+        for these. If the message asks for an answer and the function returns a value other than
+        None, that value is the answer. With ``ordered``, the messages of one topic are handled one
+        after the other, in their order.
         """
 
         def register(handler: F) -> F:
@@ -100,8 +102,8 @@ class TopicHandlers:
         return register
 
     def topics_to_listen(self) -> list[str]:
-        """Return the topics that handlers name without a pattern, sorted by name."""
-        # Two sessions that register topics in different orders could deadlock.
+        """Return the topics of the handlers, without patterns, sorted by name."""
+        # Two sessions that listen to the same topics in different orders could deadlock.
         return sorted({topic for topic, _ in self._on_topic if not topic.endswith("*")})
 
     def matching(self, message: Message) -> Iterator[Handler]:
@@ -118,11 +120,11 @@ class TopicHandlers:
                     yield handler
 
     def must_handle(self, message: Message) -> bool:
-        """Return whether a message has a handler, or needs an error because it has none."""
+        """Return whether a message has a handler, or is an RPC: then its caller needs an error."""
         return message.type == RPC or next(self.matching(message), None) is not None
 
     def order_key(self, message: Message) -> str | None:
-        """Return the key whose messages are handled one after the other; None if there is none."""
+        """Return the key that messages handled one after the other share; None if order is free."""
         if message.type == SYS:
             return _EVENTS_KEY
         if message.type == TOPIC and any(matches(t, message.topic) for t in self._ordered_topics):
@@ -130,7 +132,7 @@ class TopicHandlers:
         return None
 
     def handle(self, message: Message, state: NodeState) -> Actions:
-        """Call the handlers of a message, and send their answers or an error."""
+        """Yield actions that call the handlers of a message, and send their answers or an error."""
         failure = f"{state.ident} has no handler for this" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""
@@ -163,12 +165,12 @@ def _send_error(message: Message, reason: str, state: NodeState) -> Actions:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name equals a pattern; with "*" at its end, whether it has that prefix."""
+    """Return whether a name equals a pattern, or begins with it if the pattern ends in "*"."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def wants_reply(message: Message, answer: Any) -> bool:
-    """Return whether to send a handler's result: an RPC is answered even with None."""
+    """Return whether to send a handler's result as the answer: for an RPC, even if it is None."""
     if not message.wants_answer or message.is_answered:
         return False
     return message.type == RPC or answer is not None

@@ -1,4 +1,4 @@
-"""Messages that a node receives: notifications, parsed headers, answers of pending calls."""
+"""Messages of a node: notifications, their parsed headers, and answers of pending calls."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Replier(Protocol):
     """The node that received a message and can answer it."""
 
     def reply(self, message: Message, body: Any) -> Any:
-        """Answer."""
+        """Send the answer; an AsyncNode returns a coroutine."""
 
     def reply_error(self, message: Message, reason: str) -> Any:
-        """Answer that the request failed."""
+        """Send the answer that the request failed; an AsyncNode returns a coroutine."""
 
 
 @dataclass(slots=True)
 class Message:
     """A message, or a system event (type "Sys": ``event`` and ``ident`` describe it).
 
-    ``to`` is a node for "Rpc" and "Return", a topic for "Topic". ``size`` is the number of bytes
-    of the body as sent. ``away``: how long the connection was lost, in the local event
-    "reconnected" only.
+    ``to`` is the receiving node of an "Rpc" or "Return", the topic of a "Topic". ``size`` is the
+    number of bytes of the encoded body. ``away`` is set in the local event "reconnected" only: how
+    long there was no connection.
     """
 
     type: str
@@ -59,7 +59,7 @@ class Message:
 
     @property
     def body(self) -> Any:
-        """The whole body; raises the error if fetching it failed, for instance if it expired."""
+        """The decoded body; raises an error if a large body could not be fetched."""
         if self.error is not None:
             raise self.error
         return self.content
@@ -78,6 +78,7 @@ class Message:
         return self._begin_answer().reply_error(self, reason)
 
     def _begin_answer(self) -> Replier:
+        """Mark the message as answered, and return the node that answers it."""
         if self.replier is None or not self.wants_answer:
             raise ValueError("cannot answer this message: its sender gave no token")
         self.is_answered = True
@@ -88,8 +89,9 @@ class Message:
 class Notification:
     """A notification: its header, the text of its body, and the whole payload.
 
-    ``text`` is None if there is no body, or if it is large: ``fetched_text`` is set later.
-    ``is_large``: the body is too large for a notification and must be fetched.
+    ``text`` is None if there is no body, or if the body is too large for a notification
+    (``is_large``): then it is fetched later, and set as ``fetched_text``. For ``away`` see
+    :class:`Message`.
     """
 
     header: dict[str, Any]
@@ -105,7 +107,10 @@ class Notification:
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that waits for answers: notifications, or the error that ends the wait."""
+    """A call that waits for answers: notifications, or the error that ends the wait.
+
+    ``on_answer`` wakes the caller.
+    """
 
     token: str
     callee: str
@@ -120,7 +125,7 @@ class PendingCall:
         self.on_answer()
 
     def on_event(self, event: str) -> None:
-        """Record an event of the callee: it may be gone, or have returned.
+        """Record an event of the callee: it has disconnected, crashed or connected again.
 
         Events that are read before the call is sent may be old, so only the last one counts.
         """
@@ -132,23 +137,23 @@ class PendingCall:
     def fail(self, error: MessagesError) -> None:
         """Record that the callee or the connection is lost; if the call was sent, end the wait."""
         self._error = error
-        # Only after setting the error: another thread may send the call at this moment.
+        # Check this after setting the error: another thread may run ``on_sent`` now.
         if self._is_sent:
             self.add(error)
 
     def on_connected(self) -> None:
-        """Record a new connection: a call that was not sent yet can be sent on it."""
+        """Record a new connection: a call that is not sent yet will be sent on it."""
         if not self._is_sent:
             self._error = None
 
     def on_sent(self) -> None:
-        """Record that the call was sent; from now on, events of the callee end the wait."""
+        """Record that the call was sent; from now on, an error ends the wait immediately."""
         self._is_sent = True
         if self._error is not None:
             self.add(self._error)
 
 
-# Header cache: the headers of one sender and topic are parsed once.
+# Header cache: headers of one sender and topic differ in size and id only, so parse one of them.
 
 # The size, the text between size and id, and the id. The text is cached only after it was parsed,
 # so that a string in it cannot imitate a size or an id.
@@ -169,7 +174,7 @@ _MAX_CACHED: Final = 1_000
 
 
 class HeaderCache:
-    """Cache of the text between size and id of valid headers."""
+    """Cache of valid headers; the key is the text between size and id."""
 
     def __init__(self) -> None:
         self._headers: dict[str, dict[str, Any]] = {}

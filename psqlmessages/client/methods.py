@@ -1,7 +1,7 @@
 """Common base of Node and AsyncNode, and their methods made from functions that create calls.
 
-A method has the name, docstring and parameters of its function, but an ``acting_method`` has no
-parameter for the acting node.
+Such a method has the name, docstring and parameters of its function. A method made by
+``acting_method`` lacks the first parameter, the node: it passes the acting node of the session.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from psqlmessages.client.calls import Call
-from psqlmessages.client.handlers import TopicHandlers
+from psqlmessages.client.handlers import NodeHandlers
 from psqlmessages.client.node_state import NodeCounters, NodeState
 from psqlmessages.client.options import Options
 
 
-class NodeBase(TopicHandlers):
+class NodeBase(NodeHandlers):
     """Common base of Node and AsyncNode: properties that need no query, and handlers."""
 
     def __init__(self, ident: str, options: Options) -> None:
@@ -27,12 +27,12 @@ class NodeBase(TopicHandlers):
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the node is connected, according to its last probe and calls."""
+        """Whether the node is connected, and no probe is overdue."""
         return self._state.is_healthy(monotonic())
 
     @property
     def counters(self) -> NodeCounters:
-        """Counters since the node was created."""
+        """Counters since the node was created; see :class:`NodeCounters`."""
         return self._state.counters
 
     @property

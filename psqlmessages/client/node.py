@@ -12,7 +12,7 @@ from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.handler_runs import HandlerThreads
 from psqlmessages.client.messages import Message, PendingCall
 from psqlmessages.client.methods import NodeBase, acting_method, method
-from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, conninfo
+from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options, complete_conninfo
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element
 from psqlmessages.client.queue_consumer import DEFAULT_GROUP, FOREVER, LeasedBatch, QueuePoller
 from psqlmessages.client.session import NodeSession
@@ -37,7 +37,7 @@ class Node(NodeBase):
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:
         options = options or Options()
         super().__init__(ident, options)
-        self._session = NodeSession(conninfo(dsn, ident), self._state, options)
+        self._session = NodeSession(complete_conninfo(dsn, ident), self._state, options)
         self._handler_threads = HandlerThreads(self, self._state, self._session.wake)
         self._is_closing = False
 
@@ -55,20 +55,21 @@ class Node(NodeBase):
     def close(self) -> None:
         """Stop, wait up to ``stop_timeout`` for running handlers, deregister and disconnect.
 
-        Callable from any thread and signal handler; within ``run`` of this thread, when it ends.
+        Callable from any thread and from signal handlers. If this thread is in ``run``, that closes
+        the node when it ends.
         """
         self._is_closing = True
         self.stop()
-        if self._handler_threads.is_receiving:
+        if self._handler_threads.is_running_here:
             return
         self._handler_threads.finish()
         self._handler_threads.close()
         self._session.close()
 
     def stop(self) -> None:
-        """End ``messages`` and ``call``, and ``run`` as soon as its running handlers have ended.
+        """End all waits, such as ``messages`` and ``call``; sending works until ``close``.
 
-        ``run`` waits for them up to ``stop_timeout``. Sending works until ``close``.
+        ``run`` ends when its running handlers have ended, or after ``stop_timeout``.
         """
         self._session.stop()
         self._handler_threads.wake()
@@ -94,7 +95,7 @@ class Node(NodeBase):
     evaluate = method(calls.evaluate)
 
     def init(self, ident: str) -> None:
-        """Register another node on this connection; it acts in the calls that follow."""
+        """Register another node on this connection; it is the acting node of the next calls."""
         self._session.run(calls.init(ident))
 
     def reply(self, message: Message, body: Any) -> None:
@@ -119,24 +120,24 @@ class Node(NodeBase):
         *,
         idle: Duration | None = None,
     ) -> Subscription:
-        """Subscribe, or continue where the last reader stopped; iterate over the messages.
+        """Subscribe, or continue where the last reader stopped; return an iterator of messages.
 
-        The subscription outlives the node by ``timeout``, in whole seconds. Each read returns at
-        most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``, and if no
-        message comes within ``idle``.
+        The subscription expires ``timeout`` (in whole seconds) after the last read. Each read
+        returns at most ``max_rows`` messages. The iteration ends at ``stop``, at ``unsubscribe``,
+        and if no message comes within ``idle``.
         """
         reader = SubscriptionReader(self._state, topic, timeout, max_rows, idle)
         return Subscription(self._session, reader)
 
     def unsubscribe(self, topic: str) -> bool:
-        """End the subscription and all iterations over it; return False if there was none."""
+        """End a subscription and all iterations over it; return False if there was none."""
         self._state.wakeups.on_unsubscribed(self._acting, topic)
         return self._session.run(stream_calls.unsubscribe(self._acting, topic))
 
     def wait_published(self, topic: str, timeout: Duration = DEFAULT_WAIT) -> bool:
-        """Wait until a subscription should be read, for readers that use another connection.
+        """Wait until there may be new messages of a topic, to read them on another connection.
 
-        Returns False at the timeout. Read then too: a lost connection may have lost a wake-up.
+        Returns False at the timeout. Read then too: a wake-up may have been lost.
         """
         return self._session.run_steps(self._state.wait_published(topic, timeout))
 
@@ -156,10 +157,10 @@ class Node(NodeBase):
     sizes = acting_method(queue_calls.sizes)
 
     def pop(self, queue: str, count: int = 1, *, timeout: Duration | None = None) -> list[Element]:
-        """Take and remove up to ``count`` elements, oldest mature time first; maybe none.
+        """Take and remove up to ``count`` available elements, ordered by their ``mature`` time.
 
-        With a timeout, wait that long for the first element. ``stop`` and ``close`` end the wait
-        with NodeClosed.
+        If there are none, return an empty list, or with a timeout wait that long for the first one.
+        ``stop`` and ``close`` end the wait with NodeClosed.
         """
         return self._take(queue, queue_calls.pop(self._acting, queue, count), timeout)
 
@@ -171,7 +172,7 @@ class Node(NodeBase):
         *,
         timeout: Duration | None = None,
     ) -> list[Element]:
-        """Take elements as ``pop`` does, but hide them; they return unless committed in time."""
+        """Take elements as ``pop`` does; they return after ``duration`` unless committed."""
         statement = queue_calls.reserve(self._acting, queue, count, duration)
         return self._take(queue, statement, timeout)
 
@@ -186,11 +187,12 @@ class Node(NodeBase):
     ) -> Iterator[Element]:
         """Reserve and yield elements as they come; end at ``stop`` or after ``idle`` without one.
 
-        Requesting the next element marks the previous one as done. Finished elements are committed
-        at the end of the batch, when ``group`` has passed since the first of them was yielded (at
-        most a tenth of ``duration``; zero: one commit per element), and when the loop is left. In
-        that case the current element is rolled back, with a delay of 1 s that doubles with each try
-        up to 5 minutes, and the unread elements of the batch are released. No lease is extended.
+        Requesting the next element marks the previous one as finished. Finished elements are
+        committed at the end of the batch, when ``group`` has passed since the first of them was
+        yielded (at most a tenth of ``duration``; zero: one commit per element), and when the loop
+        is left. Leaving the loop also rolls back the current element, with a delay of 1 s that
+        doubles with each try up to 5 minutes, and releases the unread elements of the batch. Leases
+        are not renewed.
         """
         leased = LeasedBatch(self._state, self._acting, queue, duration, group)
         timeout = FOREVER if idle is None else idle
@@ -202,7 +204,6 @@ class Node(NodeBase):
                 while (element := self._session.run_steps(leased.next())) is not None:
                     yield element
         except NodeClosed:
-            # Without a server, finished elements are not committed: they return, as is logged.
             if not self._state.is_stopped:
                 raise
         finally:
@@ -217,7 +218,8 @@ class Node(NodeBase):
         try:
             return self._session.run_steps(poller.steps())
         except BaseException:
-            # Ctrl-C came after the commit. Popped elements have no lease and are lost.
+            # Ctrl-C may have come after the commit: release what was taken. Popped elements have no
+            # lease, so they are lost.
             leased = LeasedBatch(self._state, self._acting, queue)
             leased.add([element for element in taken if element.lease])
             self._session.run_steps(leased.give_back())
@@ -240,7 +242,7 @@ class Node(NodeBase):
     def call_topic(
         self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
     ) -> Iterator[Message]:
-        """Ask all listeners of a topic; yield their answers as they come, until the timeout."""
+        """Call all listeners of a topic; yield their answers as they come, until the timeout."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
         with self._state.pending_call("") as pending:
@@ -282,7 +284,7 @@ class Node(NodeBase):
                 self.close()
 
     def _receive(self) -> Message | None:
-        """Return the next message; None after an error in a handler's thread, or at ``stop``."""
+        """Return the next message; None if the node is stopped, or a handler has ended ``run``."""
         session, state = self._session, self._state
-        session.wait(lambda: state.inbox or self._handler_threads.error, inf)
+        session.wait(lambda: state.inbox or self._handler_threads.fatal_error, inf)
         return session.run_steps(state.next_message(0, self)) if state.inbox else None

@@ -1,4 +1,4 @@
-"""State of a node: notifications, registration, large bodies, failed handlers, counters. No I/O."""
+"""State of a node: messages, pending calls, registration, large bodies, counters. No I/O."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from math import inf
 from time import monotonic
@@ -54,7 +55,13 @@ from psqlmessages.wire import MalformedPayload
 
 @dataclass(slots=True)
 class NodeCounters:
-    """Counters since the node was created; reading them needs no query."""
+    """Counters since the node was created; reading them needs no query.
+
+    ``received`` counts notifications, ``fetched`` large bodies, ``foreign`` notifications on
+    unknown channels, ``late_answers`` those after the timeout of their call, ``lost_bodies`` large
+    bodies that could not be fetched, ``evaluation_failures`` failed housekeeping and probes,
+    ``gaps`` subscriptions that timed out, ``dropped_events`` events that were not read.
+    """
 
     calls: int = 0
     received: int = 0
@@ -75,18 +82,19 @@ class NodeCounters:
 
 logger = logging.getLogger("psqlmessages")
 
-# A connection must last this long before its loss resets the backoff.
-_STABLE_SECONDS = 5.0
-# For this long, opening a node tries again to take its name: the connection of a process that was
-# killed a moment ago may not be closed yet.
+# How long opening a node retries while its name is taken: the server may not yet know that a
+# process was killed which had it.
 IDENT_WAIT_SECONDS = 0.5
 IDENT_RETRY_SECONDS = 0.02
-# A node that only reads streams or queues drops further events.
+# If the program reads only streams or queues, a node with this many messages drops events.
 _MAX_UNREAD_EVENTS = 1_000
 
 
 class NodeState:
-    """State of a node between its connection and its caller."""
+    """State of a node: unread messages, pending calls, registration, heartbeat, counters.
+
+    Its session feeds it with notifications, and runs the calls that its generators yield.
+    """
 
     def __init__(self, ident: str, options: Options) -> None:
         self.ident = ident
@@ -99,11 +107,11 @@ class NodeState:
         self.wakeups = WakeupCounters()
         self.wait_lists = WaitLists(self.wakeups)
         self.channel = ""
-        self._overrun_at = inf
+        # A session with more unread messages is disconnected.
+        self._inbox_maximum = inf
         self.inbox: deque[Notification] = deque()
         self._headers = HeaderCache()
         self.backend: calls.BackendInfo | None = None
-        self._opened_at = 0.0
         self.is_stopped = False
         # Called after notifications or local events were put in the inbox.
         self.on_received: Callable[[], object] = lambda: None
@@ -111,9 +119,10 @@ class NodeState:
         self.on_taken: Callable[[], object] = lambda: None
         # Called in the loop of an AsyncNode when it is stopped.
         self.on_stop: Callable[[], object] = lambda: None
+        # Whether the program has ever read messages, not only streams or queues.
         self._reads_messages = False
         self._pending: dict[str, PendingCall] = {}
-        # Distinguishes the tokens of our calls from tokens chosen by a caller of rpc.
+        # Distinguishes the tokens of ``call`` from those that the program passes to ``rpc``.
         self._token_prefix = f"{os.urandom(6).hex()}-"
         self._call_count = 0
 
@@ -128,7 +137,7 @@ class NodeState:
             self.on_received()
 
     def feed(self, channel: str, payload: str) -> None:
-        """Process one notification; raises no error, whatever it contains."""
+        """Process one notification; raise no error, even if it is malformed."""
         self.counters.received += 1
         if channel == self.channel and (parts := self._headers.split(payload)) is not None:
             self.inbox.append(Notification(*parts, payload))
@@ -136,6 +145,7 @@ class NodeState:
             self._feed_uncached(channel, payload)
 
     def _feed_uncached(self, channel: str, payload: str) -> None:
+        """Process a notification of another channel, or one whose header must be parsed."""
         if channel != self.channel:
             if self.wait_lists.on_notification(channel, payload):
                 return
@@ -162,7 +172,6 @@ class NodeState:
         notification = Notification(header, parsed.text, payload)
         if header["Type"] == SYS:
             self._on_event(header)
-            # Events pile up unread if the node only reads streams or queues.
             is_unread = self.wakeups.has_readers and not self._reads_messages
             if is_unread and len(self.inbox) >= _MAX_UNREAD_EVENTS:
                 self.counters.dropped_events += 1
@@ -171,7 +180,7 @@ class NodeState:
             self.inbox.append(notification)
 
     def take(self) -> Notification | None:
-        """Take the oldest notification; None if there is none: another thread may have taken it."""
+        """Take the oldest notification; return None if another thread has taken the last one."""
         self._reads_messages = True
         try:
             notification = self.inbox.popleft()
@@ -189,15 +198,16 @@ class NodeState:
                 deadline = monotonic() + seconds
                 yield Wait(lambda: self.inbox, deadline)
             notification = self.take() if not self.is_stopped else None
-            if notification is not None:
-                if notification.is_large:
-                    message = yield from self._fetch_message(notification, replier)
-                else:
-                    message = self.message(notification, notification.text, replier)
-                if message is not None:
-                    return message
-            elif monotonic() >= deadline:
-                break
+            if notification is None:
+                if monotonic() >= deadline:
+                    return None
+                continue
+            if notification.is_large:
+                message = yield from self._fetch_message(notification, replier)
+            else:
+                message = self.create_message(notification, notification.text, replier)
+            if message is not None:
+                return message
         return None
 
     def _fetch_message(self, notification: Notification, replier: Replier) -> Steps[Message | None]:
@@ -207,18 +217,18 @@ class NodeState:
         except (MessagesError, psycopg.Error) as error:
             self.counters.lost_bodies += 1
             self.log.warning("%s: a large body could not be fetched: %s", self.ident, error)
-            message = self.message(notification, None, replier)
+            message = self.create_message(notification, None, replier)
             if message is not None:
                 if not isinstance(error, MessagesError):
                     error = MessagesError(error_line(error))
                 message.error = error
             return message
-        return self.message(notification, text, replier)
+        return self.create_message(notification, text, replier)
 
-    def message(
+    def create_message(
         self, notification: Notification, text: str | None, replier: Replier
     ) -> Message | None:
-        """Create the message of a notification and its body text; None if the body is malformed."""
+        """Create a message with the decoded ``text`` as body; None if the text is malformed."""
         header = notification.header
         content: Any = None
         try:
@@ -228,7 +238,7 @@ class NodeState:
             self._on_malformed(error)
             return None
         get, kind, to = header.get, header["Type"], header.get("To", "")
-        # Positional: a dozen keyword arguments take as long as everything else here.
+        # A dozen keyword arguments would double the time of this method.
         return Message(
             kind,
             get("From", ""),
@@ -250,7 +260,7 @@ class NodeState:
     def pending_call(
         self, callee: str, on_answer: Callable[[], object] = lambda: None
     ) -> Iterator[PendingCall]:
-        """Collect the answers to a new token; ``callee`` is "" for a topic's listeners."""
+        """Collect the answers to a call with a new token; ``callee`` is "" if a topic is called."""
         self._call_count += 1
         pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee, on_answer)
         self._pending[pending.token] = pending
@@ -259,8 +269,8 @@ class NodeState:
         finally:
             del self._pending[pending.token]
 
-    def on_stopped(self) -> None:
-        """End all pending calls and waits for elements."""
+    def end_waits(self) -> None:
+        """End all pending calls and waits of an AsyncNode, which was stopped."""
         self.on_stop()
         self.wait_lists.wake_all()
         for pending in list(self._pending.values()):
@@ -275,7 +285,7 @@ class NodeState:
         try:
             yield calls.return_(message.sender, message.token or "", body)
         except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # The caller still needs an answer: allow reply_error.
+            # Nothing was sent, so the program may still call reply_error.
             message.is_answered = False
             raise
 
@@ -293,7 +303,7 @@ class NodeState:
         return bool(self._pending)
 
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
-        """Return the next answer; raise the error that ended the wait or that the answer names."""
+        """Return the next answer; raise the error that it contains, or that ended the wait."""
         notification = pending.answers.popleft()
         if isinstance(notification, MessagesError):
             raise notification
@@ -302,7 +312,7 @@ class NodeState:
             raise error_for(
                 int(notification.header["Err"]), text or notification.header.get("Errstr", "")
             )
-        message = self.message(notification, text, replier)
+        message = self.create_message(notification, text, replier)
         if message is None:
             raise MessagesError(f"{self.ident}: the answer is malformed")
         return message
@@ -311,19 +321,19 @@ class NodeState:
 
     def restore_calls(self) -> Generator[Call[Any], Any, None]:
         """Yield the calls that restore all registrations on a new connection."""
-        is_durable = self.options.synchronous_commit
+        set_up = partial(calls.set_up_session, synchronous_commit=self.options.synchronous_commit)
         backend: calls.BackendInfo | None = None
         acting = ""
         for ident, joins in self.registration.calls_to_restore():
             try:
                 if backend is None:
-                    answer = yield calls.open_as(ident, synchronous_commit=is_durable)
-                    backend, self.channel = answer
+                    backend, self.channel = yield set_up(ident)
                 else:
                     self.channel = yield calls.init(ident)
             except IdentTaken:
                 if self.backend is not None:
-                    # After a network stall the server still considers our earlier connection alive.
+                    # After a network outage, the server may still have our earlier connection. The
+                    # next attempt succeeds when that has ended.
                     yield calls.end_backend(self.backend)
                 raise
             except NotAuthorized as error:
@@ -334,7 +344,7 @@ class NodeState:
             acting = ident
             yield from self._join_topics(ident, joins)
         if backend is None:
-            backend = yield calls.backend_info(synchronous_commit=is_durable)
+            backend, _ = yield set_up("")
         if acting != self.registration.acting:
             yield calls.use(self.registration.acting)
         self.backend = backend
@@ -352,6 +362,7 @@ class NodeState:
     def _drop_registration(
         self, ident: str, function: str, subject: str, error: MessagesError
     ) -> None:
+        """Forget a node (``subject`` is the node), or its join of the topic ``subject``."""
         self.registration.drop(ident, function, subject)
         logger.warning("%s: could not restore %s(%r): %s", ident, function, subject, error)
 
@@ -368,13 +379,13 @@ class NodeState:
         if call.registers is not None:
             self.registration.on_call_succeeded(*call.registers, call.ident)
             if call.registers[0] == "init" and result:
-                # The channel changes if init follows a disconnect by an administrator.
+                # The session has a new channel if an administrator had disconnected its nodes.
                 self.channel = result
 
     def on_connected(self, now: float) -> None:
         """Record a new connection with all nodes registered; after a loss, queue "reconnected"."""
         lost_at = self.heartbeat.lost_at
-        self._opened_at = now
+        self.backoff.on_connected(now)
         self.heartbeat.on_connected(now)
         self.wakeups.on_connected()
         self.wait_lists.wake_all()
@@ -392,30 +403,30 @@ class NodeState:
             return
         self.counters.lost_connections += 1
         self.heartbeat.on_connection_lost(now)
-        if now - self._opened_at >= _STABLE_SECONDS:
-            self.backoff.succeeded()
-        # Delay even the first attempt: all nodes lose a restarted server at the same time.
-        self.backoff.failed(now)
+        self.backoff.on_connection_lost(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, error_line(reason))
         for pending in list(self._pending.values()):
             pending.fail(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
 
     def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
-        delay = self.backoff.failed(now)
+        delay = self.backoff.record_failure(now)
         text = "%s: cannot reconnect, next attempt in %.1f s: %s"
         self.log.warning(text, self.ident, delay, error_line(reason))
 
     def due_calls(self, now: float) -> list[Call[Any]]:
-        """Return housekeeping and the probe if due; raise ConnectionLost if an echo is late."""
+        """Return the calls for housekeeping and probe if due; raise ConnectionLost if overdue."""
         heartbeat = self.heartbeat
         if not self.registration.idents:
+            # Without a node there is no channel.
             heartbeat.cancel_probe(now)
         if heartbeat.is_overdue(now):
-            raise ConnectionLost("a probe of its own channel got no echo")
-        due: list[Call[Any]] = [calls.evaluate()] if heartbeat.start_evaluation_if_due(now) else []
+            raise ConnectionLost("a notification to its own channel did not arrive")
+        due: list[Call[Any]] = []
+        if heartbeat.start_housekeeping_if_due(now):
+            due.append(calls.evaluate())
         if heartbeat.start_probe_if_due(now):
-            payload = heartbeat.echo_to_expect()
+            payload = heartbeat.expect_echo()
             if payload is None:
                 due.append(calls.probe(self.channel, self._on_probe_answered))
             else:
@@ -424,24 +435,24 @@ class NodeState:
 
     def _on_probe_answered(self, is_listening: bool) -> None:
         if not is_listening:
-            raise ConnectionLost("its backend no longer listens on the channel of the node")
+            raise ConnectionLost("its backend does not listen on the channel of the node")
         self.heartbeat.on_probe_answered(monotonic())
 
     @property
     def is_overrun(self) -> bool:
-        """Whether the inbox is so full that the connection must be closed."""
-        return len(self.inbox) > self._overrun_at
+        """Whether the inbox is so full that the session must disconnect."""
+        return len(self.inbox) > self._inbox_maximum
 
-    def on_evaluation_failed(self, error: object, now: float) -> None:
+    def on_due_call_failed(self, error: object, now: float) -> None:
         """Record that housekeeping or a probe failed; the connection works."""
         self.heartbeat.cancel_probe(now)
         self.counters.evaluation_failures += 1
         self.log.warning("%s: housekeeping or a probe failed: %s", self.ident, error)
 
     def on_handler_failed(self, message: Message, error: BaseException) -> str:
-        """Record that a handler raised an error; return the text for the caller."""
+        """Record that a handler raised an error; return the text for the sender of the message."""
         if isinstance(error, CallFailed) and message.wants_answer and not message.is_answered:
-            # The handler raised it so that the caller reads the text.
+            # The handler raised it to choose that text.
             return error.text
         self.counters.handler_failures += 1
         text = "%s: the handler of a message of type %s failed"
@@ -465,7 +476,7 @@ class NodeState:
                 pending.on_event(event)
 
     def _deliver_answer(self, notification: Notification) -> bool:
-        """Hand an answer to its pending call; return False if the program chose the token."""
+        """Pass an answer to its pending call; return False if the program chose the token."""
         token = notification.header.get("Token", "")
         if (pending := self._pending.get(token)) is not None:
             pending.add(notification)
@@ -479,10 +490,10 @@ class NodeState:
         return False
 
 
-# Large bodies: each is fetched together with those queued behind it. No I/O.
+# Large bodies: each is fetched together with those behind it in the inbox. No I/O.
 
 _MAX_BODIES: Final = 32
-# More would delay the first body and occupy memory.
+# A larger batch would delay its first body and occupy memory.
 _MAX_BYTES: Final = 64 * 1024
 
 

@@ -1,4 +1,4 @@
-"""Options of a node, and the connection parameters that follow from them."""
+"""Options of a node, and defaults of connection parameters."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ CONNECTION_DEFAULTS: Final = {
 class Options:
     """Settings of a node. Durations are timedeltas; a number of seconds is converted.
 
-    ``synchronous_commit``: wait for the WAL at each commit, which messages do not need.
-    ``answer_timeout``: a server that does not answer for this long is considered lost.
-    ``reconnect_wait``: how long a call waits for a lost connection to return.
+    ``synchronous_commit``: each commit waits until its WAL is on disk; topics and RPC need no WAL.
+    ``evaluate_interval``: how often the node calls housekeeping.
+    ``probe_interval``: how often the node checks that its connection still listens.
+    ``probe_timeout``: how long it waits for the result; the minimum for ``call`` to be accepted.
+    ``answer_timeout``: a connection without an answer for this long is considered lost.
+    ``reconnect_wait``: how long a call waits for the node to reconnect.
+    ``backoff_min``, ``backoff_max``: limits of the growing pauses between attempts to reconnect.
     ``stream_poll_interval``: the longest pause between reads of a subscription without wake-ups.
     ``inbox_limit``: an AsyncNode stops reading while this many messages are in its inbox.
     ``concurrency``: how many messages ``run`` handles at the same time; 1: one after the other.
@@ -59,9 +63,9 @@ class Options:
             raise ValueError(f"concurrency must be at least 1, not {self.concurrency!r:.100}")
 
 
-def conninfo(dsn: str, ident: str) -> str:
-    """Complete a connection string with defaults; its own settings take precedence."""
+def complete_conninfo(dsn: str, name: str) -> str:
+    """Add defaults for the parameters that a connection string lacks; ``name`` is the client's."""
     settings: dict[str, Any] = conninfo_to_dict(dsn)
-    defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {ident}"}
+    defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {name}"}
     # Payloads are decoded as UTF-8, so PGCLIENTENCODING must not apply.
     return make_conninfo(**(defaults | settings | {"client_encoding": "UTF8"}))

@@ -18,7 +18,8 @@ from psqlmessages.client.calls import (
     Merging,
     check_names,
     raise_for_error,
-    read_is_new,
+    read_changed,
+    read_nothing,
 )
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import (
@@ -71,7 +72,10 @@ class QueueSettings(NamedTuple):
 
 
 class ListenResult(NamedTuple):
-    """Channel of a queue, for how many seconds it notifies, and seconds to the next element."""
+    """Result of listening to a queue: its channel, and for how many seconds pushes notify it.
+
+    ``next_seconds``: time until the next element becomes available; None if there is none.
+    """
 
     channel: str
     seconds: float
@@ -81,9 +85,10 @@ class ListenResult(NamedTuple):
 
 @dataclass(slots=True)
 class Element:
-    """One element of a queue; ``lease`` is the secret to commit it or give it back ("": popped).
+    """One element of a queue; ``lease`` is needed to commit it or give it back ("" after ``pop``).
 
-    ``mature``: when it became available; ``hops``: number of exchanges it came through.
+    ``mature``: when it became available; ``tries``: number of failed attempts; ``hops``: number of
+    exchanges that it has passed; ``is_settled``: it was committed or given back.
     """
 
     id: int
@@ -100,7 +105,7 @@ class Element:
 
     @property
     def body(self) -> Any:
-        """The body as pushed; raises an error if its text does not match its encoding."""
+        """The decoded body; raises an error if its text does not match its encoding."""
         if self.error is not None:
             raise self.error
         return self.content
@@ -137,10 +142,10 @@ DEFAULT_DURATION: Final = timedelta(seconds=120)
 
 Headers = Mapping[str, Any]
 
-# A JSON string, or (as a group) a number with an exponent.
+# A JSON string, or (as group 1) a number with an exponent.
 _LARGE_FLOAT = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d+(?:\.\d+)?e\+\d+)')
 _BEGIN = SqlStatement("BEGIN ISOLATION LEVEL READ COMMITTED")
-# Without a timeout, a locked queue would block all calls of the node.
+# Without a timeout, a queue locked by another session would block all calls of the node.
 _BEGIN_WITH_TIMEOUT = SqlStatement(f"{_BEGIN.sql}; SET LOCAL lock_timeout = '100ms'")
 _COMMIT = SqlStatement("COMMIT")
 
@@ -165,22 +170,28 @@ def push(
 ) -> Call[int]:
     """Add an element to a queue; return its id.
 
-    It is available from ``mature`` on, or after ``delay``, or immediately. A second push with
+    It becomes available at ``mature``, or after ``delay``, or immediately. A second push with
     the same ``key`` adds nothing and returns the id of the first element.
     """
     encoded = EncodedBody.of(body)
     sql = "SELECT messages.push(%s, %s, %s, %s)"
     params: tuple[Any, ...] = (*check_names(ident, queue), encoded.text, encoded.enc)
     merging: Merging | None = _MERGE_PUSHES
-    # Without the other five parameters the client needs a fifth less time per call.
+    # Without the other five parameters, the client takes a fifth less time per call.
     if not (headers is None and mature is None and delay is None and key is None and tries == 0):
         sql = "SELECT messages.push(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
-        params += (_headers(headers), _mature(mature), _seconds(delay), tries, _key(key))
+        params += (
+            _encode_headers(headers),
+            _check_mature(mature),
+            _delay_seconds(delay),
+            tries,
+            _check_key(key),
+        )
         merging = None
     return Call(
         sql,
         params,
-        _read_id,
+        lambda answer: int(raise_for_error(answer)["Id"]),
         may_share_round_trip=True,
         merging=merging,
         lock_order=(queue, key or ""),
@@ -209,13 +220,13 @@ def push_many(
             *check_names(ident, queue),
             texts,
             enc,
-            _one_per_body("headers", map(_headers, headers), texts)
+            _one_per_body("headers", map(_encode_headers, headers), texts)
             if headers is not None
             else None,
-            _mature(mature),
-            _seconds(delay),
+            _check_mature(mature),
+            _delay_seconds(delay),
             tries,
-            _one_per_body("keys", map(_key, keys), texts) if keys is not None else None,
+            _one_per_body("keys", map(_check_key, keys), texts) if keys is not None else None,
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
         may_share_round_trip=True,
@@ -224,7 +235,7 @@ def push_many(
 
 
 def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
-    """Take and remove elements in the current transaction; :func:`elements` reads the rows."""
+    """Create the statement that takes and removes elements; :func:`elements` reads its rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.pop(%s, %s, %s::int)",  # noqa: S608
         (*check_names(ident, queue), count),
@@ -234,7 +245,7 @@ def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
 def reserve(
     ident: str, queue: str, count: int = 1, duration: Duration = DEFAULT_DURATION
 ) -> SqlStatement:
-    """Take elements and hide them for some time; :func:`elements` reads the rows."""
+    """Create the statement that leases elements for some time; :func:`elements` reads its rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.reserve(%s, %s, %s::int, %s::float8)",  # noqa: S608
         (*check_names(ident, queue), count, seconds_of(duration, "duration")),
@@ -244,7 +255,7 @@ def reserve(
 def renew(
     ident: str, queue: str, lease: str, duration: Duration = DEFAULT_DURATION
 ) -> SqlStatement:
-    """Extend a lease to ``duration`` from now; no row if it is not valid."""
+    """Create the statement that extends a lease to ``duration`` from now; no row: it had ended."""
     return SqlStatement(
         "SELECT id FROM messages.renew(%s, %s, %s::float8, %s)",
         (*check_names(ident, queue), seconds_of(duration, "duration"), lease),
@@ -257,7 +268,7 @@ def elements(queue: str, rows: Rows) -> list[Element]:
 
 
 def take(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
-    """Create a call of :func:`pop` or :func:`reserve` that is committed with its answer."""
+    """Create a call that runs a statement of :func:`pop` or :func:`reserve`, with autocommit."""
 
     def script() -> Script[list[Element]]:
         rows = yield statement
@@ -269,9 +280,10 @@ def take(queue: str, statement: SqlStatement) -> TransactionCall[list[Element]]:
 def take_recorded(
     queue: str, statement: SqlStatement, taken: list[Element]
 ) -> TransactionCall[list[Element]]:
-    """Create a call that takes nothing if it is interrupted before its commit.
+    """Create a call as :func:`take` does, with a separate commit.
 
-    ``taken`` receives the elements just before the commit, so that the caller can give them back.
+    If it is interrupted before the commit, it takes nothing. ``taken`` receives the elements just
+    before the commit, so that the caller can give them back if it is interrupted then.
     """
 
     def script() -> Script[list[Element]]:
@@ -287,7 +299,7 @@ def take_recorded(
 
 def _split_commit(answer: dict[str, Any], merged_calls: Sequence[Call[Any]]) -> list[Any]:
     done = iter(answer["Done"])
-    return [{"Err": "0", "Done": list(islice(done, call.size))} for call in merged_calls]
+    return [{"Err": "0", "Done": list(islice(done, call.item_count))} for call in merged_calls]
 
 
 _COMMIT_LEASES: Final = "SELECT messages.commit(%s, VARIADIC %b::text[])"
@@ -296,15 +308,15 @@ _LEASE: Final = re.compile(r"[1-9][0-9]{0,17}\.[0-9a-f-]{36}")
 
 
 def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
-    """Remove reserved elements for good; pass the elements or their leases.
+    """Remove reserved elements; pass the elements or their leases.
 
-    The result has a bool for each and is true if all were removed. False: the lease had run out
-    and another consumer has taken the element.
+    The result has a bool for each, and is true if all are True. False: the lease had expired, and
+    another consumer has taken the element.
     """
-    call = _acknowledge(_COMMIT_LEASES, ident, elements)
+    call = _end_leases(_COMMIT_LEASES, ident, elements)
     leases: list[str] = call.params[1]
     ids = [lease.partition(".")[0] for lease in leases if _LEASE.fullmatch(lease)]
-    # One malformed lease makes the function refuse all.
+    # The function refuses all leases if one is malformed, so other calls must not suffer from it.
     merging = _MERGE_COMMITS if len(ids) == len(leases) else None
     return replace(call, merging=merging, element_ids=frozenset(ids))
 
@@ -312,17 +324,17 @@ def commit(ident: str, *elements: Element | str) -> Call[AckResult]:
 def rollback(
     ident: str, *elements: Element | str, delay: Duration | None = None
 ) -> Call[AckResult]:
-    """Give back elements as failed: they return behind the waiting ones, or after ``delay``."""
+    """Give back elements as failed: to the end of the queue, or after ``delay``; count a try."""
     sql = "SELECT messages.rollback(%s, %s, VARIADIC %b::text[])"
-    return _acknowledge(sql, ident, elements, _seconds(delay))
+    return _end_leases(sql, ident, elements, _delay_seconds(delay))
 
 
 def release(ident: str, *elements: Element | str) -> Call[AckResult]:
-    """Give back unread elements; they keep their place and number of tries."""
-    return _acknowledge("SELECT messages.release(%s, VARIADIC %b::text[])", ident, elements)
+    """Give back elements that were not processed; they keep their place and number of tries."""
+    return _end_leases("SELECT messages.release(%s, VARIADIC %b::text[])", ident, elements)
 
 
-def _acknowledge(
+def _end_leases(
     sql: str, ident: str, elements: Sequence[Element | str], *options: Any
 ) -> Call[AckResult]:
     def read(answer: Any) -> AckResult:
@@ -349,12 +361,12 @@ def remove(ident: str, queue: str, id_: int) -> Call[bool]:
 
 def pause(ident: str, queue: str) -> Call[bool]:
     """Pause a queue for all consumers; return False if it was paused."""
-    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), read_is_new)
+    return Call("SELECT messages.pause(%s, %s)", check_names(ident, queue), read_changed)
 
 
 def resume(ident: str, queue: str) -> Call[bool]:
     """End a pause; return False if the queue was not paused."""
-    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), read_is_new)
+    return Call("SELECT messages.resume(%s, %s)", check_names(ident, queue), read_changed)
 
 
 def configure_queue(
@@ -365,7 +377,7 @@ def configure_queue(
     dead_letter_queue: str | None = None,
     key_timeout: Duration | None = None,
 ) -> Call[QueueSettings]:
-    """Change settings of a queue, which is made if it does not exist; return all of them.
+    """Change settings of a queue, which is created if it does not exist; return all settings.
 
     None leaves a setting unchanged, and ``max_tries=0`` means no maximum.
     """
@@ -383,12 +395,12 @@ def remove_queue(ident: str, queue: str) -> Call[None]:
     return Call(
         "SELECT messages.remove_queue(%s, %s)",
         check_names(ident, queue),
-        _read_nothing,
+        read_nothing,
     )
 
 
 def drain(ident: str, queue: str) -> Call[int]:
-    """Remove all available elements; return their number."""
+    """Remove all available elements of a queue; return their number."""
     return Call(
         "SELECT messages.drain(%s, %s)",
         check_names(ident, queue),
@@ -424,13 +436,13 @@ def queue_listen(
     return transaction(script)
 
 
-def _headers(headers: Headers | None) -> str | None:
+def _encode_headers(headers: Headers | None) -> str | None:
     if headers is None:
         return None
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise TypeError(f"headers must be a mapping with str keys: {headers!r:.100}")
     text = EncodedBody.of(dict(headers)).text
-    # jsonb turns a number without a point into an integer: 1e16 is a float and must stay one.
+    # jsonb would turn 1e16 into an integer, so write it as 10000000000000000.0.
     return _LARGE_FLOAT.sub(_with_point, text) if "e+" in text else text
 
 
@@ -438,7 +450,7 @@ def _with_point(match: re.Match[str]) -> str:
     return f"{Decimal(match[1]):f}.0" if match[1] else match[0]
 
 
-def _mature(mature: datetime | None) -> datetime | None:
+def _check_mature(mature: datetime | None) -> datetime | None:
     if mature is not None and not isinstance(mature, datetime):
         raise TypeError(f"mature must be a datetime with a time zone, not {mature!r:.100}")
     if mature is not None and mature.utcoffset() is None:
@@ -446,11 +458,11 @@ def _mature(mature: datetime | None) -> datetime | None:
     return mature
 
 
-def _seconds(delay: Duration | None) -> float | None:
+def _delay_seconds(delay: Duration | None) -> float | None:
     return seconds_of(delay, "delay") if delay is not None else None
 
 
-def _key(key: str | None) -> str | None:
+def _check_key(key: str | None) -> str | None:
     return check_names(key)[0] if key is not None else None
 
 
@@ -459,14 +471,6 @@ def _one_per_body(name: str, values: Iterable[str | None], texts: list[str]) -> 
     if len(entries) != len(texts):
         raise ValueError(f"{len(entries)} {name} for {len(texts)} bodies: each needs its own")
     return entries
-
-
-def _read_id(answer: Any) -> int:
-    return int(raise_for_error(answer)["Id"])
-
-
-def _read_nothing(answer: Any) -> None:
-    raise_for_error(answer)
 
 
 def _read_settings(answer: Any) -> QueueSettings:

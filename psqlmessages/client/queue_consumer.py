@@ -22,11 +22,11 @@ from psqlmessages.client.wakeups import Waiter
 from psqlmessages.exceptions import ConnectionLost, MessagesError
 
 FOREVER: Final = timedelta.max
-# Finished elements are committed in groups, this long after a group started.
+# Finished elements are committed in groups. A group is committed this long after it started.
 DEFAULT_GROUP: Final = timedelta(milliseconds=100)
 
-_MAX_DELAY_SECONDS = 300.0
-# A group of finished elements is committed within this fraction of their lease.
+_MAX_ROLLBACK_DELAY_SECONDS = 300.0
+# The longest time until a group is committed, as a fraction of the duration of the leases.
 _MAX_GROUP_FRACTION = 0.1
 
 
@@ -52,7 +52,9 @@ class LeasedBatch:
         self.expires_at = 0.0
         self._unread: deque[Element] = deque()
         self._current: Element | None = None
-        self._done: list[Element] = []
+        # Finished elements that are not committed yet.
+        self._finished: list[Element] = []
+        # Whether a commit of these elements got no answer.
         self._may_be_committed = False
 
     @property
@@ -66,12 +68,12 @@ class LeasedBatch:
         self._unread.extend(elements)
 
     def next(self) -> Steps[Element | None]:
-        """Mark the last element as finished, commit if it is time to, and return the next element.
+        """Mark the current element as finished, and return the next one; commit if it is time.
 
         At the end of the batch, and if the node is stopped, commit and return None.
         """
         if self._current is not None:
-            self._done.append(self._current)
+            self._finished.append(self._current)
             self._current = None
             now = monotonic()
             if (
@@ -89,18 +91,17 @@ class LeasedBatch:
             return None
         now = monotonic()
         if now >= self.expires_at:
-            # Their leases have run out: the queue delivers them again.
             self._log_lost_leases(len(self._unread))
             self._unread.clear()
             return None
-        if not self._done:
-            # The group starts before its first element is processed: so a slow element is
+        if not self._finished:
+            # The group starts before its first element is processed, so a slow element is
             # committed as soon as it is finished.
             self._group_started_at = now
         return self._unread.popleft()
 
     def commit(self) -> Steps[None]:
-        """Commit the finished elements, with retries until their leases run out."""
+        """Commit the finished elements; retry until their leases expire."""
         while (call := self._commit_call()) is not None:
             try:
                 self.on_committed((yield call))
@@ -116,31 +117,32 @@ class LeasedBatch:
                 yield Wait(lambda: False, monotonic() + RETRY_SECONDS)
 
     def _commit_call(self) -> Call[AckResult] | None:
-        # The caller may have committed or given back some elements itself.
-        self._done = [element for element in self._done if not element.is_settled]
-        return queue_calls.commit(self._ident, *self._done) if self._done else None
+        """Create the call that commits the finished elements; None if there are none."""
+        # The program may have committed or given back some elements itself.
+        self._finished = [element for element in self._finished if not element.is_settled]
+        return queue_calls.commit(self._ident, *self._finished) if self._finished else None
 
     def last_commit(self) -> Call[AckResult] | None:
-        """Return the call that commits the finished elements, if any, and forget these."""
+        """Create the call that commits the finished elements, if any; forget these elements."""
         call = self._commit_call()
-        self._done = []
+        self._finished = []
         return call
 
     def on_committed(self, answer: AckResult) -> None:
-        """Record the answer to a commit; log lost leases."""
-        self._done = []
-        # If an earlier commit got no answer, it may have succeeded: then False is no lost lease.
+        """Record the answer of a commit; log lost leases."""
+        self._finished = []
+        # If an earlier commit got no answer, it may have succeeded. Then False is no lost lease.
         if not all(answer) and not self._may_be_committed:
             self._log_lost_leases(answer.count(False))
         self._may_be_committed = False
 
     def give_back_calls(self) -> Iterator[Call[AckResult]]:
-        """Yield the calls that give back all unfinished elements, and forget these elements."""
+        """Yield the calls that give back the unfinished elements, and forget these."""
         if self._current is not None:
             current, self._current = self._current, None
             if not current.is_settled:
                 # Rollback counts a failed attempt; release, for unread elements, does not.
-                delay_seconds = min(_MAX_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
+                delay_seconds = min(_MAX_ROLLBACK_DELAY_SECONDS, 2.0 ** min(current.tries, 30))
                 yield queue_calls.rollback(self._ident, current, delay=delay_seconds)
         if self._unread:
             unread = list(self._unread)
@@ -162,13 +164,13 @@ class LeasedBatch:
     def _log_give_back_error(self, error: Exception) -> None:
         self._warn(
             "%s: could not commit or give back elements of queue %s; they return when their leases"
-            " run out: %s",
+            " expire: %s",
             error,
         )
 
     def _log_lost_leases(self, number: int) -> None:
         self._state.counters.lost_leases += number
-        self._warn("%s: a lease of queue %s had run out; the element is delivered again")
+        self._warn("%s: a lease of queue %s had expired; the element is delivered again")
 
     def _warn(self, text: str, *values: object) -> None:
         self._state.log.warning(text, self._ident, self._queue, *values)
@@ -176,15 +178,18 @@ class LeasedBatch:
 
 # Waiting for elements
 #
-# Try to take elements. If there are none, listen (LISTEN, commit, then read), try again, and wait
-# for a notification, the time when the next element becomes available, or the next poll.
+# Try to take elements. If there are none, listen and try again. Then wait for a notification, for
+# the time when the next element becomes available, or for the next poll.
 
 # Pause after the server aborts a call: a deadlock, a full disk, …
 RETRY_SECONDS: Final = 1.0
 
 
 class QueuePoller:
-    """Waits for elements of a queue, in steps; the caller may stop at any step."""
+    """Waits for elements of a queue, and takes them with ``call``, in steps.
+
+    ``wake`` ends a wait of the caller. The caller may stop at any step.
+    """
 
     def __init__(
         self,
@@ -206,7 +211,7 @@ class QueuePoller:
 
     def steps(self) -> Steps[list[Element]]:
         """Return elements when they come, or none at the timeout; raise NodeClosed at ``stop``."""
-        found = yield from self._poll(may_listen=False)
+        found = yield from self._try(may_listen=False)
         if found:
             return found
         self._wait_list.join(self._waiter)
@@ -215,7 +220,7 @@ class QueuePoller:
                 if self._state.is_stopped:
                     raise self._state.stopped_error("while it waited for elements")
                 if self._is_our_turn and self._is_due(now):
-                    found = yield from self._poll(may_listen=True)
+                    found = yield from self._try(may_listen=True)
                 else:
                     yield self._wait()
         finally:
@@ -230,6 +235,7 @@ class QueuePoller:
         return self._state.heartbeat.is_connected and self._wait_list.is_first(self._waiter)
 
     def _wait(self) -> Wait:
+        """Create a step that waits until it is our turn to try, or until that has changed."""
         was_our_turn = self._is_our_turn
 
         def is_ready() -> bool:
@@ -242,15 +248,16 @@ class QueuePoller:
     def _is_due(self, now: float) -> bool:
         return now >= self._retry_at and self._wait_list.is_due(now)
 
-    def _poll(self, *, may_listen: bool) -> Steps[list[Element]]:
+    def _try(self, *, may_listen: bool) -> Steps[list[Element]]:
+        """Try to take elements; return none after a temporary error."""
         try:
             if may_listen and self._wait_list.must_listen(monotonic()):
                 yield from self._begin_listening()
             is_listening = self._wait_list.is_listening(monotonic())
-            count = self._wait_list.count
+            count = self._wait_list.reason_count
             found: list[Element] = yield self._call
         except ConnectionLost:
-            # The node reconnects, which is a reason to try again.
+            # The node reconnects, and then this waiter tries again.
             return []
         except psycopg.Error as error:
             if not is_transient(error):
@@ -265,7 +272,7 @@ class QueuePoller:
         return found
 
     def _begin_listening(self) -> Steps[None]:
-        connection_number, count = self._wait_list.connection_number, self._wait_list.count
+        connection_number, count = self._wait_list.connection_number, self._wait_list.reason_count
         try:
             answer: ListenResult = yield self._listen
         except LockNotAvailable:

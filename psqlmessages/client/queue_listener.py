@@ -15,9 +15,13 @@ import psycopg
 from psycopg import sql
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import address_of, limit_statements, raise_if_shared
+from psqlmessages.client.connect import (
+    host_and_port,
+    refuse_shared_connections,
+    set_statement_timeout,
+)
 from psqlmessages.client.connection import AsyncConnection, NotificationBuffer, is_broken
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import complete_conninfo
 from psqlmessages.client.wakeups import MOVED, QueueState
 from psqlmessages.exceptions import ConnectionShared
 from psqlmessages.retry import RateLimitedLogger
@@ -34,52 +38,53 @@ _LISTEN: Final = """
 """
 _LOCKED_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 60.0
-# Through a pooler that shares connections no notification arrives: poll, and later try to listen.
+# Through a pooler that shares connections no notification arrives: poll, and after a minute try
+# again to listen.
 _POLL_SECONDS: Final = 1.0
-_POLL_UNTIL_SECONDS: Final = 60.0
+_POLLING_PERIOD_SECONDS: Final = 60.0
 
 
 class QueueListener:
-    """Listens to the queues of one database, and wakes those that wait for their elements.
+    """Listens to queues of one database, and calls the callbacks that wait for their elements.
 
-    The connection is open while there are waiters, and up to a minute longer. With ``may_poll``, a
-    pooler that shares connections is no error: the callers poll.
+    The connection is open while there are callbacks, and a minute longer. With ``may_poll``, a
+    pooler that shares connections is no error: ``listen`` then tells when to poll.
     """
 
     def __init__(self, dsn: str, name: str, *, may_poll: bool = False) -> None:
-        self._conninfo = conninfo(dsn, name)
+        self._conninfo = complete_conninfo(dsn, name)
         self._may_poll = may_poll
         self._polls_until = -inf
         self._connection: AsyncConnection | None = None
         self._buffer: NotificationBuffer | None = None
         self._descriptor = -1
         self._lock = asyncio.Lock()
-        self._waiters: dict[str, set[Callable[[], None]]] = {}
+        self._callbacks: dict[str, set[Callable[[], None]]] = {}
         # By queue: the channel, and until when pushes send notifications.
         self._channels: dict[str, tuple[str, float]] = {}
         self._channels_to_unlisten: set[str] = set()
         self._idle_timer: asyncio.TimerHandle | None = None
 
     def add(self, queue: str, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever a queue may have elements, and if the connection is lost."""
-        self._waiters.setdefault(queue, set()).add(wake)
+        """Call ``wake`` whenever a queue may have new elements, and if the connection is lost."""
+        self._callbacks.setdefault(queue, set()).add(wake)
 
     def remove(self, queue: str, wake: Callable[[], None]) -> None:
         """Stop calling ``wake`` for a queue."""
-        self._waiters[queue].discard(wake)
-        if not self._waiters[queue]:
-            del self._waiters[queue]
+        self._callbacks[queue].discard(wake)
+        if not self._callbacks[queue]:
+            del self._callbacks[queue]
             self._close_later()
 
     async def listen(self, ident: str, queue: str) -> QueueState:
-        """Listen to a queue as a node for a while, and return its state.
+        """Listen to a queue as the node ``ident``, until its ``listen_again_at``; return its state.
 
         Raise psycopg.Error or MessagesError if that fails, for instance because a rule is missing.
         """
         async with self._lock:
             if self._connection is None and not await self._connect_or_poll():
                 return QueueState(None, monotonic() + _POLL_SECONDS)
-            for unused_queue in self._channels.keys() - self._waiters.keys() - {queue}:
+            for unused_queue in self._channels.keys() - self._callbacks.keys() - {queue}:
                 self._forget(unused_queue)
             for channel in tuple(self._channels_to_unlisten):
                 await self._execute(sql.SQL("UNLISTEN {}").format(sql.Identifier(channel)))
@@ -114,14 +119,16 @@ class QueueListener:
         connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
         connection.answer_seconds = ANSWER_SECONDS
         try:
-            if not await limit_statements(connection, ANSWER_SECONDS):
-                await asyncio.to_thread(raise_if_shared, self._conninfo, address_of(connection))
+            if not await set_statement_timeout(connection, ANSWER_SECONDS):
+                await asyncio.to_thread(
+                    refuse_shared_connections, self._conninfo, host_and_port(connection)
+                )
         except BaseException as error:
             await connection.close()
             if not (self._may_poll and isinstance(error, ConnectionShared)):
                 raise
             log.warning("polling instead of listening: %s", error)
-            self._polls_until = monotonic() + _POLL_UNTIL_SECONDS
+            self._polls_until = monotonic() + _POLLING_PERIOD_SECONDS
             return False
         self._connection = connection
         self._buffer = NotificationBuffer(connection.pgconn)
@@ -174,10 +181,11 @@ class QueueListener:
                 self._wake(queue)
 
     def _wake(self, queue: str) -> None:
-        for wake in tuple(self._waiters.get(queue, ())):
+        for wake in tuple(self._callbacks.get(queue, ())):
             wake()
 
     def _forget(self, queue: str) -> None:
+        """Unlisten from a queue before the next ``listen``."""
         if queue in self._channels:
             self._channels_to_unlisten.add(self._channels.pop(queue)[0])
 
@@ -187,15 +195,15 @@ class QueueListener:
             self._descriptor = -1
 
     def _drop_connection(self) -> None:
-        """Drop the connection and wake all waiters: their next call reconnects."""
+        """Close the connection and call all callbacks: the next ``listen`` reconnects."""
         self._stop_reading()
         if self._connection is not None:
-            # close() would have to be awaited, and there is nothing left to send to the server.
+            # The connection's close() must be awaited, which callers of this method cannot.
             self._connection.pgconn.finish()
         self._connection = self._buffer = None
         self._channels.clear()
         self._channels_to_unlisten.clear()
-        for queue in tuple(self._waiters):
+        for queue in tuple(self._callbacks):
             self._wake(queue)
 
     def _close_later(self) -> None:
@@ -207,5 +215,5 @@ class QueueListener:
     def _close_if_idle(self) -> None:
         if self._lock.locked():
             self._close_later()
-        elif not self._waiters:
+        elif not self._callbacks:
             self._drop_connection()

@@ -8,12 +8,13 @@ from typing import Any, Final
 from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 
-CALL_BUILDERS: Final[dict[str, Callable[[str], Call[bool]]]] = {
+# Functions by which a node joins a topic.
+JOIN_CALLS: Final[dict[str, Callable[[str], Call[bool]]]] = {
     "topic_listen": calls.topic_listen,
     "topic_notify": calls.topic_notify,
     "topic_observe": calls.topic_observe,
 }
-# Each function that undoes another one.
+# Functions by which a node leaves a topic, and the function that each undoes.
 UNDOES: Final = {
     "topic_unlisten": "topic_listen",
     "topic_unnotify": "topic_notify",
@@ -25,7 +26,7 @@ class Registration:
     """Nodes of a session, and their joins: pairs of function ("topic_listen", …) and topic."""
 
     def __init__(self, ident: str = "") -> None:
-        # In the order of registration, which a reconnect repeats. False: an administrator ended it.
+        # By node, in order of registration: its joins; False if an administrator has ended a join.
         self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {}} if ident else {}
         self.acting = ident
 
@@ -35,7 +36,10 @@ class Registration:
         return tuple(self._nodes)
 
     def on_call_succeeded(self, function: str, subject: str, ident: str = "") -> None:
-        """Record a successful call of ``ident``, or of the acting node."""
+        """Record a successful call of ``ident``, or of the acting node if it is empty.
+
+        ``subject`` is the node of ``init``, ``use`` and ``deinit``, and otherwise the topic.
+        """
         if function == "init":
             self._nodes.setdefault(subject, {})
             self.acting = subject
@@ -43,29 +47,29 @@ class Registration:
             self.acting = subject
         elif function == "deinit":
             self._forget(subject)
-        elif function in CALL_BUILDERS:
+        elif function in JOIN_CALLS:
             if (joins := self._nodes.get(ident or self.acting)) is not None:
                 joins[function, subject] = True
         else:
             self.drop(ident or self.acting, UNDOES[function], subject)
 
     def on_event(self, event: str, ident: str, topic: str) -> None:
-        """Record an event: an administrator may have ended a registration of our nodes."""
+        """Record an event: an administrator may have ended or restored a join of our nodes."""
         joins = self._nodes.get(ident, {})
         if event == "disconnect":
             joins.clear()
             return
-        # Only joins that the node made: anyone who knows the channel can send forged events.
+        # Ignore joins that the node did not make: anyone who knows the channel can forge events.
         join = (UNDOES.get(event, event), topic)
         if join in joins:
-            joins[join] = event in CALL_BUILDERS
+            joins[join] = event in JOIN_CALLS
 
     def calls_to_restore(self) -> list[tuple[str, list[Call[Any]]]]:
-        """Return each node with the calls that follow its init, in the order of registration."""
+        """Return each node with the calls that join its topics, in the order of registration."""
         return [
             (
                 ident,
-                [CALL_BUILDERS[function](topic) for function, topic in self._active_joins(ident)],
+                [JOIN_CALLS[function](topic) for function, topic in self._active_joins(ident)],
             )
             for ident in self._nodes
         ]
@@ -78,11 +82,11 @@ class Registration:
         )
 
     def has(self, ident: str, function: str, topic: str) -> bool:
-        """Return whether a node has called a function for a topic and not undone it."""
+        """Return whether a node has joined a topic with this function, and not left it."""
         return self._nodes.get(ident, {}).get((function, topic), False)
 
     def drop(self, ident: str, function: str, subject: str) -> None:
-        """Forget a node (``init``) or one of its joins."""
+        """Forget a node (``function`` is "init", ``subject`` the node) or one of its joins."""
         if function == "init":
             self._forget(ident)
         else:

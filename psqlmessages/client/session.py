@@ -15,8 +15,8 @@ from psqlmessages.client import calls
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
-    STALE_READS,
-    STALE_SECONDS,
+    CLOSED_CHECK_READS,
+    CLOSED_CHECK_SECONDS,
     Connection,
     NotificationBuffer,
     Waker,
@@ -42,34 +42,40 @@ from psqlmessages.exceptions import ConnectionLost, IdentTaken, MessagesError, N
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 5.0
+# A signal handler may stop the node just before a thread waits for the reader, so check this often.
+_READER_CHECK_SECONDS = 1.0
 
 
 class NodeSession:
     """The connection of a :class:`Node`; threads may share it.
 
-    If several threads wait, one reads for all. Lock order: ``_io``, then ``_reader_changed``.
+    If several threads wait, one of them is the reader, which reads for all. A thread uses the
+    connection only while it holds the lock ``_io``, but the reader waits for data without it.
+    ``_reader_changed`` is acquired after ``_io``.
     """
 
     def __init__(self, conninfo: str, state: NodeState, options: Options) -> None:
         self._connector = Connector(conninfo, options.answer_timeout)
         self._state = state
         self._options = options
-        self.connection: Connection | None = None
-        self.buffer: NotificationBuffer | None = None
+        self._connection: Connection | None = None
+        self._buffer: NotificationBuffer | None = None
         self._io = threading.RLock()
         self._reader_changed = threading.Condition()
         self._reader_thread_id: int | None = None
         self._calling_thread_id: int | None = None
+        # Ends the wait of the reader for data.
         self._waker = Waker()
+        # When the last call ended.
         self._used_at = 0.0
         self._is_closing = False
         self.is_closed = False
 
     def open(self) -> None:
-        """Connect and register; retry only while the name is taken, and only for a moment."""
+        """Connect and register; while the node's name is taken, retry for half a second."""
         with self._io:
             self._raise_if_closed()
-            if self.connection is not None:
+            if self._connection is not None:
                 return
             self._waker.open()
             try:
@@ -96,10 +102,11 @@ class NodeSession:
             self._reader_changed.notify_all()
 
     def close(self) -> None:
-        """Stop, deregister and disconnect; within a call or wait of this thread, when it ends."""
+        """Stop, deregister and disconnect."""
         self._is_closing = True
         self.stop()
         if threading.get_ident() in (self._reader_thread_id, self._calling_thread_id):
+            # A signal handler has interrupted a call or wait, which closes the session at its end.
             return
         with self._reader_changed:
             self._reader_changed.wait_for(lambda: self._reader_thread_id is None, _CLOSING_SECONDS)
@@ -110,7 +117,7 @@ class NodeSession:
         if self.is_closed:
             return
         self.is_closed = True
-        connection, self.connection = self.connection, None
+        connection, self._connection = self._connection, None
         if connection is not None:
             connection.answer_seconds = _CLOSING_SECONDS
             try:
@@ -127,25 +134,26 @@ class NodeSession:
             raise NodeClosed(f"node {self._state.ident} is closed")
 
     def run(self, call: Call[T]) -> T:
-        """Run one call; without a connection, wait up to ``reconnect_wait`` for the next one."""
+        """Run one call; without a connection, first wait up to ``reconnect_wait`` for one."""
         with self._io:
             return self._run_on(self._wait_for_connection(), call)
 
     def run_within(self, seconds: float, call: Call[T]) -> T:
-        """Run one call with a time limit of ``seconds``, at least ``probe_timeout``."""
+        """Run one call with a time limit of ``seconds``, or ``probe_timeout`` if that is longer."""
         seconds = max(seconds, self._options.probe_timeout.total_seconds())
         until = monotonic() + seconds
-        # Another thread may hold the lock for longer if the network stalls.
+        # If the network stalls, another thread may hold the lock for up to ``answer_timeout``.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise ConnectionLost(f"node {self._state.ident} got no answer from the server")
         try:
             connection = self._wait_for_connection(until)
-            with connection.limit_answers(seconds):
+            with connection.limit_answer_time(seconds):
                 return self._run_on(connection, call)
         finally:
             self._io.release()
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
+        """Run a call, record its success, and process the notifications that it has read."""
         try:
             self._calling_thread_id = threading.get_ident()
             self._state.counters.calls += 1
@@ -187,39 +195,40 @@ class NodeSession:
         return self.run(step)
 
     def wake(self) -> None:
-        """Make waiting threads check whether they are ready."""
+        """Make waiting threads check whether their conditions are met."""
         self._waker.wake()
 
     def wait(
         self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool = False
     ) -> None:
-        """Wait until something is ready, the deadline has passed, or the node is stopped.
+        """Wait until ``is_ready()`` is true, the deadline has passed, or the node is stopped.
 
-        With ``limits_heartbeat``, housekeeping and probes also end at the deadline, but have at
-        least ``probe_timeout``.
+        With ``limits_heartbeat``, housekeeping and probes that run during the wait also end at the
+        deadline, but have at least ``probe_timeout``.
         """
         while not (is_ready() or self._state.is_stopped):
             try:
                 if self._become_reader(is_ready, deadline):
-                    self._read(is_ready, deadline, limits_heartbeat=limits_heartbeat)
+                    self._read_once(is_ready, deadline, limits_heartbeat=limits_heartbeat)
             finally:
-                # Ctrl-C may interrupt at any point.
+                # Also if Ctrl-C has interrupted one of these calls.
                 self._stop_reading()
             if monotonic() >= deadline:
                 return
 
     def _become_reader(self, is_ready: Callable[[], object], deadline: float) -> bool:
-        """Become the thread that reads for all, or wait until that thread has read something."""
+        """Become the reader; if there is one, wait until it has read, and return False."""
         with self._reader_changed:
             if is_ready() or self._state.is_stopped:
                 return False
             if self._reader_thread_id is None:
                 self._reader_thread_id = threading.get_ident()
                 return True
-            self._reader_changed.wait(max(0.0, min(deadline - monotonic(), STALE_SECONDS)))
+            self._reader_changed.wait(max(0.0, min(deadline - monotonic(), _READER_CHECK_SECONDS)))
             return False
 
     def _stop_reading(self) -> None:
+        """If this thread is the reader, let another thread become the reader."""
         if self._reader_thread_id != threading.get_ident():
             return
         with self._reader_changed:
@@ -228,66 +237,69 @@ class NodeSession:
         if self._is_closing:
             self.close()
 
-    def _read(
+    def _read_once(
         self, is_ready: Callable[[], object], deadline: float, *, limits_heartbeat: bool
     ) -> None:
+        """Reconnect if it is time; or run due calls, wait for data, and process notifications."""
         with self._io:
             if self._state.is_stopped:
                 return
-            if self.connection is None:
+            if self._connection is None:
                 until = self._state.backoff.next_at
                 if until <= monotonic():
                     self._try_to_connect()
                     return
                 descriptor = None
             else:
-                self._run_due_calls(self.connection, deadline if limits_heartbeat else inf)
-                if self.connection is None or is_ready():
+                self._run_due_calls(self._connection, deadline if limits_heartbeat else inf)
+                if self._connection is None or is_ready():
                     return
-                descriptor = self.connection.fileno()
+                descriptor = self._connection.fileno()
                 until = self._state.heartbeat.next_at()
         if self._waker.wait(descriptor, min(until, deadline) - monotonic()):
             with self._io:
                 self._read_now()
 
     def _read_now(self) -> None:
-        if self.buffer is None or self.connection is None:
+        """Process the notifications that have arrived, without waiting for others."""
+        if self._buffer is None or self._connection is None:
             return
         try:
-            self.buffer.read()
+            self._buffer.read()
         except psycopg.OperationalError as error:
             self._drop_connection(error)
         self._process_notifications()
 
     def _process_notifications(self) -> None:
-        if not self.buffer:
+        if not self._buffer:
             return
-        self._state.receive(self.buffer.take())
+        self._state.receive(self._buffer.take())
         if self._reader_thread_id not in (None, threading.get_ident()):
-            # The reading thread waits for data that this thread has already read.
+            # The reader waits for data that this thread has already read.
             self._waker.wake()
 
     def _run_due_calls(self, connection: Connection, deadline: float) -> None:
         now = monotonic()
         seconds = max(deadline - now, self._options.probe_timeout.total_seconds())
         try:
-            with connection.limit_answers(min(seconds, self._state.heartbeat.answer_seconds)):
+            with connection.limit_answer_time(min(seconds, self._state.heartbeat.answer_seconds)):
                 for call in self._state.due_calls(now):
                     self._run_on(connection, call)
         except ConnectionLost as error:
             self._drop_connection(error)
         except (MessagesError, psycopg.Error) as error:
-            self._state.on_evaluation_failed(error, now)
+            self._state.on_due_call_failed(error, now)
 
     def _wait_for_connection(self, until: float = inf) -> Connection:
+        """Return the connection; if it is lost, wait for the next: ``reconnect_wait`` at most."""
         self._raise_if_closed()
-        if monotonic() - self._used_at > STALE_SECONDS:
-            # A cheap way to detect that the server is gone, before anything is sent.
-            for _ in range(STALE_READS):
-                if self.connection is not None and is_readable(self.connection.fileno()):
+        if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
+            # A cheap way to detect a closed connection before the call is sent.
+            for _ in range(CLOSED_CHECK_READS):
+                if self._connection is not None and is_readable(self._connection.fileno()):
                     self._read_now()
         deadline = min(until, monotonic() + self._options.reconnect_wait.total_seconds())
-        while self.connection is None:
+        while self._connection is None:
             pause = self._state.backoff.next_at - monotonic()
             if self._state.heartbeat.lost_at is None:
                 raise NodeClosed(f"node {self._state.ident} is not open yet")
@@ -299,7 +311,7 @@ class NodeSession:
                 raise self._state.stopped_error("while disconnected")
             if self._state.backoff.next_at <= monotonic():
                 self._try_to_connect()
-        return self.connection
+        return self._connection
 
     def _try_to_connect(self) -> None:
         try:
@@ -312,19 +324,19 @@ class NodeSession:
         buffer = NotificationBuffer(connection.pgconn)
         try:
             run_steps(self._state.restore_calls(), partial(self._execute_call, connection))
-            # A signal handler may have closed the node while it connected.
+            # A signal handler may have closed the node during this method.
             self._raise_if_closed()
         except BaseException:
             connection.close()
             raise
-        self.connection, self.buffer = connection, buffer
+        self._connection, self._buffer = connection, buffer
         self._used_at = monotonic()
         self._state.on_connected(self._used_at)
         self._process_notifications()
         self._waker.wake()
 
     def _drop_connection(self, reason: object) -> None:
-        connection, self.connection = self.connection, None
+        connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
         self._state.on_connection_lost(reason, monotonic())

@@ -14,8 +14,8 @@ from psqlmessages.client.calls import (
     Merging,
     check_names,
     raise_for_error,
+    read_changed,
     read_channel,
-    read_is_new,
 )
 from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.client.transactions import Rows, Script, SqlStatement
@@ -24,7 +24,10 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, encode_many
 
 
 class Published(NamedTuple):
-    """Result of ``publish``: the (last) id, None without bodies, and the number of recipients."""
+    """Result of ``publish``: the id, and the numbers of listeners and subscriptions reached.
+
+    ``id`` is that of the last message if several were published, and None if none was.
+    """
 
     id: int | None
     listeners: int
@@ -34,8 +37,8 @@ class Published(NamedTuple):
 class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
-    ``is_recovered`` is False if it timed out before ``since`` and missed messages. ``backlog`` is
-    the number of unread messages. The subscription ends at ``expires`` unless it is read.
+    ``is_recovered`` is False if it timed out and missed the messages before ``since``. ``backlog``
+    is the number of unread messages. The subscription ends at ``expires`` unless it is read.
     """
 
     is_recovered: bool
@@ -84,11 +87,11 @@ _ROLLBACK = SqlStatement("ROLLBACK")
 
 
 class SubscriptionKey(NamedTuple):
-    """Node and topic of a subscription, and for how many seconds each call keeps it alive."""
+    """Node and topic of a subscription; it expires ``timeout_seconds`` after the last read."""
 
     ident: str
     topic: str
-    seconds: int
+    timeout_seconds: int
 
     @classmethod
     def of(cls, ident: str, topic: str, timeout: Duration) -> SubscriptionKey:
@@ -101,25 +104,26 @@ class SubscriptionKey(NamedTuple):
 
 
 class ReadPosition(NamedTuple):
-    """The last message that a reader handed out: its id, and the latest publication time so far.
+    """The last message that a reader has returned: its id, and the latest publication time so far.
 
-    If a server has lost its last commits, later messages get the same ids, with later times.
+    The time is needed after a server has lost its last commits: then later messages get the same
+    ids, with later times.
     """
 
     id: int
     published_at: datetime
 
     def includes(self, id_: int, published_at: datetime) -> bool:
-        """Return whether a message was handed out."""
+        """Return whether the reader has returned a message."""
         return id_ <= self.id and published_at.astimezone(UTC) <= self.published_at
 
     def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
-        """Return the position after handing out a message."""
+        """Return the position after a message was returned."""
         # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
         return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
     def limit_to(self, id_: int) -> ReadPosition:
-        """Return this position, or that of an earlier id."""
+        """Return this position, or the one at ``id_`` if that is earlier."""
         return self._replace(id=min(id_, self.id))
 
 
@@ -127,10 +131,13 @@ START: Final = ReadPosition(0, datetime.min.replace(tzinfo=UTC))
 
 
 class MessageBatch(NamedTuple):
-    """Rows of a read, whether it acknowledged earlier ones, and the state if there were none."""
+    """Result of a read: rows of messages, or the state of the subscription if there are none.
+
+    ``has_acknowledged``: the read has acknowledged earlier messages.
+    """
 
     rows: Rows
-    is_acknowledged: bool
+    has_acknowledged: bool
     state: SubscriptionState | None
 
 
@@ -168,8 +175,8 @@ def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Publishe
 
 
 def unsubscribe(ident: str, topic: str) -> Call[bool]:
-    """End a subscription; the result is whether there was one."""
-    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), read_is_new)
+    """End a subscription; return False if there was none."""
+    return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), read_changed)
 
 
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
@@ -184,7 +191,7 @@ def connect_stream(ident: str) -> Call[str]:
 
 
 def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
-    """Read the next messages, or subscribe; the current transaction moves the position."""
+    """Read the next messages, or subscribe; the commit of the transaction moves the position."""
     return SqlStatement(
         f"SELECT {columns} FROM messages.subscribe(%s, %s, %s::int, %s::int)",  # noqa: S608
         (*key, max_rows),
@@ -192,7 +199,11 @@ def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> Sq
 
 
 def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[bool]:
-    """Acknowledge the next messages, or return False if another reader moved the position."""
+    """Acknowledge the next ``count`` messages.
+
+    Returns False, and acknowledges nothing, if messages after ``last`` are among them: then another
+    reader has moved the position.
+    """
     yield _BEGIN
     rows = yield subscribe(key, count, "id, published_at")
     is_unmoved = all(last.includes(*row) for row in rows)
@@ -203,19 +214,20 @@ def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[
 def read(
     key: SubscriptionKey, max_rows: int, count: int = 0, last: ReadPosition = START
 ) -> Script[MessageBatch]:
-    """Acknowledge the messages read before, and read the next ones without moving the position."""
-    is_acknowledged = False
+    """Acknowledge ``count`` messages read earlier, and read the next ones without acknowledging."""
+    has_acknowledged = False
     if count:
-        is_acknowledged = yield from acknowledge(key, count, last)
+        has_acknowledged = yield from acknowledge(key, count, last)
     yield _BEGIN
     rows = yield subscribe(key, max_rows)
     if rows:
+        # A commit would acknowledge them.
         yield _ROLLBACK
-        return MessageBatch(rows, is_acknowledged, None)
+        return MessageBatch(rows, has_acknowledged, None)
     call = subscription(key.ident, key.topic)
     ((answer,),) = yield SqlStatement(call.sql, call.params)
     yield _COMMIT
-    return MessageBatch([], is_acknowledged, call.read(answer))
+    return MessageBatch([], has_acknowledged, call.read(answer))
 
 
 def _read_published(answer: Any) -> Published:

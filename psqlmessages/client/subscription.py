@@ -39,17 +39,22 @@ DEFAULT_WAIT: Final = timedelta(seconds=30)
 
 # Approximate size of a batch, so that large bodies do not fill the memory.
 _BATCH_CHARACTERS = 4 * 1024 * 1024
-_FIRST_ROWS = 100
-# A publisher that began before we connected sends no wake-up, so poll with growing intervals.
-_FIRST_PAUSE_SECONDS = 1.0
-# An open transaction holds back later messages. If it rolls back, no wake-up is sent, so poll.
-_MIN_HELD_BACK_PAUSE_SECONDS = 0.05
-_MAX_HELD_BACK_PAUSE_SECONDS = 1.0
+_FIRST_BATCH_ROWS = 100
+# A publisher whose transaction began before we connected sends no wake-up, so poll with growing
+# intervals.
+_FIRST_POLL_SECONDS = 1.0
+# Messages after one whose transaction is open cannot be read yet. If that transaction rolls back,
+# no wake-up is sent, so poll more often.
+_MIN_BLOCKED_POLL_SECONDS = 0.05
+_MAX_BLOCKED_POLL_SECONDS = 1.0
 _RETRY_SECONDS = 1.0
 
 
 class SubscriptionReader:
-    """Reads one subscription and acknowledges its messages, in steps; may stop at any step."""
+    """Reads one subscription and acknowledges its messages, in steps.
+
+    An error may interrupt it at any step: the next call continues.
+    """
 
     def __init__(
         self,
@@ -63,25 +68,27 @@ class SubscriptionReader:
         self.topic = topic
         self._key = key = SubscriptionKey.of(state.registration.acting, topic, timeout)
         self._max_rows = max_rows
-        self._batch_rows = min(max_rows, _FIRST_ROWS)
+        self._batch_rows = min(max_rows, _FIRST_BATCH_ROWS)
         self._idle_seconds = seconds_of(idle, "idle") if idle is not None else inf
-        # Each read and each acknowledgement keeps the subscription alive.
-        self._keep_alive_seconds = key.seconds / 3
-        self._poll_seconds = min(
-            state.options.stream_poll_interval.total_seconds(), self._keep_alive_seconds
-        )
+        # Each acknowledgement, and each read that finds nothing, keeps the subscription alive.
+        self._keep_alive_seconds = key.timeout_seconds / 3
+        self._kept_alive_at = -inf
+        # Rows of messages that were read and not yet returned.
         self._buffer: deque[tuple[Any, ...]] = deque()
-        # Ids of messages that were handed out and are not yet acknowledged in the database.
+        # Ids of messages that were returned and not yet acknowledged in the database.
         self._unacknowledged: deque[int] = deque()
-        self._last = START
+        self._position = START
         self._has_begun = False
         self._subscribed_since: object = None
-        self._kept_alive_at = -inf
-        self._pause = _FIRST_PAUSE_SECONDS
-        self._held_back_pause = _MIN_HELD_BACK_PAUSE_SECONDS
+        self._max_poll_seconds = min(
+            state.options.stream_poll_interval.total_seconds(), self._keep_alive_seconds
+        )
+        self._poll_seconds = _FIRST_POLL_SECONDS
+        self._blocked_poll_seconds = _MIN_BLOCKED_POLL_SECONDS
         self._poll_at = self._read_at = -inf
         state.wakeups.has_readers = True
         self._end_count = state.wakeups.end_count(key.ident, key.topic)
+        # Values of these counters at the last read.
         self._connections = -1
         self._wakeup_count = state.wakeups.count(key.topic)
 
@@ -91,7 +98,7 @@ class SubscriptionReader:
         return self._state.wakeups.end_count(self._key.ident, self._key.topic) != self._end_count
 
     def begin(self) -> Steps[None]:
-        """Subscribe, or resume an existing subscription; this also reads unread messages."""
+        """Subscribe, or resume an existing subscription; also read the first messages."""
         if self._has_begun:
             return
         try:
@@ -99,7 +106,7 @@ class SubscriptionReader:
         except NotSubscribed:
             state = None
         if state is not None and not state.is_recovered:
-            # This gap was reported earlier. After this call, only new gaps are reported.
+            # Earlier readers have reported this gap. After this call, a new gap can be detected.
             yield stream_calls.connect_stream(self._key.ident)
         self._subscribed_since = state.since if state is not None else None
         yield from self._read()
@@ -117,7 +124,7 @@ class SubscriptionReader:
             if now >= until:
                 if self._read_at >= started_at:
                     return None
-                # A wake-up arrives shortly after the commit, so read once even if ``idle`` is 0.
+                # The wake-up of a committed message may still be on its way, so read at least once.
                 self._poll_at = -inf
             elif self._poll_at > now:
                 yield Wait(self._is_woken, min(self._poll_at, until))
@@ -125,31 +132,35 @@ class SubscriptionReader:
         return None
 
     def acknowledge(self, message: StreamMessage | None = None) -> Steps[None]:
-        """Acknowledge the messages handed out, or those up to this one."""
-        last = self._last if message is None else self._last.limit_to(message.id)
+        """Acknowledge the messages that were returned, or those up to ``message``."""
+        last = self._position if message is None else self._position.limit_to(message.id)
         count = sum(1 for id_ in self._unacknowledged if id_ <= last.id)
         if not count:
             return
         started_at = monotonic()
-        is_acknowledged = yield self._unless_ended(stream_calls.acknowledge(self._key, count, last))
+        is_done = yield self._unless_ended(stream_calls.acknowledge(self._key, count, last))
         for _ in range(count):
             self._unacknowledged.popleft()
-        if is_acknowledged:
+        if is_done:
             self._kept_alive_at = started_at
 
     def _attempt(self) -> Steps[StreamMessage | None]:
+        """Return the next message; None if there is none now, or after a temporary error."""
         try:
             return (yield from self._poll())
         except ConnectionLost:
             # The node reconnects, which wakes this reader.
-            self._poll_at = monotonic() + self._poll_seconds
+            self._poll_at = monotonic() + self._max_poll_seconds
         except NodeClosed:
             if not self._state.is_stopped:
                 raise
         except psycopg.Error as error:
             if not is_transient(error):
                 raise
-            text = "%s: could not read the subscription to %s, maybe read elsewhere; retrying: %s"
+            text = (
+                "%s: could not read the subscription to %s, which another reader may have locked;"
+                " retrying: %s"
+            )
             self._warn(text, error)
             self._poll_at = monotonic() + _RETRY_SECONDS
         return None
@@ -167,9 +178,9 @@ class SubscriptionReader:
         while self._buffer:
             row = self._buffer.popleft()
             self._unacknowledged.append(row[0])
-            # Skip messages that were handed out but not acknowledged, and so were read again.
-            if not self._last.includes(row[0], row[3]):
-                self._last = self._last.advance_to(row[0], row[3])
+            # Skip messages that were returned but not acknowledged, and so were read again.
+            if not self._position.includes(row[0], row[3]):
+                self._position = self._position.advance_to(row[0], row[3])
                 return message_of(self.topic, row)
         return None
 
@@ -178,17 +189,17 @@ class SubscriptionReader:
         self._wakeup_count = self._state.wakeups.count(self.topic)
         self._poll_at = -inf
         count = len(self._unacknowledged)
-        script = stream_calls.read(self._key, self._batch_rows, count, self._last)
+        script = stream_calls.read(self._key, self._batch_rows, count, self._position)
         batch: MessageBatch | None = yield self._unless_ended(script)
         if batch is None:
             return
         self._unacknowledged.clear()
         self._buffer.extend(batch.rows)
-        if batch.is_acknowledged or batch.state is not None:
+        if batch.has_acknowledged or batch.state is not None:
             self._kept_alive_at = started_at
         if batch.state is not None:
             self._report_gap(batch.state)
-            self._poll_at = started_at + self._next_pause(batch.state)
+            self._poll_at = started_at + self._next_poll_seconds(batch.state)
         else:
             # Adapt the next batch to the size of the bodies.
             characters = sum(len(row[2]) for row in batch.rows)
@@ -196,30 +207,34 @@ class SubscriptionReader:
             self._batch_rows = max(1, min(fitting_rows, 4 * self._batch_rows, self._max_rows))
 
     def _report_gap(self, state: SubscriptionState) -> None:
+        """Log and count a timeout of the subscription since the last read that found nothing."""
         if self._subscribed_since not in (None, state.since) and not state.is_recovered:
             self._state.counters.gaps += 1
             text = "%s: the subscription to %s timed out; messages before %s were missed"
             self._warn(text, state.since)
         self._subscribed_since = state.since
 
-    def _next_pause(self, state: SubscriptionState) -> float:
+    def _next_poll_seconds(self, state: SubscriptionState) -> float:
+        """Return the pause after a read that found nothing, and adapt the ones that follow."""
         connections = self._state.wakeups.connections
         if state.backlog:
-            self._pause = self._held_back_pause
-            self._held_back_pause = min(2 * self._held_back_pause, _MAX_HELD_BACK_PAUSE_SECONDS)
+            self._poll_seconds = self._blocked_poll_seconds
+            self._blocked_poll_seconds = min(
+                2 * self._blocked_poll_seconds, _MAX_BLOCKED_POLL_SECONDS
+            )
         else:
             is_reconnected = connections != self._connections
-            self._pause = _FIRST_PAUSE_SECONDS if is_reconnected else 2 * self._pause
-            self._held_back_pause = _MIN_HELD_BACK_PAUSE_SECONDS
+            self._poll_seconds = _FIRST_POLL_SECONDS if is_reconnected else 2 * self._poll_seconds
+            self._blocked_poll_seconds = _MIN_BLOCKED_POLL_SECONDS
         self._connections = connections
-        self._pause = min(self._pause, self._poll_seconds)
-        return self._pause
+        self._poll_seconds = min(self._poll_seconds, self._max_poll_seconds)
+        return self._poll_seconds
 
     def _is_woken(self) -> bool:
         return self.is_ended or self._state.wakeups.count(self.topic) != self._wakeup_count
 
     def _acknowledge_rest(self) -> Steps[None]:
-        """Acknowledge the messages handed out, if there is a connection."""
+        """Acknowledge the messages that were returned, if there is a connection; log errors."""
         if self._unacknowledged and self._state.heartbeat.is_connected:
             try:
                 yield from self.acknowledge()
@@ -233,6 +248,8 @@ class SubscriptionReader:
         self._state.log.warning(text, self._key.ident, self.topic, *values)
 
     def _unless_ended(self, script: Script[T]) -> TransactionCall[T | None]:
+        """Create a call that runs a script, or does nothing if the subscription has ended."""
+
         def run() -> Script[T | None]:
             # Check when the call runs: after ``unsubscribe``, a read would subscribe again.
             return None if self.is_ended else (yield from script)
@@ -240,15 +257,15 @@ class SubscriptionReader:
         return transaction(run)
 
 
-# Iterators that a node's ``subscribe`` returns, sync and async
+# Iterators that ``subscribe`` of a node returns, sync and async
 
 
 class Subscription(Iterator[StreamMessage]):
     """The messages of a subscription: unread ones first, then new ones when they are published.
 
-    Requesting the next message marks the previous ones as done; they are acknowledged in batches.
-    Unacknowledged messages are delivered again, after a crash or if the loop is left. Only one
-    thread may iterate.
+    Requesting the next message acknowledges the previous ones; the position in the database moves
+    once per batch. Messages after that position are delivered again after a crash, or if the
+    program leaves the loop. Only one thread may iterate.
     """
 
     def __init__(self, session: NodeSession, reader: SubscriptionReader) -> None:
@@ -264,7 +281,7 @@ class Subscription(Iterator[StreamMessage]):
         return message
 
     def confirm(self, message: StreamMessage | None = None) -> None:
-        """Acknowledge all messages so far, or up to this one, now; they are not delivered again."""
+        """Move the position now: past all messages returned so far, or past ``message``."""
         self._session.run_steps(self._reader.acknowledge(message))
 
 

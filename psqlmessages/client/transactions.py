@@ -19,40 +19,41 @@ Rows = list[tuple[Any, ...]]
 
 
 class SqlStatement(NamedTuple):
-    """One statement; without parameters it may contain several."""
+    """SQL and its parameters; SQL without parameters may consist of several statements."""
 
     sql: str
     params: tuple[Any, ...] | None = None
 
     @property
-    def may_be_prepared(self) -> bool | None:
-        """Value of psycopg's ``prepare``: several statements in one string cannot be prepared."""
+    def prepare(self) -> bool | None:
+        """Value of psycopg's parameter ``prepare``: several statements cannot be prepared."""
         return None if self.params else False
 
 
+# A generator that yields statements, receives the rows of each, and returns a result.
 Script = Generator[SqlStatement, Rows, T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCall(Call[T]):
-    """A call with a script that yields statements and receives the rows of each.
+    """A call that runs a script; the result is that of the script.
 
-    The script begins and commits its transaction. If it does not finish, it is rolled back.
+    The script itself begins and commits its transaction, which is rolled back if the script fails.
     """
 
     script: Callable[[], Script[T]]
 
 
 def transaction(script: Callable[[], Script[T]]) -> TransactionCall[T]:
-    """Create the call of a script."""
+    """Create a call that runs a script."""
     return TransactionCall("", (), lambda result: result, script=script)
 
 
 def run_transaction(connection: psycopg.Connection[Any], script: Script[T]) -> T:
-    """Run a script; the connection has no open transaction before and after it."""
+    """Run a script and return its result; roll back a transaction that it leaves open."""
 
     def execute(statement: SqlStatement) -> Rows:
-        cursor = connection.execute(*statement, prepare=statement.may_be_prepared)
+        cursor = connection.execute(*statement, prepare=statement.prepare)
         return cursor.fetchall() if _has_rows(cursor) else []
 
     try:
@@ -62,15 +63,15 @@ def run_transaction(connection: psycopg.Connection[Any], script: Script[T]) -> T
             with suppress(psycopg.Error):
                 connection.execute("ROLLBACK", prepare=False)
         if not _is_idle(connection):
-            # A query was interrupted during its answer: the connection is unusable.
+            # Ctrl-C interrupted a query before its answer was read: the connection is unusable.
             connection.close()
 
 
 async def run_transaction_async(connection: psycopg.AsyncConnection[Any], script: Script[T]) -> T:
-    """See :func:`transact`."""
+    """See :func:`run_transaction`."""
 
     async def execute(statement: SqlStatement) -> Rows:
-        cursor = await connection.execute(*statement, prepare=statement.may_be_prepared)
+        cursor = await connection.execute(*statement, prepare=statement.prepare)
         return await cursor.fetchall() if _has_rows(cursor) else []
 
     try:
@@ -92,7 +93,7 @@ def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
     return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
-# Steps: a generator without I/O yields calls and waits, and receives their results
+# Steps: a generator without I/O that yields calls and waits, and receives their results
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def run_steps(steps: Generator[Any, Any, T], execute: Callable[[Any], Any]) -> T
 async def run_steps_async(
     steps: Generator[Any, Any, T], execute: Callable[[Any], Awaitable[Any]]
 ) -> T:
-    """See :func:`drive`."""
+    """See :func:`run_steps`."""
     try:
         step = next(steps)
         while True:
@@ -137,7 +138,7 @@ async def run_steps_async(
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and (not task or task.cancelling()):
                     raise
-                # Another task that the step awaited was cancelled, not this one.
+                # If this task was not cancelled, the step has awaited another one that was.
                 step = steps.throw(error)
             else:
                 step = steps.send(result)

@@ -20,14 +20,18 @@ PUBLISHED: Final = "published"
 
 
 class WakeupCounters:
-    """Counts the reasons to read each topic. Readers compare counts, so they miss no wake-up."""
+    """Counts the reasons to read each topic. Readers compare counts, so they miss no wake-up.
+
+    ``has_readers``: the node has readers of streams or queues.
+    """
 
     def __init__(self) -> None:
         self._published: Counter[str] = Counter()
+        # By topic: the count at the last ``mark_seen``.
         self._seen: Counter[str] = Counter()
         self._ends: Counter[tuple[str, str]] = Counter()
         self.connections = 0
-        self._unknown_topics = 0
+        self._uncounted_topics = 0
         self.has_readers = False
 
     def on_published(self, topic: str) -> None:
@@ -36,21 +40,21 @@ class WakeupCounters:
         if topic in self._published or has_room:
             self._published[topic] += 1
         else:
-            # There is no counter for this topic, so wake the readers of all topics.
-            self._unknown_topics += 1
+            # There is no room for another counter, so wake the readers of all topics.
+            self._uncounted_topics += 1
 
     def on_connected(self) -> None:
-        """Count a new connection: earlier publications have sent no wake-up to this session."""
+        """Count a new connection: wake-ups may have been lost before."""
         self.connections += 1
 
     def on_unsubscribed(self, ident: str, topic: str) -> None:
-        """Count the end of a subscription, and wake its readers, which must stop."""
+        """Count the end of a subscription, and wake its readers, so that they stop."""
         self._ends[ident, topic] += 1
         self._published[topic] += 1
 
     def count(self, topic: str) -> int:
         """Return how many reasons there were so far to read a topic."""
-        return self._published[topic] + self._unknown_topics + self.connections
+        return self._published[topic] + self._uncounted_topics + self.connections
 
     def end_count(self, ident: str, topic: str) -> int:
         """Return how often a subscription has ended."""
@@ -61,7 +65,7 @@ class WakeupCounters:
         return self.count(topic) != self._seen[topic]
 
     def mark_seen(self, topic: str) -> bool:
-        """Return ``has_new``, and mark the reasons so far as seen."""
+        """Return ``has_new``, then mark all reasons so far as seen."""
         has_new = self.has_new(topic)
         self._seen[topic] = self.count(topic)
         return has_new
@@ -78,10 +82,10 @@ MIN_POLL_SECONDS: Final = 0.1
 MAX_POLL_SECONDS: Final = 10.0
 # If a transaction that locked elements rolls back, no notification is sent, so poll every second.
 _LOCKED_POLL_SECONDS: Final = 1.0
-# After an attempt that found nothing, wait this long for a notification. Then call queue_listen
-# again: its answer tells when the next element becomes available.
+# After an attempt that found nothing, wait this long for a notification. Then call queue_listen,
+# whose answer tells when the next element becomes available.
 _LISTEN_AFTER_EMPTY_SECONDS: Final = 0.02
-# The event of a queue that has a new channel, because a node lost the right to read it.
+# The event of a queue that has a new channel, because a rule to read it was removed.
 MOVED: Final = "moved"
 
 
@@ -100,12 +104,12 @@ class QueueState(NamedTuple):
     is_new: bool = False
 
     def is_stale(self, now: float) -> bool:
-        """Whether the state must be read again."""
+        """Return whether an element has become available, or it is time to listen again."""
         return (self.next_at is not None and self.next_at <= now) or self.listen_again_at <= now
 
 
 class PollSchedule:
-    """When to try to take elements if no notification arrives."""
+    """Growing intervals between attempts to take elements if no notification arrives."""
 
     def __init__(self) -> None:
         self.reset()
@@ -118,15 +122,15 @@ class PollSchedule:
         """Double the interval."""
         self.interval = min(self.interval * 2, MAX_POLL_SECONDS)
 
-    def seconds(self, state: QueueState, now: float) -> float:
-        """Return the seconds until the next poll."""
+    def seconds_until_poll(self, state: QueueState, now: float) -> float:
+        """Return how long to wait for a notification before the next attempt."""
         seconds = min(self.interval, max(state.listen_again_at - now, MIN_POLL_SECONDS))
         if state.next_at is None:
             return seconds
         until_next = state.next_at - now
         if until_next > 0:
             return min(seconds, until_next)
-        # An element is available but was not returned: another transaction has locked it.
+        # An element is available but could not be taken: another transaction has locked it.
         return min(seconds, _LOCKED_POLL_SECONDS)
 
 
@@ -138,7 +142,7 @@ class Waiter:
 
 
 class WaitList:
-    """Waiters of one queue, first come first served, and the known state of the queue.
+    """Waiters of one queue, served first come, first served; and when to try to take elements.
 
     All times are seconds of a monotonic clock that the caller passes in.
     """
@@ -150,11 +154,13 @@ class WaitList:
         # The number of the connection that listens to the queue, and when to listen again.
         self._listening_connection = -1
         self._listen_again_at = -inf
+        # When to listen again after a lock timeout.
         self._retry_at = -inf
+        # When the next element becomes available, if that is known.
         self._next_at: float | None = None
         self._is_next_at_known = False
         self._has_locked_element = False
-        # `count` before the last attempt that found nothing; -1: try again immediately.
+        # ``reason_count`` before the last attempt that found nothing; -1: try again immediately.
         self._empty_at_count = -1
         self._schedule = PollSchedule()
         self._poll_at = -inf
@@ -189,8 +195,8 @@ class WaitList:
         return self._wakeups.connections
 
     @property
-    def count(self) -> int:
-        """Number of reasons to try so far; a flag would lose those that come during an attempt."""
+    def reason_count(self) -> int:
+        """Number of reasons to try so far; a flag would lose one that comes during an attempt."""
         return self._notifications + self.connection_number
 
     def on_notification(self, event: str) -> None:
@@ -205,11 +211,11 @@ class WaitList:
         """Return whether the first waiter should try now."""
         if not self.is_listening(now):
             return now >= self._retry_at
-        return self.count != self._empty_at_count or now >= self._poll_at
+        return self.reason_count != self._empty_at_count or now >= self._poll_at
 
     @property
     def due_at(self) -> float:
-        """When to try if no notification comes."""
+        """When the first waiter should try if no notification comes."""
         return max(min(self._poll_at, self._listen_again_at), self._retry_at)
 
     def is_listening(self, now: float) -> bool:
@@ -217,44 +223,44 @@ class WaitList:
         return self._listening_connection == self.connection_number and now < self._listen_again_at
 
     def must_listen(self, now: float) -> bool:
-        """Return whether to listen before the next attempt."""
+        """Return whether to call queue_listen before the next attempt."""
         if not self.is_listening(now):
             return True
-        # Without a new reason to try, ask when the next element becomes available.
-        return self.count == self._empty_at_count and not self._is_next_at_known
+        # There is no reason to try, so ask when the next element becomes available.
+        return self.reason_count == self._empty_at_count and not self._is_next_at_known
 
     def record_listen_answer(
-        self, answer: ListenResult, connection_number: int, count: int, now: float
+        self, answer: ListenResult, connection_number: int, reason_count: int, now: float
     ) -> None:
-        """Record an answer of queue_listen, with the two numbers read before the call."""
+        """Record an answer of queue_listen; the two numbers are those before the call."""
         self._listening_connection = connection_number
         self._retry_at = -inf
         self._listen_again_at = now + answer.seconds / 2
         # An element pushed during the call may become available before the one in the answer.
-        self._is_next_at_known = count == self.count
+        self._is_next_at_known = reason_count == self.reason_count
         next_seconds = None if answer.is_paused else answer.next_seconds
         # An element that is available but could not be taken is locked.
         self._has_locked_element = next_seconds == 0
         self._next_at = now + next_seconds if next_seconds else None
 
     def record_lock_timeout(self, now: float) -> None:
-        """Record that another session has locked the queue: retry later."""
+        """Record that another session has locked the queue: listen later."""
         self._retry_at = now + self._schedule.interval
         self._schedule.lengthen()
 
-    def record_attempt(self, count: int, now: float, *, found_elements: bool) -> None:
-        """Record an attempt to take elements; ``count`` is the one before it."""
+    def record_attempt(self, reason_count: int, now: float, *, found_elements: bool) -> None:
+        """Record an attempt to take elements; ``reason_count`` is the number before it."""
         is_next_due = self._next_at is not None and self._next_at <= now
         if found_elements or is_next_due:
-            # ``_next_at`` may be the time of an element that was taken: ask for the next one.
+            # ``_next_at`` may be the time of an element that was taken now, so ask again.
             self._next_at, self._is_next_at_known = None, False
             self._empty_at_count = -1
-        if count != self._empty_at_count:
+        if reason_count != self._empty_at_count:
             self._schedule.reset()
         else:
             self._schedule.lengthen()
         if not found_elements:
-            self._empty_at_count = count
+            self._empty_at_count = reason_count
         pause = self._schedule.interval if self._is_next_at_known else _LISTEN_AFTER_EMPTY_SECONDS
         if self._has_locked_element:
             pause = min(pause, _LOCKED_POLL_SECONDS)
@@ -283,7 +289,7 @@ class WaitLists:
         try:
             header = wire.parse(payload).header
         except MalformedPayload:
-            # A malformed notification is also a reason to try.
+            # Any notification, even a malformed one, is a reason to try.
             header = {}
         wait_list.on_notification(str(header.get("Evt")))
         return True

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from django.db import connections, transaction
 
-from psqlmessages import schema, traffic_retention
+from psqlmessages import schema, traffic_windows
 from psqlmessages.cli import prune
 from psqlmessages.cli.output import CliCommand, fail
 
@@ -31,7 +31,7 @@ def _install(arguments: Namespace) -> int:
 def _prune(arguments: Namespace) -> int:
     """Remove expired data; print how many tables were emptied and how many windows removed."""
     emptied_tables = prune.empty_expired_tables(arguments.dsn)
-    removed_windows = traffic_retention.prune(arguments.database)
+    removed_windows = traffic_windows.prune(arguments.database)
     if arguments.json:
         print(json.dumps({"emptied_tables": emptied_tables, "removed_windows": removed_windows}))
     else:

@@ -26,7 +26,7 @@ def _configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Export or import; on errors print a line for each, change nothing, and fail."""
     if arguments.what == "export":
-        text = document.write(changes.present(arguments.database))
+        text = document.write(changes.read_current(arguments.database))
         if arguments.file == "-":
             sys.stdout.write(text)
         else:
@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _import(wanted: document.Definitions, arguments: Namespace) -> int:
-    present = changes.present(arguments.database)
+    present = changes.read_current(arguments.database)
     todo = changes.difference(present, wanted, replace=arguments.replace)
     for line in todo.lines():
         print(one_line(line))

@@ -26,7 +26,7 @@ from psqlmessages.pipeline.report.contents import (
     ReportStatistics,
     TrafficStatistics,
 )
-from psqlmessages.traffic_retention import PERCENTILES, Window
+from psqlmessages.traffic_windows import PERCENTILES, Window
 
 _HEARTBEAT_SECONDS: Final = 2.0
 

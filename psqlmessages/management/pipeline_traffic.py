@@ -13,7 +13,7 @@ from django.db import InterfaceError, OperationalError
 from psqlmessages.cli.output import CliCommand, positive, seconds
 from psqlmessages.conf import get_settings
 from psqlmessages.management.pipeline import JobContext, add_streaming
-from psqlmessages.traffic_retention import prune
+from psqlmessages.traffic_windows import prune
 
 if TYPE_CHECKING:
     from psqlmessages.pipeline.job_runner import JobProgress

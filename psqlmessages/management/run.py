@@ -10,7 +10,7 @@ from psqlmessages.conf import get_settings
 from psqlmessages.django import node
 from psqlmessages.handler_registry import registry
 from psqlmessages.handler_worker import HandlerWorker
-from psqlmessages.shutdown import stopped_by_signals
+from psqlmessages.shutdown import stop_on_signals
 
 _STOPPING = "Stopping after the current messages. Press Ctrl-C again to stop now."
 
@@ -49,7 +49,7 @@ def run(arguments: Namespace) -> int:
                 progress.count = worker.counters.handled
                 progress.show()
 
-        with stopped_by_signals(worker.stop, _STOPPING, get_settings().STOP_SECONDS):
+        with stop_on_signals(worker.stop, _STOPPING, get_settings().STOP_SECONDS):
             topics = ", ".join(worker.listen()) or "no topic"
             progress.say(
                 f"{ident} has {len(handlers)} handlers, listens to {topics}; press Ctrl-C to stop"

@@ -21,11 +21,11 @@ from psqlmessages.cli.doctor_checks import (
     MIN_OPEN_SECONDS,
     QUEUE_USAGE_QUERY,
 )
-from psqlmessages.client.connect import limit_statements
+from psqlmessages.client.connect import set_statement_timeout
 from psqlmessages.client.connection import AsyncConnection, is_broken
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import complete_conninfo
 from psqlmessages.models.names import patterns
-from psqlmessages.orm import dsn
+from psqlmessages.orm import database_dsn
 
 _QUERY_TIMEOUT_SECONDS: Final = 2
 MAX_RULES: Final = 200
@@ -70,7 +70,7 @@ class MonitorReader:
     """Runs queries on a connection that it opens on first use, and again after a loss."""
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = conninfo(dsn, "monitor")
+        self._dsn = complete_conninfo(dsn, "monitor")
         self._connection: AsyncConnection | None = None
         self._lock = asyncio.Lock()
 
@@ -119,7 +119,7 @@ class MonitorReader:
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.connect(self._dsn, autocommit=True)
         connection.answer_seconds = 2.0 * _QUERY_TIMEOUT_SECONDS
-        await limit_statements(connection, _QUERY_TIMEOUT_SECONDS)
+        await set_statement_timeout(connection, _QUERY_TIMEOUT_SECONDS)
         self._connection = connection
         return connection
 
@@ -145,9 +145,9 @@ async def run_queries(
     The result of a query that takes longer than ``query_seconds`` is None.
     """
     try:
-        address = conninfo(dsn(alias), name)
+        address = complete_conninfo(database_dsn(alias), name)
         async with await AsyncConnection.connect(address, autocommit=True) as connection:
-            await limit_statements(connection, query_seconds)
+            await set_statement_timeout(connection, query_seconds)
             return [await _fetch_or_none(connection, *query) for query in queries]
     except (psycopg.Error, OSError, ImproperlyConfigured, ConnectionDoesNotExist):
         return None

@@ -14,7 +14,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from psqlmessages import traffic_retention
+from psqlmessages import traffic_windows
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor.graph import fetch_rows
@@ -56,7 +56,7 @@ _JOBS_AND_TIMES_QUERY: Final = """
 _AMOUNTS: Final = f"""
     measured AS (
         SELECT key, json_object_agg(kind, json_build_array(p50, p95, p99)) AS percentiles
-        FROM ({traffic_retention.PERCENTILES}) AS found GROUP BY key
+        FROM ({traffic_windows.PERCENTILES}) AS found GROUP BY key
     ), summed AS (
         SELECT key, sum(count)::bigint AS number, sum(bytes)::bigint AS size,
             extract(epoch FROM max(starts_at))::bigint AS last

@@ -142,14 +142,14 @@ class OutageRetry:
         if now - self._down_since >= self._timeout.total_seconds():
             raise ServerUnreachable(f"the database is unreachable: {text}") from None
         self._log.warning("the database is unreachable, retrying: %s", text)
-        sleep(self._backoff.failed(now))
+        sleep(self._backoff.record_failure(now))
 
     def reset(self) -> None:
         """Reset the backoff after a success; log it if there was an outage."""
         if self._down_since is not None:
             logger.warning("the database is back after %.1f s", monotonic() - self._down_since)
         self._down_since = None
-        self._backoff.succeeded()
+        self._backoff.reset()
 
 
 # libpq gives no SQLSTATE for a failed connection. If the server's messages are in another language,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import psycopg
 
 from psqlmessages.exceptions import MessagesError, ServerUnreachable
-from psqlmessages.shutdown import stopped_by_signals
+from psqlmessages.shutdown import stop_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -89,7 +89,7 @@ class _Follower:
         from pyspark.errors import StreamingQueryException
 
         try:
-            with stopped_by_signals(self.stop, _STOPPING, stop_seconds):
+            with stop_on_signals(self.stop, _STOPPING, stop_seconds):
                 while not self.query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     self.report()
                     if self.is_stopping:

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client.calls import translate_error
-from psqlmessages.client.connect import address_of, raise_if_shared
+from psqlmessages.client.connect import host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import (
+    CLOSED_CHECK_READS,
+    CLOSED_CHECK_SECONDS,
     MAX_WAIT_SECONDS,
-    STALE_READS,
-    STALE_SECONDS,
-    bounded,
     is_broken,
     is_readable,
+    with_time_limit,
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps_async
@@ -158,7 +158,9 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
         has_pooler = await self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
-            await asyncio.to_thread(raise_if_shared, self._dsn, address_of(self.connection))
+            await asyncio.to_thread(
+                refuse_shared_connections, self._dsn, host_and_port(self.connection)
+            )
             self._is_pooler_allowed = True
 
     @staticmethod
@@ -166,16 +168,16 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
         connection = buffer.connection
 
         def execute(statement: BusStatement) -> Awaitable[list[str]]:
-            return connection.wait(bounded(buffer.execute(statement), seconds))
+            return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         async with connection.lock:
             return await run_steps_async(script, execute)
 
     async def _wait_for_connection(self) -> Buffer:
         await self._open()
-        if monotonic() - self._used_at > STALE_SECONDS:
+        if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
             # Detect a connection that the server has closed, before sending a statement to it.
-            for _ in range(STALE_READS):
+            for _ in range(CLOSED_CHECK_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     await self._read_now()
         self._state.raise_if_transaction_lost()
@@ -199,7 +201,7 @@ class AsyncBusConnection(BusConnectionBase[psycopg.AsyncConnection[Any]]):
                 logger.exception("unexpected error in PubSub: reconnecting")
                 async with self._io:
                     await self._drop_connection(error)
-                    self._state.backoff.failed(monotonic())
+                    self._state.backoff.record_failure(monotonic())
 
     async def _run_once(self) -> None:
         async with self._io:

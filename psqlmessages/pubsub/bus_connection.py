@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client.calls import translate_error
-from psqlmessages.client.connect import address_of, raise_if_shared
+from psqlmessages.client.connect import host_and_port, refuse_shared_connections
 from psqlmessages.client.connection import (
-    STALE_READS,
-    STALE_SECONDS,
+    CLOSED_CHECK_READS,
+    CLOSED_CHECK_SECONDS,
     Waker,
-    bounded,
     is_broken,
     is_readable,
+    with_time_limit,
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.transactions import run_steps
@@ -149,7 +149,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         """Raise ConnectionShared if a pooler shares the connection: it loses notifications."""
         has_pooler = self.run(BusBuffer.detect_pooler_script)
         if has_pooler and not self._is_pooler_allowed:
-            raise_if_shared(self._dsn, address_of(self.connection))
+            refuse_shared_connections(self._dsn, host_and_port(self.connection))
             self._is_pooler_allowed = True
 
     @staticmethod
@@ -159,7 +159,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         connection = buffer.connection
 
         def execute(statement: BusStatement) -> list[str]:
-            return connection.wait(bounded(buffer.execute(statement), seconds))
+            return connection.wait(with_time_limit(buffer.execute(statement), seconds))
 
         if not connection.lock.acquire(timeout=busy_seconds):
             raise psycopg.OperationalError("the connection is in use by its owner")
@@ -170,9 +170,9 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
 
     def _wait_for_connection(self) -> Buffer:
         self.open()
-        if monotonic() - self._used_at > STALE_SECONDS:
+        if monotonic() - self._used_at > CLOSED_CHECK_SECONDS:
             # Detect a connection that the server has closed, before sending a statement to it.
-            for _ in range(STALE_READS):
+            for _ in range(CLOSED_CHECK_READS):
                 if self._buffer is not None and is_readable(self._buffer.descriptor):
                     self._read_now()
         self._state.raise_if_transaction_lost()
@@ -195,7 +195,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 logger.exception("unexpected error in PubSub: reconnecting")
                 with self._io:
                     self._drop_connection(error)
-                    self._state.backoff.failed(monotonic())
+                    self._state.backoff.record_failure(monotonic())
         self.close()
 
     def _run_once(self) -> None:

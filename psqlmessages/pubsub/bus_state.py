@@ -14,7 +14,7 @@ from psycopg import errors, generators, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
 
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options, complete_conninfo
 from psqlmessages.exceptions import ConnectionLost, NodeClosed
 from psqlmessages.pubsub import segments
 from psqlmessages.pubsub.segments import PART, SegmentAssembler, SegmentDeduplicator
@@ -112,9 +112,6 @@ def notify(channel: str, segments: list[str]) -> BusStatement:
 
 logger = logging.getLogger("psqlmessages")
 
-# A connection must last this long before its loss resets the backoff.
-_STABLE_SECONDS: Final = 5.0
-
 
 class BusState:
     """State of a bus, which is a PubSub or AsyncPubSub: handlers, channels, inbox, timers.
@@ -133,7 +130,6 @@ class BusState:
         self._handlers: dict[str, tuple[Handler, ...]] = {}
         # A dictionary, used as an ordered set.
         self._channels: dict[str, None] = {}
-        self._connected_at = 0.0
         self._keep_alive_at = 0.0
         self.inbox: deque[Event] = deque()
         self.counters = BusCounters()
@@ -298,7 +294,7 @@ class BusState:
 
     def on_connected(self, now: float) -> None:
         """Record a connection that listens to all channels."""
-        self._connected_at = now
+        self.backoff.on_connected(now)
         self._keep_alive_at = now + self._interval
         if self.has_been_connected:
             self.counters.reconnects += 1
@@ -311,15 +307,12 @@ class BusState:
         self.counters.lost_connections += 1
         self._assembler.clear()
         self.counters.unfinished = self._assembler.dropped
-        if now - self._connected_at >= _STABLE_SECONDS:
-            self.backoff.succeeded()
-        # Delay the first attempt too: all clients of a restarted server reconnect at this time.
-        self.backoff.failed(now)
+        self.backoff.on_connection_lost(now)
         self.log.warning("PubSub lost its connection: %s", error_line(reason))
 
     def on_reconnect_failed(self, reason: object, now: float) -> None:
         """Record a failed attempt to reconnect."""
-        delay = self.backoff.failed(now)
+        delay = self.backoff.record_failure(now)
         self.log.warning(
             "PubSub cannot reconnect, next attempt in %.1f s: %s", delay, error_line(reason)
         )
@@ -426,7 +419,7 @@ class BusConnectionBase(Generic[ConnectionT]):
 
     def __init__(self, connection: ConnectionT | str, state: BusState, options: Options) -> None:
         self._owners_connection = None if isinstance(connection, str) else connection
-        self._dsn = conninfo(connection, "PubSub") if isinstance(connection, str) else ""
+        self._dsn = complete_conninfo(connection, "PubSub") if isinstance(connection, str) else ""
         self._state = state
         self._options = options
         self._answer_seconds = options.answer_timeout.total_seconds()
@@ -447,5 +440,5 @@ class BusConnectionBase(Generic[ConnectionT]):
             raise NodeClosed("the connection given to the bus is closed")
         parameters: dict[str, Any] = dict(connection.info.get_parameters())
         dsn = make_conninfo(**parameters, password=connection.info.password or None)
-        self._dsn = conninfo(dsn, "PubSub")
+        self._dsn = complete_conninfo(dsn, "PubSub")
         return BusBuffer(connection, self._state.is_subscribed)

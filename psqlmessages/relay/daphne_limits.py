@@ -12,7 +12,7 @@ from twisted.internet import reactor
 from twisted.web.http import HTTPChannel, HTTPFactory
 
 from psqlmessages.conf import get_settings
-from psqlmessages.shutdown import end_within
+from psqlmessages.shutdown import exit_after
 
 # Typed Any: Twisted chooses the reactor's class at import.
 _reactor: Any = reactor
@@ -24,7 +24,7 @@ def register() -> None:
     _reactor.addSystemEventTrigger("after", "startup", _limit_requests)
     # The process must end even if a thread hangs: Python waits for all threads.
     _reactor.addSystemEventTrigger(
-        "before", "shutdown", lambda: end_within(get_settings().STOP_SECONDS)
+        "before", "shutdown", lambda: exit_after(get_settings().STOP_SECONDS)
     )
 
 

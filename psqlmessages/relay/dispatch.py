@@ -17,7 +17,7 @@ from psqlmessages.client.gateway import Gateway
 from psqlmessages.client.gateway_calls import Answer
 from psqlmessages.client.handlers import matches
 from psqlmessages.client.messages import CONNECTION_LOST, RECONNECTED, SYS, TOPIC, Notification
-from psqlmessages.client.registration import CALL_BUILDERS, UNDOES
+from psqlmessages.client.registration import JOIN_CALLS, UNDOES
 from psqlmessages.relay.frames import HubMessage, Receiver
 from psqlmessages.relay.hub_answers import (
     UNANSWERED,
@@ -130,7 +130,7 @@ class NodeRegistry:
         """Record a successful topic function, called by the node or by an administrator."""
         if (entry := self._entries.get(ident)) is None:
             return
-        if function in CALL_BUILDERS:
+        if function in JOIN_CALLS:
             entry.joined.add((function, topic))
             self._members.setdefault((function, topic), {})[ident] = entry
             self._refresh_cache(function, topic)
@@ -236,7 +236,7 @@ class Dispatcher:
         # Recipients of events that do not name them, by _subject(); up to this notification.
         self._recipients: dict[tuple[str, str], frozenset[str]] = {}
         self._recipients_until = 0
-        gateway.on_received(self.dispatch)
+        gateway.set_inbox_callback(self.dispatch)
 
     @property
     def received_count(self) -> int:

@@ -187,7 +187,7 @@ class Hub:
             if monotonic() < self._next_connect_at:
                 raise ServerUnreachable("the last attempt failed a moment ago")
             gateway = Gateway(self._name, self._dsn, options=self._options)
-            gateway.on_registration_changed(self._on_call_succeeded)
+            gateway.set_registration_callback(self._on_call_succeeded)
             dispatcher = Dispatcher(
                 gateway, self._registry, self._counters, self._on_disconnected, self._spawn
             )

@@ -16,7 +16,7 @@ from psqlmessages.client.queue_listener import QueueListener
 from psqlmessages.client.wakeups import QueueState
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.exchanges.store.definitions import namespace_error
-from psqlmessages.orm import direct_dsn, dsn
+from psqlmessages.orm import database_dsn, direct_dsn
 from psqlmessages.relay.revalidation import get_credential_monitor
 from psqlmessages.rest import pool
 from psqlmessages.rest.errors import ApiError, ServiceUnavailable
@@ -36,7 +36,7 @@ class RestDatabase:
     """One database: a connection pool for calls, and the requests that wait for its queues."""
 
     def __init__(self, alias: str) -> None:
-        self.pool = Pool(dsn(alias), "rest", _MAX_CONNECTIONS)
+        self.pool = Pool(database_dsn(alias), "rest", _MAX_CONNECTIONS)
         self._listener = QueueListener(direct_dsn(alias), "rest listener", may_poll=True)
         self._queues: dict[str, QueueWaiters] = {}
         # By queue and ``tid``.

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import psycopg
 
 from psqlmessages.client.calls import raise_for_error, translate_error
-from psqlmessages.client.connect import limit_statements
+from psqlmessages.client.connect import set_statement_timeout
 from psqlmessages.client.connection import AsyncConnection, is_broken, is_readable
-from psqlmessages.client.options import conninfo
+from psqlmessages.client.options import complete_conninfo
 from psqlmessages.exceptions import QueueNotExistent, ServerUnreachable
 from psqlmessages.models import Queue
 from psqlmessages.rest.errors import ServiceUnavailable
@@ -110,11 +110,11 @@ class Pool:
         if loop.time() < self._fail_fast_until:
             raise ServerUnreachable("the last attempt to connect has just failed")
         try:
-            address = conninfo(self._dsn, self._name)
+            address = complete_conninfo(self._dsn, self._name)
             async with asyncio.timeout(_CONNECT_SECONDS):
                 connection = await AsyncConnection.connect(address, autocommit=True)
             connection.answer_seconds = ANSWER_SECONDS
-            await limit_statements(connection, ANSWER_SECONDS * 0.8)
+            await set_statement_timeout(connection, ANSWER_SECONDS * 0.8)
         except (psycopg.Error, TimeoutError) as error:
             self._failed_at = loop.time()
             self._fail_fast_until = loop.time() + _FAIL_FAST_SECONDS

@@ -185,7 +185,7 @@ class QueueWaiters:
         self._unreachable_since = None
         if not self.list_waiting() or await self._listen_if_due() or self._state is None:
             return 0.0
-        return self._schedule.seconds(self._state, monotonic())
+        return self._schedule.seconds_until_poll(self._state, monotonic())
 
     def _on_unreachable(self, error: Exception) -> float:
         """Fail waiters if the database is unreachable for too long; return the retry delay."""

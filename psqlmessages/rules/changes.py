@@ -1,4 +1,4 @@
-"""Differences between a document and the current rules and web identities, and applying them."""
+"""Changes that make the rules and web identities of a database those of a document."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from psqlmessages.models import Auth, WebIdentity
 from psqlmessages.rules.document import Definitions, Identity, MalformedDefinitions, RuleEntry
 
-_BATCH = 1000
+_BATCH_SIZE = 1000
 
 
 @dataclass(frozen=True)
 class RuleDifference:
-    """The changes to apply, in this order, so that no node temporarily loses a right."""
+    """The changes to apply, in this order: additions first, so that no node loses a right."""
 
     rules_added: tuple[RuleEntry, ...] = ()
     rules_changed: tuple[tuple[RuleEntry, RuleEntry], ...] = ()
@@ -72,7 +72,7 @@ class DefinitionsChanged(Exception):
     """The rules or web identities have changed since the difference was computed."""
 
 
-def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
+def read_current(using: str = DEFAULT_DB_ALIAS) -> Definitions:
     """Read the rules and web identities of a database."""
     rules = Auth.objects.using(using).values_list(*RuleEntry._fields)
     identities = WebIdentity.objects.using(using).values_list(
@@ -82,34 +82,38 @@ def present(using: str = DEFAULT_DB_ALIAS) -> Definitions:
 
 
 def fingerprint(definitions: Definitions) -> str:
-    """Return a text that is the same for equal definitions only."""
+    """Return a hash of definitions."""
     return hashlib.sha256(json.dumps(definitions.as_json()).encode()).hexdigest()
 
 
-def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) -> RuleDifference:
-    """Compare definitions. With ``replace``, remove entries that ``wanted`` does not contain.
+def difference(
+    current: Definitions, wanted: Definitions, *, replace: bool = False
+) -> RuleDifference:
+    """Return the changes from ``current`` to ``wanted``; only ``replace`` removes entries.
 
-    A part that is None in ``wanted`` never changes.
+    A part that is None in ``wanted`` does not change.
     """
-    present_rules = {rule.key: rule for rule in now.rules or ()}
+    current_rules = {rule.key: rule for rule in current.rules or ()}
     wanted_rules = {rule.key: rule for rule in wanted.rules or ()}
-    present_identities, wanted_identities = now.web_identities or (), wanted.web_identities or ()
-    present_set, wanted_set = set(present_identities), set(wanted_identities)
+    current_identities = dict.fromkeys(current.web_identities or ())
+    wanted_identities = dict.fromkeys(wanted.web_identities or ())
     removes_rules = replace and wanted.rules is not None
     removes_identities = replace and wanted.web_identities is not None
     return RuleDifference(
-        tuple(rule for key, rule in wanted_rules.items() if key not in present_rules),
+        tuple(rule for key, rule in wanted_rules.items() if key not in current_rules),
         tuple(
-            (present_rules[key], rule)
+            (current_rules[key], rule)
             for key, rule in wanted_rules.items()
-            if present_rules.get(key, rule) != rule
+            if current_rules.get(key, rule) != rule
         ),
         tuple(
-            rule for key, rule in present_rules.items() if removes_rules and key not in wanted_rules
+            rule for key, rule in current_rules.items() if removes_rules and key not in wanted_rules
         ),
-        tuple(entry for entry in wanted_identities if entry not in present_set),
+        tuple(entry for entry in wanted_identities if entry not in current_identities),
         tuple(
-            entry for entry in present_identities if removes_identities and entry not in wanted_set
+            entry
+            for entry in current_identities
+            if removes_identities and entry not in wanted_identities
         ),
     )
 
@@ -117,70 +121,70 @@ def difference(now: Definitions, wanted: Definitions, *, replace: bool = False) 
 def check_users_and_groups(wanted: Definitions, using: str = DEFAULT_DB_ALIAS) -> None:
     """Raise MalformedDefinitions if a web identity names an unknown user or group."""
     identities = wanted.web_identities or ()
-    users, groups = _keys_of(identities, using)
+    users, groups = _find_pks(identities, using)
     errors = [
         f"There is no {kind} {name} for the ident {entry.ident}."
-        for kind, keys in (("user", users), ("group", groups))
+        for kind, pks in (("user", users), ("group", groups))
         for entry in identities
-        if (name := getattr(entry, kind)) not in keys
+        if (name := getattr(entry, kind)) not in pks
     ]
     if errors:
         raise MalformedDefinitions(errors)
 
 
-def apply(todo: RuleDifference, expected: str, using: str = DEFAULT_DB_ALIAS) -> None:
-    """Apply changes in one transaction; raise DefinitionsChanged if ``expected`` is outdated.
+def apply(changes: RuleDifference, expected: str, using: str = DEFAULT_DB_ALIAS) -> None:
+    """Apply changes in one transaction; raise DefinitionsChanged if they are outdated.
 
-    ``expected`` is the fingerprint of the definitions that were compared. Raises PostgreSQL's error
-    if rules cannot be changed now.
+    ``expected`` is the fingerprint of the definitions from which the changes were computed. Raises
+    PostgreSQL's error if rules cannot be changed now.
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             cursor.execute("SELECT messages._lock_rules()")
             table = connections[using].ops.quote_name(WebIdentity._meta.db_table)
             cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
-        if fingerprint(present(using)) != expected:
+        if fingerprint(read_current(using)) != expected:
             raise DefinitionsChanged
-        _apply_rules(todo, using)
-        _apply_identities(todo, using)
+        _apply_rules(changes, using)
+        _apply_identities(changes, using)
 
 
-def _apply_rules(todo: RuleDifference, using: str) -> None:
+def _apply_rules(changes: RuleDifference, using: str) -> None:
     rules = Auth.objects.using(using)
-    keys = {tuple(key): pk for pk, *key in rules.values_list("pk", "role", "ident", "type", "dest")}
-    rules.bulk_create([Auth(**rule._asdict()) for rule in todo.rules_added], _BATCH)
+    pks = {tuple(key): pk for pk, *key in rules.values_list("pk", "role", "ident", "type", "dest")}
+    rules.bulk_create([Auth(**rule._asdict()) for rule in changes.rules_added], _BATCH_SIZE)
     rules.bulk_update(
-        [Auth(pk=keys[new.key], **new._asdict()) for _, new in todo.rules_changed],
+        [Auth(pk=pks[new.key], **new._asdict()) for _, new in changes.rules_changed],
         ["mode", "timeout"],
-        _BATCH,
+        _BATCH_SIZE,
     )
-    rules.filter(pk__in=[keys[rule.key] for rule in todo.rules_removed]).delete()
+    rules.filter(pk__in=[pks[rule.key] for rule in changes.rules_removed]).delete()
 
 
-def _apply_identities(todo: RuleDifference, using: str) -> None:
+def _apply_identities(changes: RuleDifference, using: str) -> None:
     identities = WebIdentity.objects.using(using)
-    users, groups = _keys_of([*todo.identities_added, *todo.identities_removed], using)
-    new = [
+    users, groups = _find_pks([*changes.identities_added, *changes.identities_removed], using)
+    added = [
         WebIdentity(user_id=users[user], group_id=groups[group], ident=ident)
-        for user, group, ident in todo.identities_added
+        for user, group, ident in changes.identities_added
     ]
-    identities.bulk_create(new, _BATCH)
-    gone = {(users[user], groups[group], ident) for user, group, ident in todo.identities_removed}
-    there = identities.values_list("pk", "user_id", "group_id", "ident") if gone else ()
-    identities.filter(pk__in=[pk for pk, *key in there if tuple(key) in gone]).delete()
+    identities.bulk_create(added, _BATCH_SIZE)
+    removed = {
+        (users[user], groups[group], ident) for user, group, ident in changes.identities_removed
+    }
+    existing = identities.values_list("pk", "user_id", "group_id", "ident") if removed else ()
+    identities.filter(pk__in=[pk for pk, *key in existing if tuple(key) in removed]).delete()
 
 
-def _keys_of(
+def _find_pks(
     identities: Iterable[Identity], using: str
 ) -> tuple[dict[str | None, Any], dict[str | None, Any]]:
-    """Return the primary keys of the users and of the groups that exist, by name."""
+    """Return the primary keys of the users, and those of the groups, by name; None for None."""
     model, users, groups = get_user_model(), set(), set()
     for entry in identities:
         users.add(entry.user)
         groups.add(entry.group)
     found = model._default_manager.using(using).filter(**{f"{model.USERNAME_FIELD}__in": users})
-    named = Group.objects.using(using).filter(name__in=groups).values_list("name", "pk")
-    return {None: None, **{user.get_username(): user.pk for user in found}}, {
-        None: None,
-        **dict(named),
-    }
+    group_pks = Group.objects.using(using).filter(name__in=groups).values_list("name", "pk")
+    user_pks = {user.get_username(): user.pk for user in found}
+    return {None: None, **user_pks}, {None: None, **dict(group_pks)}

@@ -1,4 +1,4 @@
-"""Rules in code: declared in a module, applied by a data migration or after ``migrate``."""
+"""Rules as code: declared in a module, and applied by a data migration or after ``migrate``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
-from psqlmessages.orm import alias_of
+from psqlmessages.orm import resolve_alias
 
 DEFAULT_TIMEOUT = timedelta(minutes=1)
 MODES = {"Topic": ("W", "R", "RW", "O"), "Queue": ("W", "R", "RW", "A"), "Rpc": ("W",)}
@@ -32,12 +32,12 @@ _MODE = f"SELECT mode FROM messages.auth {_WHERE} FOR UPDATE"  # noqa: S608
 class Rule:
     """A permission of a node: for a topic, for a queue, or to call another node (``rpc``).
 
-    Names may end in ``*``: then they mean all names that begin so. ``mode`` is "W" (send), "R"
-    (receive), "RW" or, for a topic, "O" (observe), or, for a queue, "A" (administer: RW, and
-    change its settings or remove it); by default "RW", and "W" for ``rpc``. ``role``
-    is the PostgreSQL role that may act as the node, by default the one Django connects as.
-    ``timeout``, a timedelta or seconds, is how long large bodies and reply tokens are valid.
-    Raises ValueError if the parts do not fit together.
+    A name that ends in ``*`` is a pattern: it stands for all names that begin with it. ``mode`` is
+    "W" (send), "R" (receive), "RW", for a topic also "O" (observe), and for a queue also "A"
+    (administer: RW, and change its settings or remove it). The default is "RW", for ``rpc`` "W".
+    ``role`` is the PostgreSQL role that may act as the node, by default the one as which Django
+    connects. ``timeout``, a timedelta or a number of seconds, is how long large bodies and reply
+    tokens are valid. Raises ValueError if a mode does not fit, or not one destination is given.
     """
 
     node: str
@@ -70,34 +70,35 @@ class Rule:
 
     @property
     def values(self) -> tuple[str, int]:
-        """Mode and timeout in seconds."""
+        """Mode, and timeout in seconds."""
         timeout = self.timeout
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         return self.mode or ("W" if self.type == "Rpc" else "RW"), math.ceil(seconds)
 
 
 def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:
-    """Add rules, and give existing ones this mode and timeout; return how many rows changed.
+    """Add rules, and set mode and timeout of existing ones; return how many rows changed.
 
     Other rules stay. Safe to repeat: call it from a data migration or a ``post_migrate`` receiver.
     """
-    with connections[alias_of(using)].cursor() as cursor:
-        return sum(_changed(cursor, _APPLY, (*rule.key, *rule.values)) for rule in rules)
+    with connections[resolve_alias(using)].cursor() as cursor:
+        return sum(_execute(cursor, _APPLY, (*rule.key, *rule.values)) for rule in rules)
 
 
 def remove(rules: Iterable[Rule], *, using: str | None = None) -> int:
     """Remove rules with this role, node and destination; return their number."""
-    with connections[alias_of(using)].cursor() as cursor:
-        return sum(_changed(cursor, _REMOVE, rule.key) for rule in rules)
+    with connections[resolve_alias(using)].cursor() as cursor:
+        return sum(_execute(cursor, _REMOVE, rule.key) for rule in rules)
 
 
 def allow(rule: Rule, *, using: str | None = None) -> str:
-    """Add a rule's mode to the modes already allowed; return the resulting mode.
+    """Add the rule, or its mode to the mode of the existing rule; return the resulting mode.
 
     Raises ValueError for "O" together with another mode: they need rules with different names.
     """
-    with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
-        modes = {*_mode(cursor, rule), *rule.values[0]}
+    alias = resolve_alias(using)
+    with transaction.atomic(alias), connections[alias].cursor() as cursor:
+        modes = {*_current_mode(cursor, rule), *rule.values[0]}
         mode = "A" if "A" in modes else "".join(letter for letter in "RWO" if letter in modes)
         if mode not in MODES[rule.type]:
             raise ValueError(
@@ -105,33 +106,36 @@ def allow(rule: Rule, *, using: str | None = None) -> str:
                 f" {rule.key[3]!r} already: O and other modes need rules with different names,"
                 " for instance a pattern"
             )
-        _changed(cursor, _APPLY, (*rule.key, mode, rule.values[1]))
+        _execute(cursor, _APPLY, (*rule.key, mode, rule.values[1]))
     return mode
 
 
 def deny(rule: Rule, *, using: str | None = None) -> str | None:
-    """Remove a rule's mode; return the remaining mode ("" if none), or None without a rule.
+    """Remove the rule's mode from the existing rule; return the remaining mode.
 
-    Without A, the modes R and W remain.
+    If none remains, remove the rule and return "". Return None if there is no rule. If A is
+    removed, R and W remain.
     """
-    with transaction.atomic(alias_of(using)), connections[alias_of(using)].cursor() as cursor:
-        present = _mode(cursor, rule)
-        # A includes R and W, and does not remain without them.
-        modes = "RW" if present == "A" else present
-        left = "".join(letter for letter in modes if letter not in rule.values[0])
-        if left:
-            _changed(cursor, _SET_MODE, (left, *rule.key))
-        elif present:
-            _changed(cursor, _REMOVE, rule.key)
-    return left if present else None
+    alias = resolve_alias(using)
+    with transaction.atomic(alias), connections[alias].cursor() as cursor:
+        current = _current_mode(cursor, rule)
+        # A includes R and W. If any of these is removed, A does not remain.
+        modes = "RW" if current == "A" else current
+        remaining = "".join(letter for letter in modes if letter not in rule.values[0])
+        if remaining:
+            _execute(cursor, _SET_MODE, (remaining, *rule.key))
+        elif current:
+            _execute(cursor, _REMOVE, rule.key)
+    return remaining if current else None
 
 
-def _mode(cursor: CursorWrapper, rule: Rule) -> str:
+def _current_mode(cursor: CursorWrapper, rule: Rule) -> str:
     cursor.execute(_MODE, rule.key)
     row = cursor.fetchone()
     return row[0] if row else ""
 
 
-def _changed(cursor: CursorWrapper, statement: str, values: tuple[object, ...]) -> int:
+def _execute(cursor: CursorWrapper, statement: str, values: tuple[object, ...]) -> int:
+    """Run a statement; return the number of changed rows."""
     cursor.execute(statement, values)
     return cursor.rowcount

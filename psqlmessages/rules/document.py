@@ -1,4 +1,4 @@
-"""JSON document of rules and web identities: reading and writing. No I/O."""
+"""JSON documents of rules and web identities: parsing, checks and writing. No I/O."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RuleEntry(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """A web identity: a user or a group, the other being None, and the ident it may use."""
+    """A web identity: a user, or a group if the user is None, and the ident that it may use."""
 
     user: str | None
     group: str | None
@@ -100,11 +100,11 @@ class Identity(NamedTuple):
         yield from _remarks_of_name("ident", self.ident)
 
 
-def _name_errors(field: str, name: str, longest: int = NAME_CHARACTERS) -> Iterator[RuleError]:
+def _name_errors(field: str, name: str, maximum: int = NAME_CHARACTERS) -> Iterator[RuleError]:
     if not name:
         yield RuleError(field, "It is empty.")
-    elif len(name) > longest:
-        yield RuleError(field, f"It has {len(name):,} characters; the maximum is {longest}.")
+    elif len(name) > maximum:
+        yield RuleError(field, f"It has {len(name):,} characters; the maximum is {maximum}.")
     elif "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
         yield RuleError(field, f"{name!r:.100} contains a character that PostgreSQL cannot store.")
 
@@ -112,7 +112,7 @@ def _name_errors(field: str, name: str, longest: int = NAME_CHARACTERS) -> Itera
 def _remarks_of_name(label: str, name: str) -> Iterator[str]:
     if "*" in name[:-1]:
         yield (
-            f"The * in the {label} {name} is not at the end: there it is a plain character, and"
+            f"The * in the {label} {name} is not at the end, so it is an ordinary character, and"
             " matches only itself."
         )
     yield from _remarks_of_blanks(label, name)
@@ -132,18 +132,18 @@ _Entry = TypeVar("_Entry", RuleEntry, Identity)
 
 @dataclass(frozen=True)
 class Definitions:
-    """Rules and web identities; None for a part that is missing in a document."""
+    """Rules and web identities; a part that is missing in a document is None."""
 
     rules: tuple[RuleEntry, ...] | None = None
     web_identities: tuple[Identity, ...] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document as a JSON object, in a deterministic order."""
+        """Return a JSON object with sorted entries: equal definitions give equal objects."""
         document: dict[str, Any] = {"version": VERSION}
         if self.rules is not None:
             document["rules"] = [rule._asdict() for rule in sorted(self.rules)]
         if self.web_identities is not None:
-            identities = sorted(self.web_identities, key=_order)
+            identities = sorted(self.web_identities, key=_identity_sort_key)
             document["web_identities"] = [identity._asdict() for identity in identities]
         return document
 
@@ -162,8 +162,8 @@ def write(definitions: Definitions) -> str:
 
 
 def read(text: bytes | str) -> Definitions:
-    """Parse a document; raise MalformedDefinitions with all its errors."""
-    document = _parsed(text)
+    """Parse a document; raise MalformedDefinitions with its errors."""
+    document = _parse_json(text)
     if not isinstance(document, dict):
         raise MalformedDefinitions(["The document is not a JSON object."])
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):
@@ -176,8 +176,8 @@ def read(text: bytes | str) -> Definitions:
         if field not in ("version", "rules", "web_identities")
     ]
     found = Definitions(
-        _entries(document, "rules", _rule, errors),
-        _entries(document, "web_identities", _identity, errors),
+        _parse_part(document, "rules", _parse_rule, errors),
+        _parse_part(document, "web_identities", _parse_identity, errors),
     )
     if errors:
         more = len(errors) - _MAX_ERRORS
@@ -187,24 +187,27 @@ def read(text: bytes | str) -> Definitions:
     return found
 
 
-def _order(identity: Identity) -> tuple[str, str, str]:
+def _identity_sort_key(identity: Identity) -> tuple[str, str, str]:
     return identity.user or "", identity.group or "", identity.ident
 
 
-def _parsed(text: bytes | str) -> Any:
+def _parse_json(text: bytes | str) -> Any:
     try:
         return parse_strict_json(decode_document(text, MAX_BYTES))
     except MalformedText as error:
         raise MalformedDefinitions([error.sentence("The document")]) from None
 
 
-def _entries(
+def _parse_part(
     document: dict[str, Any],
     part: str,
-    entry_of: Callable[[dict[str, Any]], _Entry | list[str]],
+    parse_entry: Callable[[dict[str, Any]], _Entry | list[str]],
     errors: list[str],
 ) -> tuple[_Entry, ...] | None:
-    """Parse one part of the document; append its errors to ``errors``."""
+    """Parse one part of the document; append its errors to ``errors``.
+
+    ``parse_entry`` returns an entry, or the list of its errors.
+    """
     if part not in document:
         return None
     if not isinstance(document[part], list):
@@ -213,9 +216,9 @@ def _entries(
     label = {"rules": "Rule", "web_identities": "Web identity"}[part]
     found: dict[object, tuple[int, _Entry]] = {}
     for number, given in enumerate(document[part], 1):
-        entry = entry_of(given) if isinstance(given, dict) else ["it is not a JSON object."]
+        entry = parse_entry(given) if isinstance(given, dict) else ["it is not a JSON object."]
         if isinstance(entry, list):
-            errors += [f"{label} {number}, {problem}" for problem in entry]
+            errors += [f"{label} {number}, {error}" for error in entry]
             continue
         key = entry.key if isinstance(entry, RuleEntry) else entry
         first, _ = found.setdefault(key, (number, entry))
@@ -224,7 +227,7 @@ def _entries(
     return tuple(entry for _, entry in found.values())
 
 
-def _rule(given: dict[str, Any]) -> RuleEntry | list[str]:
+def _parse_rule(given: dict[str, Any]) -> RuleEntry | list[str]:
     texts = ("role", "ident", "type", "dest", "mode")
     errors = list(_field_errors(given, RuleEntry._fields, texts))
     timeout = given.get("timeout")
@@ -236,7 +239,7 @@ def _rule(given: dict[str, Any]) -> RuleEntry | list[str]:
     return [f"{field}: {sentence}" for field, sentence in rule.errors()] or rule
 
 
-def _identity(given: dict[str, Any]) -> Identity | list[str]:
+def _parse_identity(given: dict[str, Any]) -> Identity | list[str]:
     with_defaults: dict[str, Any] = {"user": None, "group": None, **given}
     texts = [
         field for field in Identity._fields if field == "ident" or with_defaults[field] is not None
@@ -250,7 +253,7 @@ def _identity(given: dict[str, Any]) -> Identity | list[str]:
 def _field_errors(
     given: dict[str, Any], fields: tuple[str, ...], texts: tuple[str, ...] | list[str]
 ) -> Iterator[str]:
-    """Yield errors of fields that are missing, unknown, or not a string."""
+    """Yield errors: a missing field, an unknown field, or one of ``texts`` that is not a string."""
     for field in fields:
         if field not in given:
             yield f"{field}: it is missing."

@@ -11,7 +11,7 @@ import pytest
 import psqlmessages
 from psqlmessages import exceptions
 from psqlmessages.client.calls import raise_for_error
-from psqlmessages.exceptions import ConnectionLost, MessagesError, error_for, registry
+from psqlmessages.exceptions import ConnectionLost, MessagesError, classes_by_number, error_for
 from tests.conftest import TestedServer
 
 CLASSES = {
@@ -34,7 +34,7 @@ assert not [name for name in sys.modules if name.split('.')[0] == 'django']
 def test_every_number_of_the_database_has_a_class(server: TestedServer) -> None:
     with psycopg.connect(server.url("user1")) as connection:
         rows = connection.execute("SELECT number FROM messages.errors").fetchall()
-    assert set(registry) == {number for (number,) in rows}
+    assert set(classes_by_number) == {number for (number,) in rows}
 
 
 def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:

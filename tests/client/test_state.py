@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from psqlmessages import exceptions as errors
 from psqlmessages.client import calls
 from psqlmessages.client.calls import BackendInfo
-from psqlmessages.client.handlers import TopicHandlers
+from psqlmessages.client.handlers import NodeHandlers
 from psqlmessages.client.messages import Message, Notification
 from psqlmessages.client.node_state import NodeState, fetch_text
-from psqlmessages.client.options import Options, conninfo
+from psqlmessages.client.options import Options, complete_conninfo
 from psqlmessages.retry import Backoff
 
 OURS = "channel_of_ours"
@@ -48,7 +48,7 @@ def test_no_notification_whatsoever_raises(raw: str) -> None:
     listening.feed(OURS, raw)
     arrival = listening.take()
     if arrival is not None and not arrival.is_large:
-        listening.message(arrival, arrival.text, Mock())
+        listening.create_message(arrival, arrival.text, Mock())
 
 
 def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
@@ -74,11 +74,11 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
 def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
     listening = new_listening()
     pulse = listening.heartbeat
-    due = [pulse.start_evaluation_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
+    due = [pulse.start_housekeeping_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
     assert due == [False, True, False, True]
     assert not pulse.start_probe_if_due(114.0)
     assert pulse.start_probe_if_due(115.0)
-    echo = pulse.echo_to_expect()
+    echo = pulse.expect_echo()
     assert echo is not None
     assert not pulse.start_probe_if_due(131.0), "one at a time"
     assert listening.is_healthy(119.0)
@@ -106,11 +106,11 @@ def test_after_the_first_echo_a_connection_is_probed_by_a_query() -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 2000))
-def test_delays_grow_to_a_limit_with_jitter(chance: float, attempts: int) -> None:
-    backoff = Backoff(timedelta(seconds=1), timedelta(seconds=30), chance=lambda: chance)
+def test_delays_grow_to_a_limit_with_jitter(jitter: float, attempts: int) -> None:
+    backoff = Backoff(timedelta(seconds=1), timedelta(seconds=30), jitter=lambda: jitter)
     for attempt in range(attempts):
         ceiling = min(30, 2.0 ** min(attempt, 100))
-        delay = backoff.failed(now=1000.0)
+        delay = backoff.record_failure(now=1000.0)
         assert ceiling / 2 <= delay <= ceiling
         assert backoff.next_at == 1000.0 + delay
 
@@ -120,13 +120,13 @@ def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
     for now in (101.0, 102.0, 103.0):
         listening.on_connection_lost("flapping", now)
         listening.on_connected(now + 0.1)
-    assert listening.backoff.attempts == 3
+    assert listening.backoff.failures == 3
     listening.on_connection_lost("after a while", 200.0)
-    assert listening.backoff.attempts == 1
+    assert listening.backoff.failures == 1
 
 
 def test_handlers_are_chosen_by_type_topic_and_event() -> None:
-    handlers, called = TopicHandlers(), []
+    handlers, called = NodeHandlers(), []
     handlers.on_topic("A")(lambda m: called.append("exact"))
     handlers.on_topic("A*")(lambda m: called.append("pattern"))
     handlers.on_rpc(lambda m: called.append("rpc"))
@@ -144,8 +144,8 @@ def test_handlers_are_chosen_by_type_topic_and_event() -> None:
 
 
 def test_what_a_connection_string_sets_itself_stays() -> None:
-    assert "connect_timeout=5" in conninfo("dbname=app", "N")
-    completed = conninfo("dbname=app connect_timeout=1 application_name=mine", "N")
+    assert "connect_timeout=5" in complete_conninfo("dbname=app", "N")
+    completed = complete_conninfo("dbname=app connect_timeout=1 application_name=mine", "N")
     assert "connect_timeout=1" in completed
     assert "application_name=mine" in completed
-    assert "client_encoding=UTF8" in conninfo("client_encoding=LATIN1", "N")
+    assert "client_encoding=UTF8" in complete_conninfo("client_encoding=LATIN1", "N")

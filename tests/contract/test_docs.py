@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from psqlmessages.exceptions import registry
+from psqlmessages.exceptions import classes_by_number
 from tests.promises import find_errors, read_promises
 from tests.sql.conftest import Program, World
 
@@ -114,7 +114,7 @@ def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: Wor
     live = world.execute("SELECT number, errstr FROM messages.errors").fetchall()
     assert [(int(number), text) for number, text, _ in table] == live
     assert {int(number): name for number, _, name in table} == {
-        number: error.__name__ for number, error in registry.items()
+        number: error.__name__ for number, error in classes_by_number.items()
     }
 
 

@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
-from psqlmessages.orm import dsn
+from psqlmessages.orm import database_dsn
 from psqlmessages.rpc_client import close_callers
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
@@ -62,7 +62,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
 ) -> None:
     if not size(0, 1):
         monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
-    caller = rpc_client.RpcClient("shop.far", through(proxy, dsn()))
+    caller = rpc_client.RpcClient("shop.far", through(proxy, database_dsn()))
     assert caller.submit("PRICES", "at first", LONG).result() == {"answer": "at first"}
     proxy.stall(new=True)
     cut_at = monotonic()

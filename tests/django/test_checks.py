@@ -17,7 +17,7 @@ from pytest_django import Settings as DjangoSettings
 from psqlmessages import checks as ours
 from psqlmessages.checks import check_connections, check_databases, check_deployment, check_settings
 from psqlmessages.conf import MIB, Settings, get_settings
-from psqlmessages.orm import dsn
+from psqlmessages.orm import database_dsn
 from tests.django.conftest import Changed
 from tests.django.odd.settings import OnlyDefault
 from tests.exchanges.conftest import namespace
@@ -97,7 +97,7 @@ def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings)
         (found,) = check_databases(databases=["default", "legacy"])
         assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
         with pytest.raises(ImproperlyConfigured, match="SQLite"):
-            dsn("legacy")
+            database_dsn("legacy")
         # One that a router keeps the app out of is not checked.
         settings.DATABASE_ROUTERS = [OnlyDefault()]
         assert check_databases(databases=["legacy"]) == []

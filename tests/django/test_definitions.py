@@ -104,7 +104,7 @@ def faults_of(*rules: object, **parts: object) -> list[str]:
 
 NO_JSON = "The document is not JSON"
 NO_DOCUMENTS = (
-    (b"\xff\xfe", "The document is not UTF-8 text: byte 0 does not fit."),
+    (b"\xff\xfe", "The document is not UTF-8 text: byte 0 is not valid."),
     (b"", f"{NO_JSON}: Expecting value: line 1 column 1 (char 0)."),
     (b"[]", "The document is not a JSON object."),
     (b"{}", "The version is None; only 1 is supported."),
@@ -115,7 +115,7 @@ NO_DOCUMENTS = (
     (b'{"version":1,"rules":[1]}', "Rule 1, it is not a JSON object."),
     (b'{"version":1,"version":1}', f"{NO_JSON}: an object has the field 'version' twice."),
     (b'{"version":NaN}', f"{NO_JSON}: NaN is not a JSON number."),
-    (b"[" * 100_000, "The document is not JSON: it is nested too deep."),
+    (b"[" * 100_000, "The document is not JSON: it is nested too deeply."),
     (b" " * 10_485_761, "The document has 10,485,761 bytes; at most 10,485,760 are allowed."),
 )
 NO_RULES = (
@@ -162,7 +162,7 @@ def rule(**fields: Any) -> RuleEntry:
 def written(shop: World, tmp_path: Path) -> Path:
     """A file with a new rule, a changed one, and an identity; of the rest it says nothing."""
     User.objects.create_user("alice")
-    rules = (rule(ident="NEW"), changes.present().rules[0]._replace(timeout=7))
+    rules = (rule(ident="NEW"), changes.read_current().rules[0]._replace(timeout=7))
     todo = document.Definitions(rules, (Identity("alice", None, "a.*"),))
     file = tmp_path / "definitions.json"
     file.write_text(document.write(todo))
@@ -172,10 +172,10 @@ def written(shop: World, tmp_path: Path) -> Path:
 def test_import_makes_what_the_file_says_and_prints_it(
     shop: World, written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = changes.present()
+    before = changes.read_current()
     done = manage(shop.server, *DEFINITIONS, "import", str(written), "--dry-run")
     assert done.stderr == "dry run: 2 added, 1 changed, 0 removed\n"
-    assert changes.present() == before
+    assert changes.read_current() == before
     assert called(capsys, "import", str(written)) == (0, done.stdout, done.stderr[9:])
     old = before.rules[0]
     assert done.stdout.splitlines() == [
@@ -184,7 +184,7 @@ def test_import_makes_what_the_file_says_and_prints_it(
         "+ user alice as a.*",
     ]
     new = {*before.rules[1:], old._replace(timeout=7), rule(ident="NEW")}
-    assert set(changes.present().rules) == new
+    assert set(changes.read_current().rules) == new
     assert WebIdentity.objects.get().user.username == "alice"
     # Replacing removes what the file does not name.
     WebIdentity.objects.create(group=Group.objects.create(name="g"), ident="gone")
@@ -196,11 +196,11 @@ def test_import_makes_what_the_file_says_and_prints_it(
 def test_what_export_writes_import_makes_in_another_place(
     shop: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, before = tmp_path / "all.json", changes.present()
+    file, before = tmp_path / "all.json", changes.read_current()
     assert called(capsys, "export", str(file))[0] == 0
     Auth.objects.all().delete()
     assert called(capsys, "import", str(file))[0] == 0
-    assert changes.present() == before
+    assert changes.read_current() == before
     file.write_text(json.dumps({"version": 1, "web_identities": [IDENTITY]}))
     wrong = "psqlmessages: There is no user alice for the ident a.\n"
     assert called(capsys, "import", str(file)) == (1, "", wrong)

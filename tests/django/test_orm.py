@@ -339,7 +339,7 @@ def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
     (early,) = reserve_many("orders", 1, duration=timedelta(microseconds=1))
     (late,) = reserve_many("orders", 1)
     assert (late.id, late.tries) == (early.id, 1)
-    with pytest.raises(LeaseExpired, match=r"roll back the writes"):
+    with pytest.raises(LeaseExpired, match=r"roll back your writes"):
         save_and_commit(early, "effect")
     save_and_commit(late, "effect")
     with pytest.raises(LeaseExpired):

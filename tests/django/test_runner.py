@@ -94,10 +94,10 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
     with running_worker(registry, stuck_after=timedelta(seconds=0.5)) as runner:
         send(sender, "for ever", "other")
         assert seen.wait_for(1) == ["other"]
-        assert (runner.stuck, runner.counters.stuck) == (1, 1)
+        assert (runner.stuck_count, runner.counters.stuck) == (1, 1)
         release.set()
         assert seen.wait_for(2) == ["other", "for ever"]
-        wait_until(lambda: not runner.stuck)
+        wait_until(lambda: not runner.stuck_count)
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "has not returned for" in record.getMessage()
     assert "test_runner.py" in record.getMessage()

@@ -254,8 +254,8 @@ NO_JSON: list[tuple[bytes | str, str]] = [
     ('{"a": 1, "a": 2}', "It is not JSON: an object has the field 'a' twice."),
     ('{"a": NaN}', "It is not JSON: NaN is not a JSON number."),
     (' {"a"', "It is not JSON: Expecting ':' delimiter: line 1 column 6 (char 5)."),
-    ('{"a":' * 100_000, "It is not JSON: it is nested too deep."),
-    (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 does not fit."),
+    ('{"a":' * 100_000, "It is not JSON: it is nested too deeply."),
+    (b'{"a": "\xff"}', "It is not UTF-8 text: byte 7 is not valid."),
     ("a" * (2**20 + 1), "It has 1,048,577 bytes; at most 1,048,576 are allowed."),
 ]
 

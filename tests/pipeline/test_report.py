@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from psqlmessages.management import pipeline_report
 from psqlmessages.pipeline.report import compute, contents, html
 from psqlmessages.pipeline.report.contents import Report
-from psqlmessages.traffic_retention import Window
+from psqlmessages.traffic_windows import Window
 from tests.sql.conftest import World
 from tests.web.measured import begin, forget, window
 from tests.web.test_admin_exchanges import new

@@ -121,7 +121,7 @@ def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
         waiting = pool.submit(back, node)
         proxy.stall(new=True)
         until(lambda: not node.is_healthy)
-        until(lambda: node._session._state.backoff.attempts >= 2)
+        until(lambda: node._session._state.backoff.failures >= 2)
         proxy.heal()
         healed = monotonic()
         waiting.result(SECONDS)
@@ -225,12 +225,12 @@ def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
 ) -> None:
     world.rules("user1 NODE1 Topic T RW 60")
     with Node("NODE1", server.url("user1")) as node:
-        row = node._session.connection.execute(
+        row = node._session._connection.execute(
             "SELECT current_setting('tcp_keepalives_idle'),"
             " current_setting('tcp_keepalives_interval'), current_setting('tcp_keepalives_count')"
         ).fetchone()
     assert row == ("10", "5", "3")
     short = make_conninfo(server.url("user1"), keepalives=0, keepalives_idle=4000)
     with Node("NODE1", short) as node:
-        row = node._session.connection.execute("SHOW tcp_keepalives_idle").fetchone()
+        row = node._session._connection.execute("SHOW tcp_keepalives_idle").fetchone()
         assert row == ("4000",)

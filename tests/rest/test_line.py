@@ -147,8 +147,8 @@ async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
         return False
 
     answers = Mock(side_effect=[ServerUnreachable("no room"), ConnectionShared("by transaction")])
-    monkeypatch.setattr(queue_listener, "limit_statements", lent)
-    monkeypatch.setattr(queue_listener, "raise_if_shared", answers)
+    monkeypatch.setattr(queue_listener, "set_statement_timeout", lent)
+    monkeypatch.setattr(queue_listener, "refuse_shared_connections", answers)
     with pytest.raises(ServerUnreachable):
         await listener.listen("worker", "orders")
     state = await listener.listen("worker", "orders")

@@ -12,7 +12,7 @@ from project.settings import INSTALLED_APPS as EXAMPLE_APPS
 # The tests' own users need no hash that is slow on purpose.
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-# Times of the product that a busy machine would miss: {"psqlmessages.retry.MAX_WAIT_SECONDS": 60}.
+# Constants to replace, by path: {"psqlmessages.retry.MAX_LOCK_WAIT_SECONDS": 60}.
 PATCHED: dict[str, object] = {"psqlmessages.monitor.json_views.READ_INTERVAL_SECONDS": 0.2}
 INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.site_settings.Patched"]
 

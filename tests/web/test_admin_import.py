@@ -48,7 +48,7 @@ def listener(desk: Desk) -> Desk:
 
 
 def rules() -> set[RuleEntry]:
-    return set(changes.present().rules or ())
+    return set(changes.read_current().rules or ())
 
 
 def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk):
@@ -108,7 +108,7 @@ def test_a_change_meanwhile_is_not_overwritten_but_shown(listener: Desk):
 
 
 UNREADABLE = {
-    b"\xff": "The document is not UTF-8 text: byte 0 does not fit.",
+    b"\xff": "The document is not UTF-8 text: byte 0 is not valid.",
     b"{": "The document is not JSON: ",
     b'{"version":1,"rules":[{"role":"r"}]}': "Rule 1, ident: it is missing.",
     b'{"version":1,"web_identities":[{"user":"x","group":null,"ident":"i"}]}': (
@@ -203,7 +203,7 @@ def test_a_user_or_a_group_is_given_an_ident(desk: Desk):
     assert add(desk, ident="x").errors == [one]
     assert add(desk, user=alice.pk, ident="").errors == ["This field is required."]
     pages = [add(desk, group=traders.pk, ident=f"{SCRIPT}*{SCRIPT}")]
-    assert any("is not at the end: there" in message for message in pages[0].messages)
+    assert any("is not at the end, so" in message for message in pages[0].messages)
     key = WebIdentity.objects.get(group=traders).pk
     pages.append(desk.open(f"{IDENTITIES}{key}/change/"))
     assert all(SCRIPT in page.text for page in pages)

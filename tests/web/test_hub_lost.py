@@ -13,7 +13,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.client import async_session, gateway
 from psqlmessages.relay.hub import Hub, get_hub
-from psqlmessages.retry import MAX_WAIT_SECONDS, MIN_WAIT_SECONDS, LockWaitBudget
+from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS, MIN_LOCK_WAIT_SECONDS, LockWaitBudget
 from tests.sql.conftest import Program, World
 from tests.web.receivers import (
     Box,
@@ -132,7 +132,7 @@ async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
     world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
     # It waits for the lock until the connection breaks, however late that is.
-    monkeypatch.setattr(LockWaitBudget, "seconds", lambda *_: 60.0)
+    monkeypatch.setattr(LockWaitBudget, "timeout_seconds", lambda *_: 60.0)
     a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")
     with world.owner.connection.transaction():
         world.owner.query("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE")
@@ -259,7 +259,7 @@ async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, wait
         await ok(hub.run("A1", a1, "topic_listen", "T.1"))
         await ok(hub.init("A2", Box()))
         assert len(waits) > MANY
-        assert len([seconds for seconds in waits if seconds > MIN_WAIT_SECONDS]) == 1
+        assert len([seconds for seconds in waits if seconds > MIN_LOCK_WAIT_SECONDS]) == 1
         await hub.leave(leaver)
         assert await err(hub.init("A3", leaver)) == 56, "the name is not free yet"
     await until_free(lambda: hub.init("A3", leaver))
@@ -293,8 +293,8 @@ async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
     assert (await boxes[1].message()).body == "again"
     assert len(waits) > MANY
     # All of them wait together once, as the session returns.
-    most = gateway._RESTORE_SECONDS + MANY * MAX_WAIT_SECONDS / 4
-    assert sum(waits) < most < MANY * MAX_WAIT_SECONDS / 2
+    most = gateway._RESTORE_SECONDS + MANY * MAX_LOCK_WAIT_SECONDS / 4
+    assert sum(waits) < most < MANY * MAX_LOCK_WAIT_SECONDS / 2
 
 
 @in_loop
@@ -315,7 +315,7 @@ def test_waits_for_however_many_topics_take_a_share_of_the_time_and_bounded_memo
     now = waited = 0.0
     patience = LockWaitBudget(clock=lambda: now)
     for number in range(20_000):
-        seconds = patience.seconds([f"T.{number}"])
+        seconds = patience.timeout_seconds([f"T.{number}"])
         patience.record_timeout(seconds, f"T.{number}")
         now += seconds + 0.05
         waited += seconds

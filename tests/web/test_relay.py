@@ -241,7 +241,7 @@ WRONG = {
     '{"op":"deinit","ref":"\\ud800"}': "ref has a lone surrogate at position 0",
     f'{{"op":"deinit","ref":"{"x" * 101}"}}': "ref is longer than 100 characters",
     f'{{"op":"deinit","ref":{"9" * 101}}}': "ref is longer than 100 characters",
-    "[" * 100_000: "it is not JSON: it is nested too deep",
+    "[" * 100_000: "it is not JSON: it is nested too deeply",
 }
 
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 from pytest_django import Settings
 
-from psqlmessages import traffic_retention
+from psqlmessages import traffic_windows
 from psqlmessages.models import PipelineJob, Traffic
 from psqlmessages.monitor import json_views
 from psqlmessages.monitor import traffic as monitored
@@ -145,7 +145,7 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client):
 def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_are_kept(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(traffic_retention, "_BATCH", 2)
+    monkeypatch.setattr(traffic_windows, "_BATCH", 2)
     settings.PSQLMESSAGES = {"TRAFFIC_DAYS_OF_TEN_SECONDS": 1, "TRAFFIC_DAYS_OF_MINUTES": 3}
     now = timezone.now()
     for length in (10, 60, 3600):
@@ -155,7 +155,7 @@ def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_ar
     assert "removed 3 traffic windows" in capsys.readouterr().out
     left = Traffic.objects.values_list("window_seconds", flat=True).order_by("window_seconds")
     assert list(left) == [10, 60, 60, 3600, 3600, 3600]
-    assert traffic_retention.prune() == 0
+    assert traffic_windows.prune() == 0
 
 
 TRAFFIC = "/admin/psqlmessages/traffic/"

@@ -47,7 +47,7 @@ class CircuitBreaker:
     def error(self) -> str | None:
         """Return an error if no attempt is allowed now. After each pause, one caller may try."""
         now = monotonic()
-        if not self.backoff.attempts:
+        if not self.backoff.failures:
             return None
         if now < self.backoff.next_at:
             return f"{self.namespace} is unreachable: {self._last_error}"
@@ -59,7 +59,7 @@ class CircuitBreaker:
         self._last_error = error_line(error)
         if started_at > self._failed_at:
             self._failed_at = monotonic()
-            self.backoff.failed(self._failed_at)
+            self.backoff.record_failure(self._failed_at)
 
 
 class RemotePusher:
@@ -84,7 +84,7 @@ class RemotePusher:
             await self._connection.close()
             text = f"{self._circuit.namespace} is unreachable: {error_line(error)}"
             return [errors.get((copy.queue, copy.key), text) for copy in copies]
-        self._circuit.backoff.succeeded()
+        self._circuit.backoff.reset()
         return [errors[copy.queue, copy.key] for copy in copies]
 
     async def _push_groups(self, groups: list[list[RemoteCopy]]) -> Errors:

@@ -201,7 +201,7 @@ class ExchangeRunner:
             self._queue_state = queue_state
         self._woken.clear()
         if not self.is_stopping:
-            seconds = self._schedule.seconds(queue_state, monotonic())
+            seconds = self._schedule.seconds_until_poll(queue_state, monotonic())
             self._schedule.lengthen()
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -264,7 +264,7 @@ class ExchangeConsumer:
         wakeups = self._runner.wakeups
         try:
             number = await self._run_once(1 if self._single_left else self._limit)
-            self._backoff.succeeded()
+            self._backoff.reset()
             if number:
                 self._single_left = max(0, self._single_left - number)
                 self._runner.on_elements_found()
@@ -283,7 +283,7 @@ class ExchangeConsumer:
         self._log.on_error(error)
         self._prefetched = None
         await self._connection.reset()
-        await self._runner.pause(self._backoff.failed(monotonic()))
+        await self._runner.pause(self._backoff.record_failure(monotonic()))
 
     async def _run_once(self, size: int) -> int:
         """Take a batch, route it and deliver it; return the number of elements."""

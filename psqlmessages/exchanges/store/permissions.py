@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_error
 from psqlmessages.models import Auth
-from psqlmessages.orm import dsn
+from psqlmessages.orm import database_dsn
 from psqlmessages.retry import error_line
 
 logger = logging.getLogger("psqlmessages")
@@ -209,7 +209,7 @@ def _query_permissions(
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(_PERMISSIONS, parameters)
             return cursor.fetchall()
-    info = make_conninfo(dsn(namespace), connect_timeout=_CONNECT_SECONDS)
+    info = make_conninfo(database_dsn(namespace), connect_timeout=_CONNECT_SECONDS)
     with psycopg.connect(info) as connection:
         connection.execute(_LIMIT_QUERY_TIME)
         return connection.execute(_PERMISSIONS, parameters).fetchall()

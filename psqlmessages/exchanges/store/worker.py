@@ -25,9 +25,9 @@ from psqlmessages.exchanges.store.definitions import DefinedExchange, MalformedE
 from psqlmessages.exchanges.store.permissions import MissingRuleCheck
 from psqlmessages.exchanges.store.stats import CounterStore
 from psqlmessages.models import Exchange
-from psqlmessages.orm import dsn
+from psqlmessages.orm import database_dsn
 from psqlmessages.retry import RateLimitedLogger, error_line
-from psqlmessages.shutdown import stopped_by_signals
+from psqlmessages.shutdown import stop_on_signals
 
 logger = logging.getLogger("psqlmessages")
 
@@ -166,7 +166,7 @@ class ExchangeWorker:
         if alias not in self._namespaces:
             if alias not in connections.settings:
                 raise ImproperlyConfigured(f"DATABASES has no alias {alias!r}.")
-            self._namespaces[alias] = DatabaseHandle(alias, dsn(alias))
+            self._namespaces[alias] = DatabaseHandle(alias, database_dsn(alias))
         return self._namespaces[alias]
 
     def _stop_exchange(self, key: int) -> asyncio.Task[None] | None:
@@ -264,5 +264,5 @@ async def _run(worker: ExchangeWorker, progress: Progress) -> None:
             progress.count = worker.counter_store.elements
             progress.show()
 
-    with stopped_by_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
+    with stop_on_signals(stop, _STOPPING, get_settings().STOP_SECONDS):
         await worker.run(show_progress)

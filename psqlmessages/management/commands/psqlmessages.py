@@ -21,7 +21,7 @@ from psqlmessages.management import (
     pipeline,
     run,
 )
-from psqlmessages.orm import alias_of, direct_dsn
+from psqlmessages.orm import direct_dsn, resolve_alias
 
 
 class Command(BaseCommand):
@@ -55,7 +55,7 @@ class Command(BaseCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         """Run the chosen command; exit with its code if it fails."""
         try:
-            options["database"] = alias_of(options["database"])
+            options["database"] = resolve_alias(options["database"])
             arguments = Namespace(**options, dsn=direct_dsn(options["database"]))
             code = execute(arguments)
         except ImproperlyConfigured as error:

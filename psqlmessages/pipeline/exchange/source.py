@@ -197,11 +197,11 @@ class WatchedSource:
             state = await self.listener.listen(self.source.ident, self.source.queue.name)
         except (psycopg.Error, MessagesError) as error:
             now = monotonic()
-            self.next_at = now + self.backoff.failed(now)
+            self.next_at = now + self.backoff.record_failure(now)
             text = error_line(error)
             self.log.warning("node %s cannot watch queue %s: %s", *self.source, text)
             return False
-        self.backoff.succeeded()
+        self.backoff.reset()
         now = monotonic()
         next_at = state.listen_again_at if state.next_at is None else state.next_at
         if self.wakeups == wakeups:

@@ -65,4 +65,4 @@ class UnusualProject(TransactionTestCase):
 
     def test_sessions_that_listen_use_the_direct_database(self) -> None:
         assert "connect_timeout=7" in orm.direct_dsn()
-        assert "connect_timeout=5" in orm.dsn()
+        assert "connect_timeout=5" in orm.database_dsn()

@@ -121,7 +121,7 @@ async def test_a_popped_element_whose_lease_is_lost_counts(
         # The node's task has had no turn since: the call that commits is yet to be sent.
         queues.execute("DELETE FROM psqlmessages_element")
     assert node.counters.lost_leases == 1
-    assert "a lease of queue Q had run out" in caplog.text
+    assert "a lease of queue Q had expired" in caplog.text
 
 
 @in_a_loop

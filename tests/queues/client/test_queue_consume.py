@@ -100,7 +100,7 @@ def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
             assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "a"
     assert seen == [("a", 0), ("b", 1), ("c", 1)]
     assert reader.counters.lost_leases == 3
-    assert "a lease of queue Q had run out" in caplog.text
+    assert "a lease of queue Q had expired" in caplog.text
     assert state(queues) == []
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_given_back_is_told(
     with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError):
         work()
     assert (
-        "could not commit or give back elements of queue Q; they return when their leases run out"
+        "could not commit or give back elements of queue Q; they return when their leases expire"
         in caplog.text
     )
     assert state(queues) == [("a", 0, True), ("b", 0, True)]

@@ -74,4 +74,4 @@ def async_reader(writer: Node, server: TestedServer) -> AsyncNode:
 @pytest.fixture
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader does not even look again soon after it came."""
-    monkeypatch.setattr(subscription, "_FIRST_PAUSE_SECONDS", HOURS.total_seconds())
+    monkeypatch.setattr(subscription, "_FIRST_POLL_SECONDS", HOURS.total_seconds())

@@ -1,4 +1,4 @@
-"""Traffic windows: percentiles over many windows, and removal of old ones."""
+"""Traffic windows: SQL for percentiles of several windows, and removal of old windows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from psqlmessages.models import Traffic
 Window = Traffic.Window
 
 # In each window, half of the messages have at most the value p50, 95 % at most p95, 99 % at most
-# p99. A percentile of many windows is the least value for which these shares add up to the wanted
-# share of all messages. Rows of `chosen` have a key and these columns.
+# p99. A percentile of several windows is the lowest value for which these shares add up to the
+# wanted share of all messages. The caller defines `chosen`: rows of the windows, with a key.
 PERCENTILES: Final = """
     SELECT key, kind,
         min(value) FILTER (WHERE below >= 0.5 * whole) AS p50,
@@ -24,7 +24,7 @@ PERCENTILES: Final = """
     FROM (
         SELECT key, kind, value,
             sum(weight) OVER (PARTITION BY key, kind ORDER BY value) AS below,
-            -- The last hundredth above p99 is unknown; the second factor allows for rounding.
+            -- The weights of a window add up to 0.99; the factor 1 - 1e-9 allows for rounding.
             sum(weight) OVER (PARTITION BY key, kind) / 0.99 * (1 - 1e-9) AS whole
         FROM chosen CROSS JOIN LATERAL (VALUES
             ('latency', latency_p50, 0.5 * count::float8),
@@ -36,12 +36,12 @@ PERCENTILES: Final = """
         ) AS point (kind, value, weight)
     ) AS points GROUP BY key, kind
 """
-# Rows per transaction: other sessions hardly wait.
+# Rows per transaction, so that other sessions hardly wait.
 _BATCH: Final = 10_000
 
 
 def prune(using: str = DEFAULT_DB_ALIAS) -> int:
-    """Remove the windows that are past their retention; return their number."""
+    """Remove the windows that are older than the settings allow; return their number."""
     settings, traffic, removed = get_settings(), Traffic.objects.using(using), 0
     for window, days in (
         (Window.SECONDS_10, settings.TRAFFIC_DAYS_OF_TEN_SECONDS),
