@@ -94,11 +94,11 @@ audit: .venv/test .venv/audited  ## check all installed packages for known vulne
 
 .PHONY: docs
 docs: .venv/docs  ## build the documentation into build/docs; a warning or a dead link is an error
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: docs-serve
 docs-serve: .venv/docs  ## show the documentation on http://127.0.0.1:8001/, and again after each change
-	@$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 .PHONY: screenshots
 screenshots: .venv/test  ## take the pictures under docs/images of the pages, with Chromium

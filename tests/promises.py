@@ -37,7 +37,7 @@ class Promise:
         page = ROOT / self.page
         if not page.is_file():
             return f"{self.page}: the page does not exist"
-        if self.words not in page.read_text():
+        if self.words not in " ".join(page.read_text().split()):
             return f"{self.page} does not contain: {self.words}"
         return None
 

@@ -55,7 +55,7 @@ def openapi() -> dict[str, Any]:
         django.setup()
     from psqlmessages.rest.api import api
 
-    return {**api.get_openapi_schema(), "servers": []}
+    return {**api.get_openapi_schema(path_prefix="/api/"), "servers": []}
 
 
 def asyncapi() -> dict[str, Any]:

@@ -37,7 +37,9 @@ def documented_functions() -> dict[str, tuple[set[str], str]]:
         errors = re.search(r"^Errors: (.*?)\.?$", section, re.MULTILINE)
         assert signatures is not None, name
         assert errors is not None, name
-        found[name] = (set(signatures.group(1).splitlines()), errors.group(1))
+        joined = re.sub(r"\(\n +|\n(?=\) )", lambda m: m[0].strip(), signatures.group(1))
+        lines = set(re.sub(r"\n +", " ", joined).splitlines())
+        found[name] = (lines, errors.group(1))
     return found
 
 

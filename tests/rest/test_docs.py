@@ -48,7 +48,9 @@ for path in ("/api/q/default/orders", "/api/docs"):
 def examples() -> Iterator[tuple[str, str]]:
     """Yield each command with what the page shows as its output."""
     for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL):
-        for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
+        for command, shown in re.findall(
+            r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE
+        ):
             yield command, shown.strip()
 
 
