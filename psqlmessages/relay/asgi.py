@@ -6,10 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from channels.auth import AuthMiddlewareStack
-from channels.routing import URLRouter
 from django.conf import settings
-from django.core.exceptions import DisallowedHost
+from django.core.exceptions import DisallowedHost, ImproperlyConfigured
 from django.core.handlers.asgi import ASGIRequest
 from django.db import DatabaseError
 from django.http.request import is_same_domain
@@ -21,6 +19,13 @@ from psqlmessages.relay import auth
 from psqlmessages.relay.daphne import TRANSPORT_KEY, Transport, make_transport
 from psqlmessages.relay.revalidation import in_thread, log
 from psqlmessages.relay.socket import EXPIRY_KEY, REFUSED_KEY, TRY_AGAIN_LATER
+
+try:
+    from channels.auth import AuthMiddlewareStack
+    from channels.routing import URLRouter
+except ImportError as error:
+    install = "WebSockets need Channels and Daphne: pip install 'psqlmessages[web]'"
+    raise ImproperlyConfigured(install) from error
 
 CONSUMERS: Final = {
     "ws/node/": "psqlmessages.relay.consumer.NodeConsumer",

