@@ -46,10 +46,15 @@ def direct_dsn(using: str | None = None) -> str:
     For PSQLMESSAGES["DATABASE"] it is that of PSQLMESSAGES["DIRECT_DATABASE"], or of the alias
     "direct" if there is one. Other aliases use their own.
     """
-    settings = get_settings()
-    if resolve_alias(using) == settings.DATABASE:
-        using = settings.DIRECT_DATABASE or (DIRECT_ALIAS if DIRECT_ALIAS in connections else using)
+    if resolve_alias(using) == get_settings().DATABASE:
+        using = direct_alias() or using
     return database_dsn(using)
+
+
+def direct_alias() -> str | None:
+    """Return the alias that leads to PSQLMESSAGES["DATABASE"] without a pooler, if there is one."""
+    alias = get_settings().DIRECT_DATABASE
+    return alias or (DIRECT_ALIAS if DIRECT_ALIAS in connections else None)
 
 
 def connection_dsn(connection: BaseDatabaseWrapper) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
@@ -15,6 +16,7 @@ from django.views.decorators.http import require_safe
 from psqlmessages import silent_connections
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
+from psqlmessages.exchanges.store.definitions import namespaces
 from psqlmessages.exchanges.store.stats import (
     COUNTS,
     ELEMENT_OUTCOMES,
@@ -29,6 +31,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.monitor.observer import running_observer
 from psqlmessages.monitor.queries import Rows, read_once
+from psqlmessages.orm import direct_alias, resolve_alias
 from psqlmessages.relay.hub import get_hub
 
 # Metrics of queues and exchanges: sizes, counters, processing times
@@ -84,21 +87,29 @@ def _family(kind: str, name: str, text: str, *labels: str) -> Any:
     return getattr(core, f"{kind}MetricFamily")(f"psqlmessages_{name}", text, labels=labels)
 
 
+def _namespace_family(kind: str, name: str, text: str, *labels: str) -> Any:
+    """Create an empty metric family whose metrics have the label ``namespace`` first."""
+    return _family(kind, name, text, "namespace", *labels)
+
+
+# The families get rows of all namespaces. Each row begins with its namespace.
+
+
 def queue_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of queues."""
     text = f"Elements in the queue, counted up to {MAX_MEASURED} of each state"
-    sizes = _family("Gauge", "queue_elements", text, "queue", "state")
-    paused = _family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
+    sizes = _namespace_family("Gauge", "queue_elements", text, "queue", "state")
+    paused = _namespace_family("Gauge", "queue_paused", "Whether the queue is paused", "queue")
     counters = {
-        name: _family("Counter", f"queue_{name}", text, "queue")
+        name: _namespace_family("Counter", f"queue_{name}", text, "queue")
         for name, text in _QUEUE_COUNTERS.items()
     }
-    for queue, is_paused, counts, values in rows:
+    for namespace, queue, is_paused, counts, values in rows:
         for state, count in zip(_ELEMENT_STATES, counts, strict=True):
-            sizes.add_metric((queue, state), min(count, MAX_MEASURED))
-        paused.add_metric((queue,), float(is_paused))
+            sizes.add_metric((namespace, queue, state), min(count, MAX_MEASURED))
+        paused.add_metric((namespace, queue), float(is_paused))
         for name, value in QueueCounters(*values)._asdict().items():
-            counters[name].add_metric((queue,), value)
+            counters[name].add_metric((namespace, queue), value)
     yield from (sizes, paused, *counters.values())
 
 
@@ -106,7 +117,7 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of exchanges."""
 
     def family(kind: str, name: str, text: str, *labels: str) -> Any:
-        return _family(kind, f"exchange_{name}", text, "exchange", *labels)
+        return _namespace_family(kind, f"exchange_{name}", text, "exchange", *labels)
 
     running = family("Gauge", "running", "Whether the exchange should run")
     workers = family("Gauge", "workers", "Processes that run the exchange now")
@@ -117,19 +128,20 @@ def exchange_families(rows: Rows) -> Iterator[Any]:
     selectors = family("Counter", "selector_seconds", "Time in selectors")
     text = "How often the selector of a destination failed, which means no match"
     failures = family("Counter", "selector_failures", text, "destination")
-    for exchange, is_running, worker_count, is_blocked, destinations, counter_rows in rows:
+    for namespace, name, is_running, worker_count, is_blocked, destinations, counter_rows in rows:
+        exchange = (namespace, name)
         counters = AggregatedCounters.of(CounterRow(*row) for row in counter_rows)
-        running.add_metric((exchange,), float(is_running))
-        workers.add_metric((exchange,), worker_count)
-        blocked.add_metric((exchange,), float(is_blocked))
-        selectors.add_metric((exchange,), counters.selector_seconds)
+        running.add_metric(exchange, float(is_running))
+        workers.add_metric(exchange, worker_count)
+        blocked.add_metric(exchange, float(is_blocked))
+        selectors.add_metric(exchange, counters.selector_seconds)
         for outcome in ELEMENT_OUTCOMES:
             histogram = counters.outcomes.get(outcome, Histogram())
-            durations.add_metric((exchange, outcome.value), _buckets(histogram), histogram.seconds)
+            durations.add_metric((*exchange, outcome.value), _buckets(histogram), histogram.seconds)
         for destination, count in _sum_by_destination(destinations, counters.copies):
-            copies.add_metric((exchange, destination), count)
+            copies.add_metric((*exchange, destination), count)
         for destination, count in _sum_by_destination(destinations, counters.selector_failures):
-            failures.add_metric((exchange, destination), count)
+            failures.add_metric((*exchange, destination), count)
     yield from (running, workers, blocked, durations, copies, selectors, failures)
 
 
@@ -176,14 +188,14 @@ _JOB_GAUGES: Final = {
 def job_families(rows: Rows) -> Iterator[Any]:
     """Yield the metric families of jobs, without lags and rates that are unknown or outdated."""
     gauges = {
-        name: _family("Gauge", f"pipeline_{name}", text, "job")
+        name: _namespace_family("Gauge", f"pipeline_{name}", text, "job")
         for name, text in _JOB_GAUGES.items()
     }
-    for job, is_alive, *values in rows:
+    for namespace, job, is_alive, *values in rows:
         for name, value in zip(_JOB_GAUGES, (is_alive, *values), strict=True):
             is_current = name not in ("lag_seconds", "rows_per_second") or is_alive
             if value is not None and is_current:
-                gauges[name].add_metric((job,), float(value))
+                gauges[name].add_metric((namespace, job), float(value))
     yield from gauges.values()
 
 
@@ -201,7 +213,8 @@ _DATABASE_GAUGES: Final = {
     "notifiers": "Pairs of a node and a topic it sends to",
     "rules": "Rules in the database",
 }
-_DATABASE_QUERY: Final = """
+_INSTALLED_QUERY: Final = ("SELECT to_regnamespace('messages') IS NOT NULL", ())
+_DATABASE: Final = """
     SELECT pg_catalog.pg_notification_queue_usage(),
         (SELECT count(*) FROM psqlmessages_session),
         (SELECT count(*) FROM psqlmessages_client),
@@ -210,12 +223,13 @@ _DATABASE_QUERY: Final = """
         (SELECT count(*) FROM psqlmessages_membership WHERE kind = 'notify'),
         (SELECT count(*) FROM psqlmessages_auth)
 """
+_DATABASE_QUERY: Final = (_DATABASE, ())
 
 
 @require_safe
 @never_cache
 async def metrics(request: HttpRequest) -> HttpResponse:
-    """Return metrics of the database and of this process in the format of Prometheus.
+    """Return metrics of all namespaces and of this process in the format of Prometheus.
 
     404 unless the setting METRICS is on; 503 if prometheus-client is not installed. Needs no
     login: restrict access with the server's bind address or with a proxy.
@@ -227,23 +241,40 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     except ImportError:
         text = "/metrics needs prometheus-client: pip install 'psqlmessages[web]'\n"
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
-    queries = ((_DATABASE_QUERY, ()), _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
-    answers = await read_once(
-        "metrics", None, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
-    )
+    aliases = _aliases()
+    answers = await asyncio.gather(*map(_read_namespace, aliases))
     registry = prometheus_client.CollectorRegistry()
-    registry.register(MetricsCollector(answers))
+    known = dict(zip(aliases, answers, strict=True))
+    registry.register(MetricsCollector(known))
     return HttpResponse(
         prometheus_client.generate_latest(registry),
         content_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
 
-class MetricsCollector:
-    """A Prometheus collector for one response."""
+def _aliases() -> list[str]:
+    """List the namespaces, the project's own first, each database only once."""
+    own, direct = resolve_alias(None), direct_alias()
+    return [own, *(alias for alias in namespaces() if alias not in (own, direct))]
 
-    def __init__(self, database: list[Rows | None] | None) -> None:
-        self._database = database
+
+async def _read_namespace(alias: str) -> list[Rows | None] | None:
+    queries = (_INSTALLED_QUERY, _DATABASE_QUERY, _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
+    return await read_once(
+        "metrics", alias, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
+    )
+
+
+class MetricsCollector:
+    """A Prometheus collector for one response, from the answers of each namespace."""
+
+    def __init__(self, answers: dict[str, list[Rows | None] | None]) -> None:
+        self._answers = {
+            namespace: answer
+            for namespace, answer in answers.items()
+            # Other databases may be without the schema.
+            if answer is None or answer[0] != [(False,)]
+        }
 
     def collect(self) -> Iterator[Any]:
         """Yield all metric families."""
@@ -256,19 +287,30 @@ class MetricsCollector:
 
     def collect_database(self) -> Iterator[Any]:
         """Yield database metrics; an unknown value is omitted, not reported as 0."""
-        is_up = self._database is not None
-        yield _gauge("database_up", "Whether the database answered", is_up)
-        answer = self._database[0] if self._database else None
-        (values,) = answer or [()]
-        for (name, text), value in zip(_DATABASE_GAUGES.items(), values, strict=False):
-            yield _gauge(name, text, value)
+        up = _namespace_family("Gauge", "database_up", "Whether the database answered")
+        for namespace, answer in self._answers.items():
+            up.add_metric((namespace,), float(answer is not None))
+        yield up
+        rows = self._rows(1)
+        for position, (name, text) in enumerate(_DATABASE_GAUGES.items(), 1):
+            gauge = _namespace_family("Gauge", name, text)
+            for row in rows:
+                gauge.add_metric((row[0],), float(row[position]))
+            yield gauge
 
     def collect_queues(self) -> Iterator[Any]:
-        """Yield metrics of queues, exchanges and pipeline jobs, if their queries succeeded."""
-        _, queues, exchanges, jobs = self._database or (None, None, None, None)
-        yield from queue_families(queues) if queues is not None else ()
-        yield from exchange_families(exchanges) if exchanges is not None else ()
-        yield from job_families(jobs) if jobs is not None else ()
+        """Yield metrics of queues, exchanges and pipeline jobs."""
+        yield from queue_families(self._rows(2))
+        yield from exchange_families(self._rows(3))
+        yield from job_families(self._rows(4))
+
+    def _rows(self, query: int) -> Rows:
+        """Return the rows of a query, each behind its namespace; none where the query failed."""
+        return [
+            (namespace, *row)
+            for namespace, answer in self._answers.items()
+            for row in (answer and answer[query]) or ()
+        ]
 
 
 def _hub_metrics() -> Iterator[Any]:

@@ -142,7 +142,8 @@ async def run_queries(
 ) -> list[Rows | None] | None:
     """Run queries on a new connection; return None if the database fails.
 
-    The result of a query that takes longer than ``query_seconds`` is None.
+    The result of a query is None if it takes longer than ``query_seconds``, or if this role or this
+    database lacks what it reads.
     """
     try:
         address = complete_conninfo(database_dsn(alias), name)
@@ -158,7 +159,11 @@ async def _fetch_or_none(
 ) -> Rows | None:
     try:
         return await (await connection.execute(query, values)).fetchall()
-    except psycopg.errors.QueryCanceled:
+    except (
+        psycopg.errors.QueryCanceled,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.UndefinedTable,
+    ):
         return None
 
 

@@ -106,7 +106,7 @@ class Uses:
         return self._site.get("/healthz")[0] == 200
 
     def metrics(self) -> bool:
-        return "psqlmessages_database_up 1.0" in self._site.get("/metrics")[1]
+        return 'psqlmessages_database_up{namespace="default"} 1.0' in self._site.get("/metrics")[1]
 
     def close(self) -> None:
         self.node.close()

@@ -23,6 +23,7 @@ from psqlmessages.monitor import metrics, queries
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.relay import revalidation
 from tests.conftest import TestedServer
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import Pair, World
 from tests.web.conftest import PATIENT
 from tests.web.measured import count, forget, job
@@ -70,9 +71,13 @@ def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: 
 def test_figures_that_are_not_known_are_left_out(
     settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
 ):
-    families = list(metrics.MetricsCollector(None).collect_database())
-    assert [(family.name, family.samples[0].value) for family in families] == [
-        ("psqlmessages_database_up", 0)
+    # The first does not answer, another has no schema, and a role may not read the last.
+    answers = {"default": None, "eu": [[(False,)], *[None] * 4], "us": [[(True,)], *[None] * 4]}
+    found = list(metrics.MetricsCollector(answers).collect_database())
+    known = [sample for family in found for sample in family.samples]
+    assert [(sample.name, sample.labels, sample.value) for sample in known] == [
+        ("psqlmessages_database_up", {"namespace": "default"}, 0),
+        ("psqlmessages_database_up", {"namespace": "us"}, 1),
     ]
     # A package that is missing is named.
     settings.PSQLMESSAGES = METRICS
@@ -92,6 +97,16 @@ def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch):
     assert sizes.samples[0].value == 9990
 
 
+def test_each_database_with_the_schema_is_a_namespace(settings: Settings, world: World):
+    settings.PSQLMESSAGES = METRICS
+    with namespace("eu"), namespace("bare", NAME="postgres"), namespace("direct"):
+        text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
+    assert re.findall(r"database_up\{(.*)", text) == [
+        'namespace="default"} 1.0', 'namespace="eu"} 1.0'
+    ]  # fmt: skip
+    assert set(re.findall('rules\\{namespace="(.*?)"', text)) == {"default", "eu"}
+
+
 @pytest.fixture
 def counting(new_site: Callable[..., Site], world: World) -> Site:
     """A site with METRICS on, without exchanges."""
@@ -101,13 +116,15 @@ def counting(new_site: Callable[..., Site], world: World) -> Site:
     return site
 
 
-def samples(site: Site) -> dict[tuple[str, ...], float]:
-    """The samples of the site: name, and the labels' values in the order of the labels' names."""
+def samples(site: Site, namespace: str = "default") -> dict[tuple[str, ...], float]:
+    """The samples of a namespace and of the process: name, and other labels' values by name."""
     status, text = site.get("/metrics")
     assert status == 200
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            if sample.labels.pop("namespace", namespace) != namespace:
+                continue
             labels = [value for _, value in sorted(sample.labels.items())]
             found[sample.name.removeprefix("psqlmessages_"), *labels] = sample.value
     return found
@@ -135,7 +152,7 @@ def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, wor
     for number in range(metrics.MAX_QUEUES + 5):
         worker.ok("push_many", "W", f"q{number:02}", ["x"] * (number + 6))
     text = counting.get("/metrics")[1]
-    told = re.findall(r'psqlmessages_queue_puts_total\{queue="(.*?)"\}', text)
+    told = re.findall(r'psqlmessages_queue_puts_total\{namespace="default",queue="(.*?)"\}', text)
     assert told == [f"q{number:02}" for number in range(5, metrics.MAX_QUEUES + 5)]
 
 
@@ -183,7 +200,7 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         stalled.setblocking(False)
         address = f"host=127.0.0.1 port={stalled.getsockname()[1]}"
-        monkeypatch.setattr(queries, "dsn", lambda _: address)
+        monkeypatch.setattr(queries, "database_dsn", lambda _: address)
         monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 0.5)
         answers = await asyncio.gather(*(ask() for _ in range(20)))
         assert {answer.status_code for answer in answers} == {503}
@@ -193,7 +210,7 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
         with pytest.raises(BlockingIOError):
             stalled.accept()
     # It is ok again when the database answers.
-    monkeypatch.setattr(queries, "dsn", lambda _: server.url())
+    monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     answer = await ask()
     assert answer.status_code == 200
@@ -204,7 +221,7 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
 @in_loop
 async def test_it_names_the_broken_part(server: TestedServer, monkeypatch: pytest.MonkeyPatch):
     """The database answers new connections, but nobody finds out who a visitor is."""
-    monkeypatch.setattr(queries, "dsn", lambda _: server.url())
+    monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(revalidation, "SLOW_QUERY_SECONDS", 0.0)
     release = threading.Event()
