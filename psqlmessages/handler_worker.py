@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import operator
 import sys
 import threading
 import traceback
@@ -14,17 +15,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from time import monotonic
-from typing import Any
 
 import psycopg
 from django.db import Error, close_old_connections, connections, reset_queries
 
-from psqlmessages.client.handlers import wants_reply
+from psqlmessages.client.handlers import send_answer, send_error
 from psqlmessages.client.messages import RECONNECTED, RPC, SYS, TOPIC, Message
 from psqlmessages.client.node import Node
+from psqlmessages.client.transactions import run_steps
 from psqlmessages.exceptions import (
     CallFailed,
-    InvalidArgument,
     MessagesError,
     NotAuthorized,
     NotExistent,
@@ -298,7 +298,7 @@ class HandlerWorker:
         handlers = self._registry.match(message, self._node.ident)
         if not handlers:
             self._count("unhandled")
-            self._answer_error_if_wanted(message, f"{self._node.ident} has no handler for this")
+            self._answer_error(message, f"{self._node.ident} has no handler for this")
         for handler in handlers:
             self._backlog.put(HandlerCall(handler, message))
 
@@ -399,15 +399,14 @@ class HandlerWorker:
             self._on_handler_failed(call, error)
             return
         self._count("handled")
-        if wants_reply(call.message, answer):
-            self._answer(call.message, answer)
+        run_steps(send_answer(call.message, answer, self._on_reply_failed), operator.call)
 
     def _on_handler_failed(self, call: HandlerCall, error: BaseException) -> None:
         message, name = call.message, call.handler.name
         if message.type == RPC and isinstance(error, CallFailed):
             # The handler chose this text for the caller.
             self._count("handled")
-            self._answer_error_if_wanted(message, error.text)
+            self._answer_error(message, error.text)
             return
         self._count("failures")
         if call.tries < call.handler.tries:
@@ -422,28 +421,12 @@ class HandlerWorker:
         self._log.warning(
             "handler %s failed %d times: the message is lost", name, call.tries, exc_info=error
         )
-        self._answer_error_if_wanted(message, failure_text(self._node.ident, error))
-
-    def _answer(self, message: Message, answer: Any) -> None:
-        try:
-            message.reply(answer)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-            self._log_unanswered(message, error)
-            self._answer_error(message, "the answer could not be sent")
-        except MessagesError as error:
-            self._log_unanswered(message, error)
-
-    def _answer_error_if_wanted(self, message: Message, reason: str) -> None:
-        if message.wants_answer and not message.is_answered:
-            self._answer_error(message, reason)
+        self._answer_error(message, failure_text(self._node.ident, error))
 
     def _answer_error(self, message: Message, reason: str) -> None:
-        try:
-            message.reply_error(reason)
-        except (MessagesError, psycopg.Error) as error:
-            self._log_unanswered(message, error)
+        run_steps(send_error(message, reason, self._on_reply_failed), operator.call)
 
-    def _log_unanswered(self, message: Message, error: Exception) -> None:
+    def _on_reply_failed(self, message: Message, error: Exception) -> None:
         self._count("unanswered")
         self._log.warning("could not answer %s: %s", message.sender, error)
 

@@ -19,6 +19,8 @@ Handler = Callable[[Message], Any]
 # A generator that yields functions to call, and receives their results. A result that is awaitable
 # is awaited first.
 Actions = Generator[Callable[[], Any], Any, None]
+# Called if an answer to a message could not be sent.
+OnReplyFailed = Callable[[Message, Exception], object]
 F = TypeVar("F", bound=Handler)
 
 # The order key of all events: "disconnect" is handled after "connect". No topic has an empty name.
@@ -141,36 +143,36 @@ class NodeHandlers:
             except (Exception, CancelledError) as error:  # noqa: BLE001 - logged and counted
                 failure = state.on_handler_failed(message, error)
                 continue
-            if wants_reply(message, answer):
-                yield from _send_answer(message, answer, state)
-        if failure and message.wants_answer and not message.is_answered:
-            yield from _send_error(message, failure, state)
+            yield from send_answer(message, answer, state.on_reply_failed)
+        if failure:
+            yield from send_error(message, failure, state.on_reply_failed)
 
 
-def _send_answer(message: Message, answer: Any, state: NodeState) -> Actions:
+def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Actions:
+    """Send a handler's result, if an answer is wanted; None is an answer to an RPC only."""
+    if not message.wants_answer or message.is_answered:
+        return
+    if answer is None and message.type != RPC:
+        return
     try:
         yield partial(message.reply, answer)
     except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
-        state.on_reply_failed(message, error)
-        yield from _send_error(message, "the answer could not be sent", state)
+        on_failed(message, error)
+        yield from send_error(message, "the answer could not be sent", on_failed)
     except MessagesError as error:
-        state.on_reply_failed(message, error)
+        on_failed(message, error)
 
 
-def _send_error(message: Message, reason: str, state: NodeState) -> Actions:
+def send_error(message: Message, reason: str, on_failed: OnReplyFailed) -> Actions:
+    """Answer that the request failed, if an answer is wanted and none was sent."""
+    if not message.wants_answer or message.is_answered:
+        return
     try:
         yield partial(message.reply_error, reason)
     except (MessagesError, psycopg.Error) as error:
-        state.on_reply_failed(message, error)
+        on_failed(message, error)
 
 
 def matches(pattern: str, name: str) -> bool:
     """Return whether a name equals a pattern, or begins with it if the pattern ends in "*"."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
-
-
-def wants_reply(message: Message, answer: Any) -> bool:
-    """Return whether to send a handler's result as the answer: for an RPC, even if it is None."""
-    if not message.wants_answer or message.is_answered:
-        return False
-    return message.type == RPC or answer is not None
