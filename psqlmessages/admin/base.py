@@ -164,7 +164,7 @@ def error_text(error: OperationalError) -> str:
 
 def current_role() -> str:
     """Return the role that Django connects as."""
-    ((name,),) = rows("SELECT session_user::text")
+    ((name,),) = fetch_rows("SELECT session_user::text")
     return str(name)
 
 
@@ -173,23 +173,23 @@ def lock_rules() -> None:
 
     Also blocks changes of state, unless open transactions have already made one.
     """
-    rows("SELECT messages._lock_rules()")
+    fetch_rows("SELECT messages._lock_rules()")
 
 
 def live_sessions() -> list[int]:
     """Return the sessions whose connection is open."""
-    return [session for (session,) in rows("SELECT messages._live_sessions()")]
+    return [session for (session,) in fetch_rows("SELECT messages._live_sessions()")]
 
 
 def rules_for(kind: str, name: str) -> QuerySet[Auth]:
     """Return the rules that match a topic or queue by name or pattern."""
-    ((patterns,),) = rows("SELECT messages._patterns(%s)", [name])
+    ((patterns,),) = fetch_rows("SELECT messages._patterns(%s)", [name])
     return Auth.objects.filter(type=kind, dest__in=patterns)
 
 
 def limit_lock_waits() -> None:
     """Limit each lock wait to 10 s until the transaction ends."""
-    rows("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+    fetch_rows("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
 
 
 def disconnect(client: int) -> bool:
@@ -199,14 +199,14 @@ def disconnect(client: int) -> bool:
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
-        found = rows(
+        found = fetch_rows(
             "SELECT messages._disconnect(c.ident) FROM psqlmessages_client AS c WHERE c.id = %s",
             [client],
         )
         return bool(found and found[0][0])
 
 
-def rows(
+def fetch_rows(
     statement: str, parameters: list[Any] | dict[str, Any] | None = None
 ) -> list[tuple[Any, ...]]:
     """Run a statement in the database that holds the rules; return all rows."""
@@ -333,7 +333,7 @@ class HistoryMixin:
 def find_remarks(rules: Iterable[RuleEntry]) -> list[str]:
     """Return the warnings about rules, each text once."""
     rules = list(rules)
-    missing = rows(
+    missing = fetch_rows(
         "SELECT DISTINCT g.role FROM unnest(%s::text[]) AS g (role)"
         " WHERE g.role NOT IN (SELECT r.rolname::text FROM pg_roles AS r) ORDER BY g.role",
         [[rule.role for rule in rules]],

@@ -51,7 +51,7 @@ class RuleImpact:
 
     def add_connected_nodes(self, rules: Iterable[int]) -> None:
         """Add the connected nodes that these rules apply to now."""
-        ((nodes,),) = base.rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
+        ((nodes,),) = base.fetch_rows("SELECT messages._nodes_of_rules(%s)", [list(rules)])
         clients = Client.objects.using(base.database()).filter(id__in=nodes)
         self.idents |= set(_connected(clients).values_list("ident", flat=True))
 

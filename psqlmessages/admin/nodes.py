@@ -99,7 +99,7 @@ class ClientAdmin(OpenTransactionsMixin):
             self.report_transient_error(request, error)
         if closed:
             # A node without a connection has crashed: housekeeping sends the event.
-            base.rows("SELECT messages.evaluate()")
+            base.fetch_rows("SELECT messages.evaluate()")
         text = "Disconnected from {}."
         base.record_history(
             request, ((each, DELETION, text.format(each.session)) for each in disconnected)

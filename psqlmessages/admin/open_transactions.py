@@ -49,7 +49,7 @@ class OpenTransaction:
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
     """Return the transactions that have been open for at least this time, the oldest first."""
-    found = base.rows(
+    found = base.fetch_rows(
         "SELECT pid, transaction, prepared, quote_literal(prepared), role, program, state,"
         " began_at, query, waiting"
         " FROM messages._open_transactions()"
@@ -62,7 +62,7 @@ def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
 
 def warn_of_delays() -> str:
     """Return a warning that open transactions delay events of a change of rules, or ""."""
-    ((has_delayed_events,),) = base.rows(
+    ((has_delayed_events,),) = base.fetch_rows(
         "SELECT EXISTS (SELECT FROM messages._unfinished) OR EXISTS (SELECT FROM messages._recheck)"
     )
     if not has_delayed_events or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
@@ -118,7 +118,7 @@ class OpenTransactionsMixin(BaseAdmin):
     def _terminate(self, request: HttpRequest, chosen: OpenTransaction) -> None:
         try:
             with transaction.atomic(using=base.database()):
-                ((is_ended,),) = base.rows(
+                ((is_ended,),) = base.fetch_rows(
                     "SELECT messages._terminate(%s, %s)", [chosen.pid, chosen.transaction]
                 )
         except ProgrammingError as error:

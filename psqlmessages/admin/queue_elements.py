@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import database, limit_lock_waits, rows
+from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.models import Element, Queue
 
 # Queue operations of the admin. The owner of the tables needs no rule.
@@ -45,7 +45,7 @@ _REMOVE = "SELECT messages._remove_queue(q) FROM messages._existing_queue(%s) AS
 
 def create_queue(name: str) -> int:
     """Create a queue, if it does not exist; return its key."""
-    ((key,),) = rows("SELECT (messages._get_or_create_queue(%s)).id", [name])
+    ((key,),) = fetch_rows("SELECT (messages._get_or_create_queue(%s)).id", [name])
     return int(key)
 
 
@@ -56,15 +56,16 @@ def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
-        return {key for key, _ in rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})}
+        changed = fetch_rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})
+    return {key for key, _ in changed}
 
 
 def drain(queue: int) -> int:
     """Delete all available elements, even if the queue is paused; return their number."""
     with transaction.atomic(using=database()):
-        ((removed,),) = rows(_DRAIN, [queue])
+        ((removed,),) = fetch_rows(_DRAIN, [queue])
         if removed:
-            rows("SELECT messages._add_queue_counts(%s, removes => %s)", [queue, removed])
+            fetch_rows("SELECT messages._add_queue_counts(%s, removes => %s)", [queue, removed])
     return int(removed)
 
 
@@ -75,7 +76,7 @@ def remove_empty(name: str) -> bool:
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
-        return [*rows(_REMOVE, [name])] == [(True,)]
+        return [*fetch_rows(_REMOVE, [name])] == [(True,)]
 
 
 PAGE_SIZE: Final = 50
@@ -136,7 +137,7 @@ class ElementsMixin:
         if not queue_by_id:
             self.message_user(request, "No dead letter was selected.", messages.WARNING)
             return
-        ((moved,),) = rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
+        ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
         queues = ", ".join(f"{number:,} into {name}" for name, number in counts)
         text = f"{moved:,} of {len(queue_by_id):,} dead letters were redriven: {queues}."
