@@ -77,8 +77,8 @@ def test_the_history_says_what_was_and_what_is(desk: Desk):
 
 ODD = {
     "nobody A Topic T R 9": "PostgreSQL has no role nobody: the rule has no effect",
-    "user1 A*B Topic T R 9": "The * in the ident A*B is not at the end:",
-    "user1 A Topic *T* R 9": "The * in the destination *T* is not at the end:",
+    "user1 A*B Topic T R 9": "The * in the ident A*B is not at the end, so",
+    "user1 A Topic *T* R 9": "The * in the destination *T* is not at the end, so",
 }
 NOT_FOR_RPC = (
     "Mode {} is not valid for Rpc: a rule allows calling (W), and answering needs no rule."
