@@ -103,12 +103,13 @@ def _print_all(
             if progress.count == arguments.count:
                 return
     finally:
-        if last_printed is not None and node.is_healthy:
+        if last_printed is not None and not node.is_healthy:
+            progress.say("the last messages are delivered again: the connection is lost")
+        elif last_printed is not None:
             try:
                 subscription.confirm(last_printed)
             except (MessagesError, psycopg.Error) as error:
-                # The subscription delivers them again.
-                progress.say(f"could not acknowledge the last messages: {error}")
+                progress.say(f"the last messages are delivered again: {error}")
 
 
 def _format(message: StreamMessage, arguments: Namespace) -> str:
