@@ -50,7 +50,7 @@ class AsyncQueueConsumer:
         self, ident: str, queue: str, statement: SqlStatement, timeout: Duration | None
     ) -> list[Element]:
         """Reserve elements; with a timeout, wait for them."""
-        # Until the commit or release of the elements is queued.
+        # Makes ``finish`` wait until the commit or release of the elements is queued.
         taking = asyncio.get_running_loop().create_future()
         self._in_progress.add(taking)
         try:
@@ -77,7 +77,7 @@ class AsyncQueueConsumer:
         if elements:
             expires_at = monotonic() + queue_calls.DEFAULT_DURATION.total_seconds()
             batch = LeasedBatch(self._state, ident, elements[0].queue)
-            self._submit(ident, queue_calls.commit(ident, *elements), expires_at, batch)
+            self._submit(queue_calls.commit(ident, *elements), expires_at, batch)
 
     def new_batch(self, ident: str, queue: str, duration: Duration, group: Duration) -> LeasedBatch:
         """Create a batch of ``consume``; ``finish`` gives it back unless ``give_back`` has."""
@@ -89,9 +89,9 @@ class AsyncQueueConsumer:
         """Queue the calls that commit finished elements and give back the others; do not wait."""
         self._batches.discard(batch)
         if (call := batch.last_commit()) is not None:
-            self._submit_or_log("", call, batch.expires_at, batch)
+            self._submit_or_log(call, batch.expires_at, batch)
         for call in batch.give_back_calls():
-            self._submit_or_log("", call)
+            self._submit_or_log(call)
 
     async def finish(self) -> None:
         """Give back all batches, and wait up to 5 s for these calls; the node is stopped."""
@@ -115,10 +115,10 @@ class AsyncQueueConsumer:
 
         def release(future: asyncio.Future[list[Element]]) -> None:
             if not future.cancelled() and future.exception() is None and future.result():
-                self._submit_or_log(ident, queue_calls.release(ident, *future.result()))
+                self._submit_or_log(queue_calls.release(ident, *future.result()))
 
         future = self._session.submit(transaction(script))
-        self._wait_for(future)
+        self._track(future)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -138,24 +138,22 @@ class AsyncQueueConsumer:
 
     def _submit(
         self,
-        ident: str,
         call: Call[AckResult],
         retry_until: float = -inf,
         batch: LeasedBatch | None = None,
     ) -> None:
         """Queue a call, and retry it in the background; ``batch`` counts and logs lost leases."""
         future = self._session.submit(call)
-        self._wait_for(asyncio.create_task(self._complete(ident, call, future, retry_until, batch)))
+        self._track(asyncio.create_task(self._complete(call, future, retry_until, batch)))
 
-    def _submit_or_log(self, ident: str, call: Call[AckResult], *arguments: Any) -> None:
+    def _submit_or_log(self, call: Call[AckResult], *arguments: Any) -> None:
         try:
-            self._submit(ident, call, *arguments)
+            self._submit(call, *arguments)
         except NodeClosed as error:
-            self._log_give_back_error(ident, error)
+            self._log_give_back_error(call, error)
 
     async def _complete(
         self,
-        ident: str,
         call: Call[AckResult],
         future: asyncio.Future[AckResult],
         retry_until: float,
@@ -179,19 +177,20 @@ class AsyncQueueConsumer:
                         raise
                 future = self._session.submit(call)
         except Exception as error:  # noqa: BLE001 - logged and counted
-            self._log_give_back_error(ident, error)
+            self._log_give_back_error(call, error)
         else:
             if batch is not None:
                 batch.on_committed(answer)
 
-    def _wait_for(self, future: asyncio.Future[Any]) -> None:
+    def _track(self, future: asyncio.Future[Any]) -> None:
+        """Make ``finish`` wait for a future."""
         self._in_progress.add(future)
         future.add_done_callback(self._in_progress.discard)
 
-    def _log_give_back_error(self, ident: str, error: Exception) -> None:
+    def _log_give_back_error(self, call: Call[AckResult], error: Exception) -> None:
         self._state.counters.lost_leases += 1
         self._state.log.warning(
             "%s: could not commit or give back elements; they return when their leases expire: %s",
-            ident or self._state.ident,
+            call.ident,
             error,
         )

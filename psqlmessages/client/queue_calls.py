@@ -345,9 +345,8 @@ def _end_leases(
                 element.is_settled = True
         return result
 
-    return Call(
-        sql, (*check_names(ident), *options, _leases_of(elements)), read, may_share_round_trip=True
-    )
+    params = (*check_names(ident), *options, _leases_of(elements))
+    return Call(sql, params, read, may_share_round_trip=True, ident=ident)
 
 
 def remove(ident: str, queue: str, id_: int) -> Call[bool]:

@@ -114,7 +114,7 @@ class ReadPosition(NamedTuple):
     published_at: datetime
 
     def includes(self, id_: int, published_at: datetime) -> bool:
-        """Return whether the reader has returned a message."""
+        """Return whether the message with this id and time was returned."""
         return id_ <= self.id and published_at.astimezone(UTC) <= self.published_at
 
     def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
