@@ -18,8 +18,8 @@ register_converter(TopicConverter, "topic")
 app_name = "psqlmessages"
 
 urlpatterns = [
-    path("monitor/", views.topics, name="monitor"),
-    path("monitor/topics/", views.topic, name="monitor_topics"),
+    path("monitor/", views.monitor, name="monitor"),
+    path("monitor/topics/", views.topics, name="monitor_topics"),
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
     path("monitor/exchanges/figures/", graph.graph_data, name="monitor_figures"),

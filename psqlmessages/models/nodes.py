@@ -78,6 +78,7 @@ class Topic(models.Model):
         permissions: ClassVar = [
             ("view_monitor", "Can view the live monitor"),
             ("view_bodies", "Can view the bodies of messages in the live monitor"),
+            ("send_test_messages", "Can send test messages to topics"),
         ]
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["name"], name="topic_name_is_unique"),

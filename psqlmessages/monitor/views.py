@@ -15,9 +15,10 @@ from typing import Any, Final
 from django.apps import apps
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
-from django.db import DatabaseError, connection
+from django.contrib.messages import get_messages
+from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.cache import get_conditional_response, patch_vary_headers
 from django.utils.http import urlencode
@@ -32,6 +33,7 @@ from psqlmessages.monitor.access import (
     content_security_policy,
     load_access,
 )
+from psqlmessages.monitor.listing import FRAGMENT
 from psqlmessages.monitor.names import ident_pattern
 
 # Charts: plotly.min.js from the installed plotly package
@@ -107,16 +109,28 @@ View = Callable[..., HttpResponse]
 
 
 def require_monitor_access(view: View) -> View:
-    """Restrict a view to users of the monitor: redirect others to the login, or answer 403."""
+    """Restrict a view to users of the monitor: redirect others to the login, or answer 403.
+
+    A request for a fragment gets 401 if the user is logged out, and 503 if the database fails.
+    """
 
     @wraps(view)
     def restricted(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
-        if not request.user.is_authenticated:
+        try:
+            return respond(request, *arguments, **keywords)
+        except (OperationalError, InterfaceError):
+            if FRAGMENT not in request.GET:
+                raise
+            return HttpResponse("PostgreSQL cannot be reached.", status=503)
+
+    def respond(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
+        if not request.user.is_authenticated and FRAGMENT in request.GET:
+            response = HttpResponse("You are logged out.", status=401)
+        elif not request.user.is_authenticated:
             login_url = _reverse("admin:login") or settings.LOGIN_URL
             response = redirect_to_login(request.get_full_path(), login_url)
         elif not load_access(request.user).can_view:
-            context = {**common_context(request), "permission": VIEW_MONITOR}
-            response = render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
+            response = forbidden(request, VIEW_MONITOR)
         else:
             response = view(request, *arguments, **keywords)
         response.headers["Content-Security-Policy"] = content_security_policy()
@@ -125,10 +139,25 @@ def require_monitor_access(view: View) -> View:
     return never_cache(restricted)
 
 
+def forbidden(request: HttpRequest, permission: str) -> HttpResponse:
+    """Answer 403, and explain which permission is missing."""
+    context = {**common_context(request), "permission": permission, "view_monitor": VIEW_MONITOR}
+    return render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
+
+
+@require_safe
+@require_monitor_access
+def monitor(_request: HttpRequest) -> HttpResponse:
+    """Redirect to the topic list."""
+    return redirect("psqlmessages:monitor_topics")
+
+
 @require_safe
 @require_monitor_access
 def topics(request: HttpRequest) -> HttpResponse:
-    """Show the topic list."""
+    """Show the topic list, or the topic in ``?name=``."""
+    if "name" in request.GET:
+        return topic(request)
     return render(request, "psqlmessages/monitor/topics.html", common_context(request))
 
 
@@ -195,6 +224,7 @@ def chart_context() -> dict[str, Any]:
 def common_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context that all monitor pages share."""
     return {
+        "notices": get_messages(request),
         "socket_path": f"{get_script_prefix()}ws/monitor/",
         "admin_url": _reverse("admin:index"),
         "logout_url": _reverse("admin:logout") or _reverse("logout"),

@@ -24,7 +24,7 @@ from tests.web.measured import count
 from tests.web.test_admin_exchanges import new
 from tests.web.visitor import Page
 
-LIST, RULE = "/monitor/", "/monitor/rule/"
+LIST, RULE = "/monitor/topics/", "/monitor/rule/"
 TOPIC = "/monitor/topics/T/"
 PAGES = (
     LIST, TOPIC, "/monitor/topics/?name=T", "/monitor/exchanges/", "/monitor/traffic/",
@@ -115,7 +115,7 @@ def test_a_topic_of_any_name_has_its_page_and_no_other():
         shown += [tag["data-name"] for _, tag in tags(page) if "data-name" in tag]
         assert "<script>alert" not in page.text
     assert shown == names
-    for query in ("", "name=", "name=" + "x" * 101, "name=a%00b", "name=A*"):
+    for query in ("name=", "name=" + "x" * 101, "name=a%00b", "name=A*"):
         assert client.get(f"/monitor/topics/?{query}").status_code == 404, query
     assert topic_url("DEMO.PRICES") == "/monitor/topics/DEMO.PRICES/"
     assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"

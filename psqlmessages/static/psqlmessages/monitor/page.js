@@ -30,10 +30,12 @@ export const now = () => Date.now() / 1000 + clockOffset;
  *
  * @param {string|null} topic the topic to show; null for the list
  * @param {(frame: object) => void} onframe
- * @param {(options: object) => void} [open] by default opens the WebSocket
+ * @param {(options: object) => any} [open] by default opens the WebSocket
+ * @returns {any} the result of open
  */
 export function start(topic, onframe, open = connect) {
-  open({
+  byId("add-rule")?.addEventListener("submit", addRule);
+  return open({
     path: settings.socket,
     topic,
     onframe(frame) {
@@ -43,7 +45,6 @@ export function start(topic, onframe, open = connect) {
     },
     onliveness: showLiveness,
   });
-  byId("add-rule")?.addEventListener("submit", addRule);
 }
 
 /** The URL of a topic's page. */

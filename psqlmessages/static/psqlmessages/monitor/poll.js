@@ -13,12 +13,15 @@ const DENIED = {
 };
 
 /**
- * Request JSON from a URL while the page is visible.
+ * Request data from URLs while the page is visible.
  *
- * @param {string} path
- * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => void}
+ * @param {string|(() => string[])} path one URL of JSON, or a function that returns the present URLs
+ * @param {(responses: Response[]) => Promise<object>} [read] reads a frame from the answers
+ * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => () => void}
+ *   its result requests the data now
  */
-export function polling(path) {
+export function polling(path, read = ([response]) => response.json()) {
+  const urls = typeof path === "string" ? () => [path] : path;
   return ({ onframe, onliveness }) => {
     let timer = 0;
     let isRequesting = false;
@@ -47,16 +50,20 @@ export function polling(path) {
     async function fetchFrame() {
       try {
         const options = { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(TIMEOUT_MS) };
-        const response = await fetch(path, options);
-        if (DENIED[response.status]) {
-          report("denied", DENIED[response.status]);
+        const requested = urls();
+        const responses = await Promise.all(requested.map((url) => fetch(url, options)));
+        const failed = responses.find((response) => !response.ok);
+        if (DENIED[failed?.status]) {
+          report("denied", DENIED[failed.status]);
           return true;
         }
-        if (!response.ok) {
-          report(response.status === 503 ? "away" : "lost");
+        if (failed) {
+          report(failed.status === 503 ? "away" : "lost");
           return false;
         }
-        const frame = await response.json();
+        const frame = await read(responses);
+        // The reader has filtered or sorted in the meantime.
+        if (requested.join("\n") !== urls().join("\n")) return await fetchFrame();
         receivedAt = performance.now();
         since ??= frame.now;
         onframe(frame);
@@ -77,5 +84,6 @@ export function polling(path) {
     addEventListener("online", request);
     report("connecting");
     request();
+    return request;
   };
 }

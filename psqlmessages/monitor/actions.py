@@ -1,0 +1,116 @@
+"""Actions of operators: permission, confirmation, call, and an entry in Django's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from django.apps import apps
+from django.contrib import messages
+from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.db import DatabaseError, connections, transaction
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
+
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.monitor.listing import database
+from psqlmessages.monitor.views import common_context, forbidden
+
+OPERATE_QUEUES: Final = "psqlmessages.operate_queues"
+OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
+SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
+
+_LOCK_TIMEOUT: Final = "10s"
+_CONFIRMED: Final = "confirmed"
+_CHANGE: Final = 2  # as django.contrib.admin.models.CHANGE
+
+Target = TypeVar("Target", bound=Model)
+# The posted fields: each name has one or more values.
+Fields = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action(Generic[Target]):
+    """An action on an object, which asks for confirmation first.
+
+    ``describe`` returns sentences about what the action will affect, with numbers and names.
+    ``run`` returns a sentence about what it did, for the log. Both get the posted fields, and raise
+    ValidationError if these are wrong; an error of SQL names the rule that is missing.
+    """
+
+    label: Any
+    permission: str
+    describe: Callable[[Target, Fields], Sequence[str]]
+    run: Callable[[Target, Fields], str]
+    is_destructive: bool = False
+
+
+def perform(
+    request: HttpRequest, action: Action[Target], target: Target, back_url: str
+) -> HttpResponse:
+    """Show what an action will affect; run it if the user has confirmed that; return to a page."""
+    if not request.user.has_perm(action.permission):
+        return forbidden(request, action.permission)
+    fields = dict(request.POST.lists())
+    is_confirmed = bool(fields.pop(_CONFIRMED, None))
+    fields.pop("csrfmiddlewaretoken", None)
+    context = {
+        **common_context(request),
+        "action": action,
+        "target": target,
+        "back_url": back_url,
+        "fields": [(name, value) for name, values in fields.items() for value in values],
+    }
+    try:
+        with transaction.atomic(using=database()):
+            if not is_confirmed:
+                context["sentences"] = action.describe(target, fields)
+                return render(request, "psqlmessages/monitor/action.html", context)
+            _limit_lock_waits()
+            text = action.run(target, fields)
+            log_action(request, target, text)
+    except (MessagesError, ImproperlyConfigured, DatabaseError) as error:
+        context["errors"] = [_("Nothing was changed."), str(error).strip()]
+    except ValidationError as error:
+        context["errors"] = error.messages
+    else:
+        messages.success(request, text, fail_silently=True)
+        return redirect(back_url)
+    return render(request, "psqlmessages/monitor/action.html", context, status=400)
+
+
+def permitted(request: HttpRequest, actions: Mapping[str, Action[Any]]) -> dict[str, Action[Any]]:
+    """Return the actions that this user may perform."""
+    return {
+        name: action for name, action in actions.items() if request.user.has_perm(action.permission)
+    }
+
+
+def single(fields: Fields, name: str) -> str:
+    """Return the value of a posted field; "" if it is missing."""
+    return fields.get(name, [""])[-1]
+
+
+def log_action(request: HttpRequest, target: Model, text: str, flag: int = _CHANGE) -> None:
+    """Add an entry to the history of an object, if the project uses the admin."""
+    if not apps.is_installed("django.contrib.admin"):
+        return
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    LogEntry.objects.create(
+        user_id=request.user.pk,
+        content_type_id=ContentType.objects.get_for_model(target).pk,
+        object_id=target.pk,
+        object_repr=str(target)[:200],
+        action_flag=flag,
+        change_message=text,
+    )
+
+
+def _limit_lock_waits() -> None:
+    with connections[database()].cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])

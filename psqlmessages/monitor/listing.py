@@ -1,0 +1,264 @@
+"""Lists of the monitor: filter, sort and page from the URL, fragments, and shared results."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from django.core.exceptions import BadRequest
+from django.db import connections, router, transaction
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.http import urlencode
+
+from psqlmessages.models import Auth
+from psqlmessages.models.names import NAME_CHARACTERS
+
+PAGE_SIZE: Final = 100
+_MAX_PAGE: Final = 10_000
+FRAGMENT: Final = "fragment"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a list. A list can be sorted by the columns that have a ``name``.
+
+    ``kind``: CSS classes; ``wide`` hides the column on narrow screens, ``number`` aligns it right.
+    """
+
+    label: Any
+    name: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListDefinition:
+    """The columns of a list, and the parameters that its URL may have.
+
+    ``name``: of the fragment; ``default_sort``: a column, after ``-`` if descending;
+    ``choices``: for each further parameter, its values and their labels.
+    """
+
+    name: str
+    title: Any
+    columns: Sequence[Column]
+    default_sort: str
+    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def parse(self, request: HttpRequest, *others: str) -> ListQuery:
+        """Read the parameters of a request; raise BadRequest (400) if one is wrong or unknown.
+
+        ``others``: parameters that the view reads itself.
+        """
+        check_parameters(request, ["q", "sort", "page", *self.choices, *others])
+        search = request.GET.get("q", "").strip()
+        if len(search) > NAME_CHARACTERS or "\0" in search:
+            raise BadRequest(f"q: at most {NAME_CHARACTERS} characters.")
+        sort = request.GET.get("sort", self.default_sort)
+        if sort.removeprefix("-") not in {column.name for column in self.columns if column.name}:
+            raise BadRequest(f"sort: there is no column {sort!r}.")
+        page = request.GET.get("page", "1")
+        if not (page.isascii() and page.isdecimal() and 1 <= int(page[:9]) <= _MAX_PAGE):
+            raise BadRequest(f"page: {page!r} is not a number from 1 to {_MAX_PAGE}.")
+        chosen = {}
+        for name, labels in self.choices.items():
+            chosen[name] = request.GET.get(name, "")
+            if chosen[name] not in {"", *labels}:
+                raise BadRequest(f"{name}: there is no choice {chosen[name]!r}.")
+        return ListQuery(self, search, sort, int(page), chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class ListQuery:
+    """What a URL asks of a list. ``chosen``: values of the further parameters, "" for any."""
+
+    definition: ListDefinition
+    search: str
+    sort: str
+    page: int
+    chosen: Mapping[str, str]
+
+    @property
+    def column(self) -> str:
+        """The name of the column to sort by."""
+        return self.sort.removeprefix("-")
+
+    @property
+    def is_descending(self) -> bool:
+        """Whether the largest value is first."""
+        return self.sort.startswith("-")
+
+    @property
+    def offset(self) -> int:
+        """The number of rows on earlier pages."""
+        return (self.page - 1) * PAGE_SIZE
+
+    def url(self, **changes: Any) -> str:
+        """Return the query string with changed parameters."""
+        values = {"q": self.search, **self.chosen, "sort": self.sort, "page": self.page, **changes}
+        defaults = {"sort": self.definition.default_sort, "page": 1}
+        kept = {key: value for key, value in values.items() if value not in ("", defaults.get(key))}
+        return f"?{urlencode(kept)}"
+
+    def key(self) -> Hashable:
+        """Return a key for :func:`shared`: equal for equal pages."""
+        pairs = tuple(sorted(self.chosen.items()))
+        return (self.definition.name, self.search, self.sort, self.page, pairs)
+
+    def result(self, rows: Sequence[Any], total: int) -> ListPage:
+        """Return the page to show. ``total``: the number of rows on all pages."""
+        return ListPage(self, rows, total)
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """One page of a list, for the template ``_list.html``."""
+
+    query: ListQuery
+    rows: Sequence[Any]
+    total: int
+
+    @property
+    def definition(self) -> ListDefinition:
+        """The list's definition."""
+        return self.query.definition
+
+    @property
+    def headings(self) -> list[dict[str, Any]]:
+        """The columns, with the URL that sorts by each: numbers sort the largest first."""
+        return [
+            {
+                "column": column,
+                "url": column.name and self._sort_url(column),
+                "is_sorted": bool(column.name) and column.name == self.query.column,
+            }
+            for column in self.definition.columns
+        ]
+
+    def _sort_url(self, column: Column) -> str:
+        is_descending = "number" in column.kind.split()
+        if column.name == self.query.column:
+            is_descending = not self.query.is_descending
+        return self.query.url(sort=f"-{column.name}" if is_descending else column.name, page=1)
+
+    @property
+    def selects(self) -> list[dict[str, Any]]:
+        """The further parameters with their choices."""
+        return [
+            {"name": name, "value": self.query.chosen[name], "choices": labels.items()}
+            for name, labels in self.definition.choices.items()
+        ]
+
+    @property
+    def first(self) -> int:
+        """The number of the first row, from 1."""
+        return self.query.offset + 1
+
+    @property
+    def last(self) -> int:
+        """The number of the last row."""
+        return self.query.offset + len(self.rows)
+
+    @property
+    def previous_url(self) -> str:
+        """The URL of the page before; "" on the first page."""
+        return self.query.url(page=self.query.page - 1) if self.query.page > 1 else ""
+
+    @property
+    def next_url(self) -> str:
+        """The URL of the next page; "" on the last one."""
+        is_last = self.last >= self.total or not self.rows
+        return "" if is_last else self.query.url(page=self.query.page + 1)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter may hide rows."""
+        return bool(self.query.search or any(self.query.chosen.values()))
+
+
+def check_parameters(request: HttpRequest, names: Iterable[str]) -> None:
+    """Raise BadRequest (400) if the URL has other parameters, or one of them twice."""
+    known = {FRAGMENT, *names}
+    for name, values in request.GET.lists():
+        if name not in known:
+            raise BadRequest(f"The parameter {name!r} is unknown.")
+        if len(values) > 1:
+            raise BadRequest(f"The parameter {name!r} is there {len(values)} times.")
+
+
+def render_page(
+    request: HttpRequest, page: str, fragments: Mapping[str, str], context: Mapping[str, Any]
+) -> HttpResponse:
+    """Render a page, or only the fragment that ``?fragment=`` names.
+
+    ``fragments``: their templates by name. A template must have one root element, with the
+    attribute ``data-fragment``. Values of the context may be functions, which the templates call:
+    then a fragment reads only its own data.
+    """
+    name = request.GET.get(FRAGMENT)
+    if name is None:
+        return render(request, page, dict(context))
+    if name not in fragments:
+        raise BadRequest(f"There is no fragment {name!r}.")
+    return render(request, fragments[name], dict(context))
+
+
+# Data
+
+# A viewer gets data that another one has read within this time.
+_SHARED_SECONDS: Final = 1.0
+# Viewers choose the keys, so limit their number.
+_MAX_SHARED: Final = 200
+_QUERY_TIMEOUT: Final = "2s"
+
+
+@dataclass(slots=True)
+class _SharedResult:
+    lock: Lock = field(default_factory=Lock)
+    read_at: float = float("-inf")
+    value: Any = None
+
+
+_results: OrderedDict[Hashable, _SharedResult] = OrderedDict()
+_results_lock: Final = Lock()
+
+
+def shared(key: Hashable, read: Callable[[], T]) -> T:
+    """Call ``read``, or return its result for this key of the last second.
+
+    All viewers in this process share the results, so many open pages cost one query.
+    """
+    with _results_lock:
+        result = _results.setdefault(key, _SharedResult())
+        _results.move_to_end(key)
+        if len(_results) > _MAX_SHARED:
+            _results.popitem(last=False)
+    with result.lock:
+        if monotonic() - result.read_at >= _SHARED_SECONDS:
+            result.value = read()
+            result.read_at = monotonic()
+        value: T = result.value
+        return value
+
+
+def database() -> str:
+    """Return the alias of the database that holds the rules."""
+    return router.db_for_write(Auth)
+
+
+def fetch(query: str, values: Any = None) -> list[tuple[Any, ...]]:
+    """Run a query with a time limit of two seconds, and return all rows."""
+    alias = database()
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        cursor.execute(
+            "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",
+            [_QUERY_TIMEOUT],
+        )
+        cursor.execute(query, values)
+        return cursor.fetchall()
