@@ -239,7 +239,7 @@ def furnish(site: Site, world: World) -> list[str]:
     topic, node = Topic.objects.get(name=HOSTILE).pk, Client.objects.get(ident=HOSTILE).pk
     name = quote(HOSTILE, safe="")
     return [
-        "/", "/chat/", "/monitor/", "/monitor/exchanges/", TRAFFIC, f"/monitor/topics/{name}/",
+        "/", "/chat/", "/monitor/topics/", "/monitor/exchanges/", TRAFFIC, f"/monitor/topics/{name}/",
         f"{TRAFFIC}topic/?name={name}", "/admin/", RULES, f"{RULES}add/", f"{RULES}import/",
         f"{RULES}{rule}/change/", f"{RULES}{rule}/history/", CLIENTS, f"{CLIENTS}{node}/change/",
         TOPICS, f"{TOPICS}{topic}/change/", IDENTITIES, f"{IDENTITIES}add/", EXCHANGES,
