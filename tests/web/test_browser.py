@@ -239,8 +239,9 @@ def furnish(site: Site, world: World) -> list[str]:
     topic, node = Topic.objects.get(name=HOSTILE).pk, Client.objects.get(ident=HOSTILE).pk
     name = quote(HOSTILE, safe="")
     return [
-        "/", "/chat/", "/monitor/topics/", "/monitor/exchanges/", TRAFFIC, f"/monitor/topics/{name}/",
-        f"{TRAFFIC}topic/?name={name}", "/admin/", RULES, f"{RULES}add/", f"{RULES}import/",
+        "/", "/chat/", "/monitor/topics/", "/monitor/exchanges/", TRAFFIC,
+        f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}", "/admin/",
+        RULES, f"{RULES}add/", f"{RULES}import/",
         f"{RULES}{rule}/change/", f"{RULES}{rule}/history/", CLIENTS, f"{CLIENTS}{node}/change/",
         TOPICS, f"{TOPICS}{topic}/change/", IDENTITIES, f"{IDENTITIES}add/", EXCHANGES,
         f"{EXCHANGES}add/", f"{EXCHANGES}{exchange.pk}/change/",
