@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import pairwise
 
 import psycopg
@@ -33,6 +34,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Sweep(config))
 
 
+class Owner(AbstractContextManager[None]):
+    """A connection of the owner, made again after a test has terminated it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.connection = psycopg.connect(url, autocommit=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement."""
+        try:
+            self.connection.execute(statement)
+        except psycopg.OperationalError:
+            self.connection = psycopg.connect(self._url, autocommit=True)
+            self.connection.execute(statement)
+
+
 class Sweep:
     """Runs what was collected."""
 
@@ -52,10 +72,8 @@ class Sweep:
         self._fails_alone(session, session.items[0])  # it makes the database
         wanted, killers = self._config.getoption("mutants"), Killers()
         server = session.config.stash[SERVER]
-        with psycopg.connect(
-            server.url(connection.settings_dict["NAME"]), autocommit=True
-        ) as owner:
-            catalogue = Catalogue(owner)
+        with Owner(server.url(connection.settings_dict["NAME"])) as owner:
+            catalogue = Catalogue(owner.connection)
             found = catalogue.mutants(wanted)
             for name in sorted(killers.by_mutant):
                 if name.startswith(wanted):
@@ -82,7 +100,7 @@ class Sweep:
     def _verdict(
         self,
         session: pytest.Session,
-        owner: psycopg.Connection,
+        owner: Owner,
         mutant: Mutant | None,
         items: list[pytest.Item],
     ) -> tuple[str, str]:
