@@ -12,8 +12,9 @@ from tests.mutation.catalogue import FOLDERS
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ["-p", "tests.mutation.plugin", "-p", "no:terminal", "-p", "no:cacheprovider", "-s"]
+LIMIT = ["-o", "timeout=60"]  # A mutant may make a test wait for ever.
 TESTS = [f"tests/{name}" for name in FOLDERS]
 
 if __name__ == "__main__":
-    command = [sys.executable, "-m", "pytest", *PLUGINS, *TESTS, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", *PLUGINS, *LIMIT, *TESTS, *sys.argv[1:]]
     sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)

@@ -6,7 +6,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
 
 import psycopg
@@ -34,15 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Sweep(config))
 
 
-class Owner(AbstractContextManager[None]):
+class Owner:
     """A connection of the owner, made again after a test has terminated it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.connection = psycopg.connect(url, autocommit=True)
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
 
     def execute(self, statement: str) -> None:
         """Execute a statement."""
@@ -72,23 +68,24 @@ class Sweep:
         self._fails_alone(session, session.items[0])  # it makes the database
         wanted, killers = self._config.getoption("mutants"), Killers()
         server = session.config.stash[SERVER]
-        with Owner(server.url(connection.settings_dict["NAME"])) as owner:
-            catalogue = Catalogue(owner.connection)
-            found = catalogue.mutants(wanted)
-            for name in sorted(killers.by_mutant):
-                if name.startswith(wanted):
-                    killer = killers.by_mutant[name]
-                    items = [each for each in session.items if plain(each) == killer]
-                    self._tell(*self._verdict(session, owner, found.get(name), items), name)
-            unknown = [name for name in found if name not in killers.by_mutant]
-            number = min(len(unknown), self._config.getoption("find"))
-            for name in random.sample(unknown, number):
-                files = catalogue.files_for(found[name].function)[: self._config.getoption("files")]
-                items = [item for file in files for item in session.items if item.path == file]
-                verdict, how = self._verdict(session, owner, found[name], items)
-                if verdict == "killed":
-                    killers.add(name, how)
-                self._tell("without a killer" if verdict == "SURVIVED" else verdict, how, name)
+        owner = Owner(server.url(connection.settings_dict["NAME"]))
+        catalogue = Catalogue(owner.connection)
+        found = catalogue.mutants(wanted)
+        for name in sorted(killers.by_mutant):
+            if name.startswith(wanted):
+                killer = killers.by_mutant[name]
+                items = [each for each in session.items if plain(each) == killer]
+                self._tell(*self._verdict(session, owner, found.get(name), items), name)
+        unknown = [name for name in found if name not in killers.by_mutant]
+        number = min(len(unknown), self._config.getoption("find"))
+        for name in random.sample(unknown, number):
+            files = catalogue.files_for(found[name].function)[: self._config.getoption("files")]
+            items = [item for file in files for item in session.items if item.path == file]
+            verdict, how = self._verdict(session, owner, found[name], items)
+            if verdict == "killed":
+                killers.add(name, how)
+            self._tell("without a killer" if verdict == "SURVIVED" else verdict, how, name)
+        owner.connection.close()
         print(*(f"{self._verdicts[what]} {what}" for what in VERDICTS), sep=", ")
         session.testsfailed = self._verdicts["SURVIVED"] + self._verdicts["ERROR"]
         return True
