@@ -26,6 +26,7 @@ _FIELDS_BY_PATH: Final = {
     ("src", "queue"): "source_queue",
     ("consumer", "parallel"): "parallel",
     ("consumer", "wsize"): "wsize",
+    ("no_route",): "no_route_action",
     ("ns",): "namespace",
     ("queue",): "queue",
     ("selector",): "selector",
@@ -69,7 +70,7 @@ class ExchangeForm(_DefinitionForm):
         model = Exchange
         fields = (
             *("name", "source_namespace", "source_queue"),
-            *("parallel", "wsize", "reserve", "is_running"),
+            *("parallel", "wsize", "reserve", "no_route_action", "is_running"),
         )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

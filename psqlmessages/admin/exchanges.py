@@ -97,6 +97,7 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
 
 _OUTCOME_SENTENCES = {
     "no_route": "No selector accepts the element: it would go to {}.",
+    "discarded": "No selector accepts the element: it would be discarded.",
     "too_many_hops": (
         "The element exceeds the hop limit: it would go to {}, and no selector would run."
     ),
@@ -107,7 +108,7 @@ def _format_dry_run(dry_run: DryRun) -> dict[str, Any]:
     """Convert a dry run to texts for the page."""
     sentence = _OUTCOME_SENTENCES.get(dry_run.outcome, "")
     return {
-        "sentence": sentence.format(dry_run.fallback.queue) if dry_run.fallback else "",
+        "sentence": sentence.format(dry_run.fallback and dry_run.fallback.queue),
         "fallback": dry_run.fallback and _format_copy(dry_run.fallback),
         "rows": [
             {
@@ -159,13 +160,21 @@ class ExchangeAdmin(BaseAdmin):
     inlines = (DestinationInline,)
     list_display = (
         *("name", "source", "destination_queues", "state", "processes"),
-        *("routed", "no_route", "too_many_hops", "failed"),
+        *("routed", "no_route", "discarded", "too_many_hops", "failed"),
     )
     list_filter = ("is_running",)
     search_fields = ("name", "source_queue", "destinations__queue")
     search_help_text = "Searches the name, the source and the destinations."
     fieldsets = (
-        (None, {"fields": ("name", ("source_namespace", "source_queue"), "is_running", "version")}),
+        (
+            None,
+            {
+                "fields": (
+                    *("name", ("source_namespace", "source_queue"), "no_route_action"),
+                    *("is_running", "version"),
+                )
+            },
+        ),
         ("Consumers", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
     actions = ("start_selected", "stop_selected")
@@ -183,6 +192,7 @@ class ExchangeAdmin(BaseAdmin):
     processes = column("processes", lambda found: found.workers, "workers")
     routed = column("routed", lambda found: f"{found.n_ok:,}", "n_ok")
     no_route = column("no route", lambda found: f"{found.n_no_route:,}", "n_no_route")
+    discarded = column("discarded", lambda found: f"{found.n_discarded:,}", "n_discarded")
     too_many_hops = column(
         "too many hops", lambda found: f"{found.n_too_many_hops:,}", "n_too_many_hops"
     )
@@ -192,7 +202,7 @@ class ExchangeAdmin(BaseAdmin):
         """Read exchanges with their destinations and counts, in two statements."""
         totals = {
             f"n_{outcome.value}": Sum("counts__count", filter=Q(counts__outcome=outcome), default=0)
-            for outcome in (Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED)
+            for outcome in ELEMENT_OUTCOMES
         }
         workers = Count("counts__worker", filter=has_live_worker("counts__"), distinct=True)
         is_blocked = has_live_worker("counts__") & ~Q(counts__missing_rules=[])

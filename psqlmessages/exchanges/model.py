@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 HOP_HEADER: Final = "x-hop-count"
-# For each outcome without a copy, the queue that gets the element, in the source's database.
+# For these outcomes without a copy, the queue that gets the element, in the source's database.
 FALLBACK_QUEUES: Final = {"no_route": "__no_route__", "too_many_hops": "__too_many_hops__"}
 
-Outcome = Literal["ok", "no_route", "too_many_hops"]
+Outcome = Literal["ok", "no_route", "discarded", "too_many_hops"]
+# What happens to an element that no destination accepts: it goes to __no_route__, or is removed.
+NO_ROUTE_ACTIONS: Final = ("queue", "discard")
 
 
 class Unchanged(Enum):
@@ -57,6 +59,7 @@ class CompiledExchange:
     Each process runs ``parallel`` consumers, which together take at most ``wsize`` elements at a
     time. ``reserve``: an element stays in its source until other databases have their copies.
     A message that has passed ``max_hops`` exchanges goes to the queue ``__too_many_hops__``.
+    ``no_route``: one of NO_ROUTE_ACTIONS.
     """
 
     name: str
@@ -66,12 +69,18 @@ class CompiledExchange:
     wsize: int = 100
     reserve: bool = True
     max_hops: int = 17
+    no_route: str = "queue"
 
     @cached_property
     def selectors(self) -> tuple[Selector, ...]:
         """The selectors of the destinations, in order and without duplicates."""
         selectors = dict.fromkeys(destination.selector for destination in self.destinations)
         return tuple(selector for selector in selectors if selector is not None)
+
+    @property
+    def outcome_without_route(self) -> Outcome:
+        """The outcome of a message without a copy if no selector failed."""
+        return "discarded" if self.no_route == "discard" else "no_route"
 
     @cached_property
     def shared_fields(self) -> VisibleFields | None:

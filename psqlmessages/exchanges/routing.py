@@ -47,7 +47,11 @@ def route(
     destinations = enumerate(exchange.destinations)
     verdicts = tuple(traversal.visit(index, destination) for index, destination in destinations)
     deliveries = tuple(traversal.deliveries)
-    return RoutingResult("ok" if deliveries else "no_route", deliveries, verdicts)
+    if deliveries:
+        return RoutingResult("ok", deliveries, verdicts)
+    # A failed selector might have accepted the message, so do not discard it.
+    has_failed = any(verdict.error for verdict in verdicts)
+    return RoutingResult("no_route" if has_failed else exchange.outcome_without_route, (), verdicts)
 
 
 def needs_body(exchange: CompiledExchange) -> bool:

@@ -182,6 +182,8 @@ def _test(arguments: Namespace) -> int:
     if result.fallback is not None:
         print(one_line(f"{result.outcome}: to {result.fallback.queue}"))
         _print_copy(result.fallback)
+    elif result.outcome == "discarded":
+        print("discarded: no selector accepts the element")
     return 0
 
 
@@ -253,7 +255,7 @@ def _show(arguments: Namespace) -> int:
     else:
         found = (repository.to_definition(repository.rows(using).get(name=name)),)
     write = files.write_json if arguments.format == "json" else files.write_yaml
-    sys.stdout.write(write(definitions.to_document(found)))
+    sys.stdout.write(write(definitions.to_document(found, with_running=True)))
     return 0
 
 

@@ -20,6 +20,10 @@ EXCHANGE_CHARACTERS = 90
 class Exchange(models.Model):
     """Takes elements from a queue, and pushes copies to the destinations that select them."""
 
+    class NoRouteAction(models.TextChoices):
+        QUEUE = "queue", _("goes to the queue __no_route__")
+        DISCARD = "discard", _("is removed, and counted as discarded")
+
     name = NameField(max_length=EXCHANGE_CHARACTERS)
     source_namespace = models.CharField(
         _("namespace of the source"),
@@ -46,6 +50,18 @@ class Exchange(models.Model):
         help_text=_(
             "Reserve elements until every destination in another namespace has its copy."
             " Otherwise copies that fail there are lost."
+        ),
+    )
+    no_route_action = models.CharField(
+        _("without route"),
+        max_length=7,
+        choices=NoRouteAction,
+        default=NoRouteAction.QUEUE,
+        db_default=NoRouteAction.QUEUE.value,
+        db_collation="C",
+        help_text=_(
+            "What happens to an element that no destination accepts. If a selector failed, the"
+            " element is never discarded."
         ),
     )
     is_running = models.BooleanField(_("running"), default=True)
@@ -78,6 +94,10 @@ class Exchange(models.Model):
                 violation_error_message=format_lazy(
                     _("A window has 1 to {most} elements."), most=MAX_WSIZE
                 ),
+            ),
+            models.CheckConstraint(
+                condition=Q(no_route_action__in=("queue", "discard")),
+                name="exchange_no_route_action_is_known",
             ),
         ]
 
@@ -138,6 +158,7 @@ class ExchangeCount(models.Model):
     class Outcome(models.TextChoices):
         OK = "ok", _("routed")
         NO_ROUTE = "no_route", _("no route")
+        DISCARDED = "discarded", _("discarded")
         TOO_MANY_HOPS = "too_many_hops", _("too many hops")
         FAILED = "failed", _("failed")
         TO = "to", _("copies")

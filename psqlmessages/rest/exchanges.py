@@ -10,6 +10,7 @@ from django.db.models import Sum
 from django.http import HttpRequest
 from ninja import Router, Status
 
+from psqlmessages.exchanges.model import NO_ROUTE_ACTIONS
 from psqlmessages.exchanges.store import definitions, files, permissions, repository
 from psqlmessages.exchanges.store.definitions import MalformedExchanges
 from psqlmessages.exchanges.store.stats import (
@@ -38,6 +39,7 @@ _DEFINITION_BODY = {
                         "consumer": {"type": "object"},
                         "src": {"type": "object"},
                         "dst": {"type": "array", "items": {"type": "object"}},
+                        "no_route": {"enum": [*NO_ROUTE_ACTIONS], "default": "queue"},
                         "running": {"type": "boolean", "default": True},
                     },
                 },

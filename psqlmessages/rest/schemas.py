@@ -146,6 +146,7 @@ class ExchangeCounts(Schema):
 
     ok: int
     no_route: int
+    discarded: int
     too_many_hops: int
     failed: int
 

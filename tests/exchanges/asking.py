@@ -18,13 +18,13 @@ from psqlmessages.exchanges.store.definitions import DefinedDestination, Defined
 NOW = datetime(2026, 5, 4, 12, 30, tzinfo=UTC)
 
 
-def exchange(*selectors: str, max_hops: int = 17) -> CompiledExchange:
+def exchange(*selectors: str, **fields: Any) -> CompiledExchange:
     """An exchange with a destination for each selector; empty text: always."""
     destinations = tuple(
         CompiledDestination(QueueRef("default", f"q{number}"), Selector.of(text))
         for number, text in enumerate(selectors)
     )
-    return CompiledExchange("x1", QueueRef("default", "source"), destinations, max_hops=max_hops)
+    return CompiledExchange("x1", QueueRef("default", "source"), destinations, **fields)
 
 
 def routed(*selectors: str, body: Any = None, **headers: Any) -> RoutingResult:

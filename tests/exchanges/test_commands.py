@@ -123,7 +123,11 @@ def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_fi
 
 def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange) -> None:
     for arguments in ((), ("x1",), ("x1", "--format", "yaml")):
-        assert type_in("show", *arguments).stdout == GRAPH
+        assert type_in("show", *arguments).stdout == f"{GRAPH}    running: true\n"
+    type_in("stop", "x1")
+    Exchange.objects.update(no_route_action="discard")
+    changed = f"{GRAPH}    no_route: discard\n    running: false\n"
+    assert type_in("show", "x1").stdout == changed
     printed = type_in("show", "--format", "json").stdout
     assert printed.startswith("{\n")
     assert definitions.parse_text(printed) == repository.read_all()
@@ -140,6 +144,9 @@ def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:
         "too_many_hops: to default/__too_many_hops__\n"
         '    {"headers": {"x-hop-count": "17", "x-exchange-name": "x1"}, "body": ""}\n'
     )
+    Exchange.objects.update(no_route_action="discard")
+    discarded = type_in("test", "x1", "--body", "a").stdout
+    assert discarded.endswith("\ndiscarded: no selector accepts the element\n")
 
 
 def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange) -> None:
@@ -178,7 +185,7 @@ def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exc
     assert head.split("  ")[0] == "exchange"
     assert row.split() == [
         "x1", "running", "2", "default/orders", "default/eu,", "default/slow,", "default/audit",
-        "2,000", "4", "0", "0",
+        "2,000", "4", "0", "0", "0",
     ]  # fmt: skip
 
 

@@ -60,6 +60,8 @@ def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
     assert read == (DefinedExchange("x", a, destinations, parallel=1, wsize=100, reserve=True),)
     written = {"exchanges": {"x1": {**X1, "dst": [EU, {"ns": "default", "queue": "audit"}]}}}
     assert definitions.to_document(definitions.parse_document({"exchanges": {"x1": X1}})) == written
+    written["exchanges"]["x1"]["no_route"] = "discard"
+    assert definitions.to_document(definitions.parse_document(written)) == written
     assert definitions.parse_text("exchanges: {}") == ()
 
 
@@ -105,7 +107,7 @@ def test_what_is_no_document_of_exchanges_is_refused() -> None:
         ({}, "exchanges: It is missing."),
         (
             {"exchanges": {"x": None}},
-            "exchanges.x: None is not a map of consumer, src, dst, running.",
+            "exchanges.x: None is not a map of consumer, src, dst, no_route, running.",
         ),
         ({"exchanges": {7: X1}}, "exchanges: The name 7 is not text: put it in quotes."),
         ({"exchanges": {"": X1}}, "exchanges['']: It is empty."),
@@ -139,7 +141,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dst": ["eu"]}, "dst[0]: 'eu' is not a map of ns, queue, selector."),
     ({"dst": [{"queue": "b", "selector": {"delay": 30}}]},
      f"dst[0].selector: {{'delay': 30}} {NO_TEXT}"),
-    ({"run": True}, f"run: {NO_FIELD} consumer, src, dst, running."),
+    ({"run": True}, f"run: {NO_FIELD} consumer, src, dst, no_route, running."),
+    ({"no_route": False}, f"no_route: False {NO_TEXT}"),
+    ({"no_route": "drop"}, "no_route: It is 'drop', but must be queue or discard."),
 ]  # fmt: skip
 
 

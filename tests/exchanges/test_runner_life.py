@@ -180,18 +180,30 @@ def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptur
 
 def test_what_was_done_is_counted(field: Field) -> None:
     italian, european = 'msg.headers.country == "it"', 'msg.headers.country in ["it", "de"]'
-    field.define(x1=flow("a", ("b", italian), ("c", european)))
+    field.define(
+        x1=flow("a", ("b", italian), ("c", european)),
+        x2=flow("b", ("d", "false")) | {"no_route": "discard"},
+        x3=flow("c", ("d", 'msg.headers.country == "it" && 1/0 == 1')) | {"no_route": "discard"},
+    )
     for country in ("it", "it", "de", "us"):
         field.default.push("a", "it", country=country)
     field.default.push("a", "it", x_hop_count=17)
     field.run_until_idle()
-    rows = {(row.outcome, row.destination): row for row in ExchangeCount.objects.all()}
+    found = ExchangeCount.objects.filter(exchange__name="x1")
+    rows = {(row.outcome, row.destination): row for row in found}
     assert {name: row.count for name, row in rows.items()} == {
         ("ok", -1): 3, ("no_route", -1): 1, ("too_many_hops", -1): 1, ("to", 0): 2, ("to", 1): 3,
     }  # fmt: skip
     ok = rows["ok", -1]
     assert sum(ok.buckets) == 3
     assert 0 < ok.selector_seconds < ok.seconds < 30
+    # What might have been accepted, as a selector failed, is not discarded.
+    others = ExchangeCount.objects.filter(destination=-1, count__gt=0).exclude(exchange__name="x1")
+    assert set(others.values_list("exchange__name", "outcome", "count")) == {
+        ("x2", "discarded", 2), ("x3", "discarded", 1), ("x3", "no_route", 2)
+    }  # fmt: skip
+    assert [field.default.bodies(queue) for queue in ("a", "b", "c", "d")] == [[]] * 4
+    assert len(field.default.bodies("__no_route__")) == 3
 
 
 def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:

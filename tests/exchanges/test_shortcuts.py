@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psqlmessages.exchanges.model import SelectorInput
+from psqlmessages.exchanges.model import NO_ROUTE_ACTIONS, SelectorInput
 from psqlmessages.exchanges.routing import RouteCache, route
 from tests.exchanges.asking import exchange
 
@@ -23,16 +23,22 @@ given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count
 @given(
     st.lists(st.sampled_from(BY_HEADERS), min_size=1, max_size=5),
     st.lists(given_headers, max_size=12),
+    st.sampled_from(NO_ROUTE_ACTIONS),
 )
-def test_shortcuts_decide_as_selectors_do(texts: list[str], messages: list[dict[str, Any]]) -> None:
-    graphed = exchange(*texts)
+def test_shortcuts_decide_as_selectors_do(
+    texts: list[str], messages: list[dict[str, Any]], no_route: str
+) -> None:
+    graphed = exchange(*texts, no_route=no_route)
     cache = RouteCache.of(graphed)
     assert cache is not None
     for headers in messages * 2:
         known = cache.get(headers)
         routed = route(graphed, SelectorInput(headers=dict(headers)))
         if known is not None:
-            assert (known, routed.outcome) == (routed.deliveries, "ok" if known else "no_route")
+            assert (known, routed.outcome) == (
+                routed.deliveries,
+                "ok" if known else graphed.outcome_without_route,
+            )
         cache.put(headers, routed)
 
 

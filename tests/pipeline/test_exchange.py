@@ -246,9 +246,8 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
     assert lines[0] == "running x1; press Ctrl-C to stop"
     assert "x1 is stopped" in lines
     assert "x1 was deleted" in lines
-    summary = (
-        f"stopped: {routed} routed, 0 no route, 0 too many hops, 0 failed; 0 selector failures"
-    )
+    others = ", ".join(f"0 {each}" for each in ("no route", "discarded", "too many hops", "failed"))
+    summary = f"stopped: {routed} routed, {others}; 0 selector failures"
     assert lines[-1] == summary
     row = PipelineJob.objects.get(name="exchange x1")
     assert (row.state, row.rows) == ("stopped", routed)

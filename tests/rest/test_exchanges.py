@@ -47,7 +47,8 @@ def test_an_exchange_is_stored_shown_and_runs(staff: Caller, rest: World):
     assert "exchange.x1" in answer.json["missing_rules"][0]
     shown = staff.call("GET", "x/x1").json
     assert shown["definition"] == DEFINITION
-    assert shown["counts"] == {"ok": 0, "no_route": 0, "too_many_hops": 0, "failed": 0}
+    outcomes = ("ok", "no_route", "discarded", "too_many_hops", "failed")
+    assert shown["counts"] == dict.fromkeys(outcomes, 0)
     assert [each["name"] for each in staff.call("GET", "x").json["exchanges"]] == ["x1"]
     assert (shown["state"], shown["missing_rules"]) == ("running", [])
     exchange = Exchange.objects.get()
@@ -63,9 +64,11 @@ def test_an_exchange_is_stored_shown_and_runs(staff: Caller, rest: World):
 
 
 def test_a_new_exchange_may_start_stopped(staff: Caller):
-    answer = put(staff, "x1", {**DEFINITION, "running": False})
+    definition = {**DEFINITION, "no_route": "discard"}
+    answer = put(staff, "x1", {**definition, "running": False})
     assert (answer.status, answer.json["running"]) == (201, False)
-    assert staff.call("GET", "x/x1").json["state"] == "stopped"
+    shown = staff.call("GET", "x/x1").json
+    assert (shown["state"], shown["definition"]) == ("stopped", definition)
 
 
 def test_it_is_replaced_if_asked_stopped_started_and_deleted(staff: Caller):

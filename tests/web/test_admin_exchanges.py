@@ -201,6 +201,10 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
     assert "default/big no" in text
     assert "No selector accepts the element: it would go to default/__no_route__." in text
     assert '"x-exchange-name": "x1"' in text
+    kept = {"destinations-0-selector": "msg.body.amount > 10"}
+    desk.send(desk.open(page_of(exchange)), "Save", no_route_action="discard", **kept)
+    text = tried(desk, exchange, body='{"amount": 9}', is_json="on").text
+    assert "No selector accepts the element: it would be discarded." in text
 
 
 NO_ELEMENTS = (

@@ -205,7 +205,9 @@ class RoutedBatch:
                 if verdict.error is not None
             ]
         else:
-            outcome, selector_seconds = "ok" if deliveries else "no_route", 0.0
+            # Deliveries are not cached if a selector failed.
+            outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
+            selector_seconds = 0.0
         self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
         if outcome in FALLBACK_QUEUES:
             queue = FALLBACK_QUEUES[outcome]

@@ -10,7 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
-from psqlmessages.exchanges.model import FALLBACK_QUEUES, QueueRef, SelectorError
+from psqlmessages.exchanges.model import (
+    FALLBACK_QUEUES,
+    NO_ROUTE_ACTIONS,
+    QueueRef,
+    SelectorError,
+)
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store import files
 from psqlmessages.models.exchanges import EXCHANGE_CHARACTERS, MAX_PARALLEL, MAX_WSIZE
@@ -101,7 +106,7 @@ class DefinedExchange:
     """Definition of an exchange.
 
     ``starts_running`` says whether a new exchange runs. Later, whether an exchange runs is not part
-    of its definition.
+    of its definition. ``no_route``: one of NO_ROUTE_ACTIONS.
     """
 
     name: str
@@ -110,6 +115,7 @@ class DefinedExchange:
     parallel: int = 1
     wsize: int = 100
     reserve: bool = True
+    no_route: str = "queue"
     starts_running: bool = dataclasses.field(default=True, compare=False)
 
     def __str__(self) -> str:
@@ -131,6 +137,11 @@ class DefinedExchange:
         if self.source.name == FALLBACK_QUEUES["too_many_hops"]:
             sentence = "All its elements have too many hops: an exchange cannot move them."
             yield ExchangeError(("src", "queue"), sentence)
+        if self.no_route not in NO_ROUTE_ACTIONS:
+            known = " or ".join(NO_ROUTE_ACTIONS)
+            yield ExchangeError(
+                ("no_route",), f"It is {self.no_route!r:.100}, but must be {known}."
+            )
         if not 1 <= len(self.destinations) <= MAX_DESTINATIONS:
             yield ExchangeError(
                 ("dst",),
@@ -141,12 +152,13 @@ class DefinedExchange:
             yield from (error.under("dst", position) for error in destination.errors())
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document for files and REST."""
-        return {
+        """Return the document for files and REST, without ``running``."""
+        document = {
             "consumer": {name: getattr(self, name) for name in CONSUMER_FIELDS},
             "src": _queue_document(self.source),
             "dst": [destination.to_document() for destination in self.destinations],
         }
+        return document if self.no_route == "queue" else {**document, "no_route": self.no_route}
 
 
 def name_error(name: str, maximum: int = NAME_CHARACTERS) -> str:
@@ -192,7 +204,7 @@ def _range_errors(field: str, number: int, maximum: int) -> Iterator[ExchangeErr
 
 
 CONSUMER_FIELDS = ("parallel", "wsize", "reserve")
-EXCHANGE_FIELDS = ("consumer", "src", "dst", "running")
+EXCHANGE_FIELDS = ("consumer", "src", "dst", "no_route", "running")
 SOURCE_FIELDS = ("ns", "queue")
 DESTINATION_FIELDS = ("ns", "queue", "selector")
 
@@ -238,10 +250,15 @@ def parse_exchange(name: str, document: Any) -> DefinedExchange:
     return exchange
 
 
-def to_document(exchanges: Iterable[DefinedExchange]) -> dict[str, Any]:
+def to_document(
+    exchanges: Iterable[DefinedExchange], *, with_running: bool = False
+) -> dict[str, Any]:
     """Convert exchanges to one document, in the order of their names."""
-    ordered = sorted(exchanges, key=lambda exchange: exchange.name)
-    return {"exchanges": {exchange.name: exchange.to_document() for exchange in ordered}}
+    documents = {}
+    for exchange in sorted(exchanges, key=lambda exchange: exchange.name):
+        running = {"running": exchange.starts_running} if with_running else {}
+        documents[exchange.name] = exchange.to_document() | running
+    return {"exchanges": documents}
 
 
 class _DocumentReader:
@@ -277,6 +294,7 @@ class _DocumentReader:
             self.value(consumer, "parallel", consumer_path, 1),
             self.value(consumer, "wsize", consumer_path, 100),
             self.value(consumer, "reserve", consumer_path, True),
+            self.value(fields, "no_route", path, "queue"),
             self.value(fields, "running", path, True),
         )
         self._add_value_errors(exchange, path)

@@ -59,6 +59,8 @@ def to_definition(row: Exchange) -> DefinedExchange:
         row.parallel,
         row.wsize,
         row.reserve,
+        row.no_route_action,
+        row.is_running,
     )
 
 
@@ -84,6 +86,7 @@ def compile_exchange(exchange: Exchange | DefinedExchange) -> CompiledExchange:
         parallel=exchange.parallel,
         wsize=exchange.wsize,
         reserve=exchange.reserve,
+        no_route=exchange.no_route,
         max_hops=get_settings().MAX_HOPS,
     )
 
@@ -110,6 +113,7 @@ def write_rows(exchange: DefinedExchange, using: str) -> Exchange:
         "parallel": exchange.parallel,
         "wsize": exchange.wsize,
         "reserve": exchange.reserve,
+        "no_route_action": exchange.no_route,
     }
     row, _ = Exchange.objects.using(using).update_or_create(
         name=exchange.name,

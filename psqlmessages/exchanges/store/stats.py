@@ -158,7 +158,7 @@ def format_state(*, is_running: bool, is_blocked: bool) -> str:
 
 # Outcomes of an element, in the order of display.
 ELEMENT_OUTCOMES: Final[tuple[Outcome, ...]] = (
-    *(Outcome.OK, Outcome.NO_ROUTE, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
+    *(Outcome.OK, Outcome.NO_ROUTE, Outcome.DISCARDED, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
 )  # fmt: skip
 
 

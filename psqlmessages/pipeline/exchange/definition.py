@@ -20,7 +20,7 @@ from psqlmessages.exchanges.model import (
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.pipeline.private_folder import replace_file
 
-_NUMBER_FIELDS = ("parallel", "wsize", "reserve", "max_hops")
+_OPTION_FIELDS = ("parallel", "wsize", "reserve", "max_hops", "no_route")
 
 
 class UnsuitableExchange(MessagesError):
@@ -44,7 +44,7 @@ def dump_exchanges(exchanges: Iterable[CompiledExchange]) -> str:
                 [*astuple(each.queue), each.selector.text if each.selector else ""]
                 for each in exchange.destinations
             ],
-            **{name: getattr(exchange, name) for name in _NUMBER_FIELDS},
+            **{name: getattr(exchange, name) for name in _OPTION_FIELDS},
         }
         for exchange in sorted(exchanges, key=lambda exchange: exchange.name)
     ]

@@ -33,6 +33,7 @@ _EXPORT: Final = re.compile(r"^export (const|function|class) (\w+)", re.MULTILIN
 _OUTCOMES: Final = {
     "ok": "Routed",
     "no_route": "No route",
+    "discarded": "Discarded",
     "too_many_hops": "Too many hops",
     "failed": "Failed",
 }

@@ -7,7 +7,7 @@ import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
 import { Table } from "./table.js";
 
-const OUTCOMES = ["ok", "no_route", "too_many_hops", "failed"];
+const OUTCOMES = ["ok", "no_route", "discarded", "too_many_hops", "failed"];
 // Queues for elements without a destination, by outcome; shown if they were used.
 const UNROUTED = { no_route: "__no_route__", too_many_hops: "__too_many_hops__" };
 
