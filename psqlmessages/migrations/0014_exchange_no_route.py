@@ -6,7 +6,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("psqlmessages", "0012_help_texts")]
+    dependencies: ClassVar = [("psqlmessages", "0013_operator_permissions")]
 
     operations: ClassVar = [
         migrations.AddField(
