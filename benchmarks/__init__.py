@@ -1,1 +1,1 @@
-"""Benchmarks: what it costs, measured; each prints its figures."""
+"""Benchmarks: each measures costs and compares them with other programs."""

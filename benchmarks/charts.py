@@ -8,21 +8,21 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from benchmarks.kept import Kept
 from benchmarks.results import Curve, Row
+from benchmarks.stored_results import StoredFindings
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 REACHED, MISSED, INK = "#2a9d8f", "#e76f51", "#333333"
 COLUMNS = 2
 
 
-def draw(found: list[Kept]) -> None:
-    """Draw both."""
+def draw(stored: list[StoredFindings]) -> None:
+    """Draw the chart of ratios and the chart of curves."""
     mpl.use("svg")
-    # Text stays text, and the same figures give the same file.
+    # Keep text as text. With a fixed salt, the same figures give the same file.
     mpl.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "psqlmessages", "font.size": 9}
-    rows = [row for each in found for row in each.findings.rows if row.reach is not None]
-    curves = [curve for each in found for curve in each.findings.curves]
+    rows = [row for each in stored for row in each.findings.rows if row.goal is not None]
+    curves = [curve for each in stored for curve in each.findings.curves]
     if rows:
         _ratios(rows)
     if curves:
@@ -32,24 +32,24 @@ def draw(found: list[Kept]) -> None:
 def _ratios(rows: list[Row]) -> None:
     figure, axes = pyplot.subplots(figsize=(11, 0.24 * len(rows) + 1.2), layout="constrained")
     places = range(len(rows))
-    speeds = [1 / row.ratio if row.is_at_most else row.ratio for row in rows]
-    goals = [1 / row.reach if row.is_at_most else row.reach for row in rows]
-    colours = [REACHED if row.is_reached else MISSED for row in rows]
+    speeds = [1 / row.ratio if row.is_lower_better else row.ratio for row in rows]
+    goals = [1 / row.goal if row.is_lower_better else row.goal for row in rows]
+    colours = [REACHED if row.meets_goal else MISSED for row in rows]
     axes.barh(places, [speed - 1 for speed in speeds], left=1, color=colours, height=0.7)
     axes.scatter(goals, places, marker="|", s=90, color=INK, linewidths=1.8, zorder=3)
     axes.axvline(1, color=INK, linewidth=0.8)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(places, [_short(f"{row.what} · {row.against}") for row in rows])
+    axes.set_yticks(places, [_plain(f"{row.subject} · {row.peer}") for row in rows])
     axes.invert_yaxis()
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_title("How many times as fast as the other; the stroke is the goal")
+    axes.set_title("Speed relative to the peer (1: equal). The stroke marks the goal")
     axes.set_axisbelow(True)
     axes.grid(axis="x", alpha=0.3)
-    _saved(figure, "performance.svg")
+    _save(figure, "performance.svg")
 
 
-def _short(text: str) -> str:
+def _plain(text: str) -> str:
     return text.replace("`", "")
 
 
@@ -63,7 +63,7 @@ def _curves(curves: list[Curve]) -> None:
         _curve(axes, curve)
     for axes in places[len(curves) :]:
         axes.set_visible(False)
-    _saved(figure, "curves.svg")
+    _save(figure, "curves.svg")
 
 
 def _curve(axes: Axes, curve: Curve) -> None:
@@ -80,6 +80,6 @@ def _curve(axes: Axes, curve: Curve) -> None:
         axes.legend(fontsize=7)
 
 
-def _saved(figure: pyplot.Figure, name: str) -> None:
+def _save(figure: pyplot.Figure, name: str) -> None:
     figure.savefig(IMAGES / name, metadata={"Date": None})
     pyplot.close(figure)

@@ -1,4 +1,4 @@
-"""Sides of the benchmark of exchanges: ours in a process, a statement by hand, and keuss."""
+"""Sides of the benchmark of exchanges: `exchange run`, one SQL statement, and keuss."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks import keuss
-from benchmarks.brokers import own_redis
+from benchmarks.brokers import run_redis
 from benchmarks.servers import ROOT
 
 MANAGE = (sys.executable, "manage.py", "psqlmessages")
@@ -27,7 +27,7 @@ BATCH = 100
 BODY = "x" * 1000
 HEADERS = '{"country": "de"}'
 PATTERNS = ("^(it|de|fr)$", "^(de|nl|dk)$")
-PATIENCE_SECONDS, POLL_SECONDS = 60, 0.005
+TIMEOUT_SECONDS, POLL_SECONDS = 60, 0.005
 _FILLED_CHARACTERS = 1_000_000
 _FILL = """
     SELECT messages.push_many('filler', %s, array_fill(%s::text, ARRAY[%s]),
@@ -38,8 +38,8 @@ _RULES = """
     SELECT DISTINCT current_user, r.ident, 'Queue', r.dest, r.mode, 60
     FROM unnest(%s::text[], %s::text[], %s::text[]) AS r (ident, dest, mode)
 """
-_HAND_TABLES = ("hand_source", "hand_west", "hand_north")
-_BY_HAND = """
+_PLAIN_TABLES = ("plain_source", "plain_west", "plain_north")
+_CREATE_TABLE = """
     CREATE TABLE {0} (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         body text NOT NULL,
@@ -48,17 +48,17 @@ _BY_HAND = """
     );
     CREATE INDEX ON {0} (available_at, id)
 """
-_ROUTE_BY_HAND = """
+_ROUTE = """
     WITH taken AS (
-        DELETE FROM hand_source WHERE id = ANY (ARRAY(
-            SELECT id FROM hand_source WHERE available_at <= now()
+        DELETE FROM plain_source WHERE id = ANY (ARRAY(
+            SELECT id FROM plain_source WHERE available_at <= now()
             ORDER BY available_at, id LIMIT %s FOR UPDATE SKIP LOCKED))
         RETURNING id, body, headers
     ), west AS (
-        INSERT INTO hand_west (body, headers)
+        INSERT INTO plain_west (body, headers)
         SELECT body, headers FROM taken WHERE headers ->> 'country' ~ %s ORDER BY id
     ), north AS (
-        INSERT INTO hand_north (body, headers)
+        INSERT INTO plain_north (body, headers)
         SELECT body, headers FROM taken WHERE headers ->> 'country' ~ %s ORDER BY id
     )
     SELECT count(*) FROM taken
@@ -66,18 +66,18 @@ _ROUTE_BY_HAND = """
 
 
 class Side(Protocol):
-    """One of those that are compared."""
+    """A way to route elements."""
 
     def route(self, count: int) -> float:
-        """Fill the source, and route all: the seconds that the routing took."""
+        """Fill the source, route all elements, and return the seconds of the routing."""
 
     def close(self) -> None:
-        """End what it has opened."""
+        """Close the connections."""
 
 
 @dataclass(frozen=True)
-class Graph:
-    """An exchange of ours: its source has its name. ``consumer``: as in a file; empty: as is."""
+class Exchange:
+    """An exchange; its source queue has its name. ``consumer`` is YAML; empty: the defaults."""
 
     name: str
     destinations: tuple[str, ...] = ("west", "north")
@@ -85,7 +85,7 @@ class Graph:
 
     @property
     def definition(self) -> str:
-        """As it stands in a file."""
+        """The exchange as YAML."""
         lines = [f"  {self.name}:", f"    src: {{queue: {self.name}}}"]
         if self.consumer:
             lines.append(f"    consumer: {self.consumer}")
@@ -98,55 +98,55 @@ class Graph:
 
     @property
     def rules(self) -> list[tuple[str, str, str]]:
-        """What it may, as ident, queue and mode."""
+        """The rules that the exchange needs, as (ident, queue, mode)."""
         writes = [(f"exchange.{self.name}", queue, "W") for queue in self.destinations]
         return [(f"exchange.{self.name}", self.name, "R"), *writes]
 
 
-class Ours:
-    """An exchange that runs in a process; its source is paused while it is filled."""
+class RunningExchange:
+    """Our side: an exchange that another process runs. Its source is paused while it is filled."""
 
-    def __init__(self, dsn: str, graph: Graph, body: str = BODY) -> None:
+    def __init__(self, dsn: str, exchange: Exchange, body: str = BODY) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        self.graph = graph
+        self.exchange = exchange
         self.body = body
 
     def route(self, count: int) -> float:
-        """Fill the source, let it go, and wait until its last element is gone."""
+        """Fill the source, resume it, and wait until it is empty; return the seconds from then."""
         last = self.fill(count)
-        clean(self.connection, ("psqlmessages_element", "psqlmessages_queuecount"))
+        vacuum(self.connection, ("psqlmessages_element", "psqlmessages_queuecount"))
         begun = perf_counter()
-        self.call("resume", self.graph.name)
+        self.call("resume", self.exchange.name)
         self.wait("SELECT NOT EXISTS (SELECT FROM psqlmessages_element WHERE id = %s)", [last])
-        while self.call("sizes", self.graph.name)["Total"]:
+        while self.call("sizes", self.exchange.name)["Total"]:
             Event().wait(POLL_SECONDS)
         seconds = perf_counter() - begun
-        copies = [self.call("drain", queue)["Removed"] for queue in self.graph.destinations]
+        copies = [self.call("drain", queue)["Removed"] for queue in self.exchange.destinations]
         if copies != [count] * len(copies):
             raise AssertionError(f"{copies} copies of {count}")
         return seconds
 
     def fill(self, count: int) -> int:
-        """Push while nobody may take; answer the id of the last."""
-        self.call("pause", self.graph.name)
+        """Pause the source and fill it; return the last id."""
+        self.call("pause", self.exchange.name)
         left, last = count, 0
         while left:
             size = min(left, max(1, _FILLED_CHARACTERS // len(self.body)))
-            parameters = [self.graph.name, self.body, size, HEADERS, size]
+            parameters = [self.exchange.name, self.body, size, HEADERS, size]
             last = self.connection.execute(_FILL, parameters).fetchone()[0]["Ids"][-1]
             left -= size
         return last
 
     def wait(self, condition: str, parameters: list[Any]) -> None:
-        """Ask until it is so."""
-        patience = perf_counter() + PATIENCE_SECONDS
+        """Poll until a query returns true."""
+        deadline = perf_counter() + TIMEOUT_SECONDS
         while not self.connection.execute(condition, parameters).fetchone()[0]:
-            if perf_counter() > patience:
+            if perf_counter() > deadline:
                 raise TimeoutError(condition)
             Event().wait(POLL_SECONDS)
 
     def call(self, function: str, queue: str) -> dict[str, Any]:
-        """Call a function of SQL for a queue."""
+        """Call an SQL function for a queue."""
         sql = f"SELECT messages.{function}('filler', %s)"
         answer = self.connection.execute(sql, [queue]).fetchone()[0]
         if answer["Err"] != "0":
@@ -154,82 +154,89 @@ class Ours:
         return answer
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.connection.close()
 
 
-class ByHand:
-    """One statement that routes 100 elements, again and again."""
+class PlainSql:
+    """A peer on tables without rules: one SQL statement that routes 100 elements."""
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        for table in _HAND_TABLES:
-            self.connection.execute(_BY_HAND.format(table))
+        for table in _PLAIN_TABLES:
+            self.connection.execute(_CREATE_TABLE.format(table))
 
     def route(self, count: int) -> float:
-        """Fill the source and run the statement until nothing is left."""
+        """Fill the source, and repeat the statement until the source is empty."""
         self.connection.execute(
-            "INSERT INTO hand_source (body, headers) SELECT %s, %s FROM generate_series(1, %s)",
+            "INSERT INTO plain_source (body, headers) SELECT %s, %s FROM generate_series(1, %s)",
             [BODY, HEADERS, count],
         )
-        clean(self.connection, _HAND_TABLES)
+        vacuum(self.connection, _PLAIN_TABLES)
         routed = 0
         begun = perf_counter()
         while routed < count:
-            row = self.connection.execute(_ROUTE_BY_HAND, [BATCH, *PATTERNS]).fetchone()
+            row = self.connection.execute(_ROUTE, [BATCH, *PATTERNS]).fetchone()
             routed += row[0]
         seconds = perf_counter() - begun
-        self.connection.execute("TRUNCATE hand_source, hand_west, hand_north")
+        self.connection.execute(f"TRUNCATE {', '.join(_PLAIN_TABLES)}")
         return seconds
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self.connection.close()
 
 
-def clean(connection: psycopg.Connection, tables: tuple[str, ...]) -> None:
-    """Forget what the rounds before have left behind."""
+def vacuum(connection: psycopg.Connection, tables: tuple[str, ...]) -> None:
+    """Remove the dead rows of earlier rounds."""
     for table in tables:
         connection.execute(f"VACUUM ANALYZE {table}")
 
 
 @contextmanager
-def running(dsn: str, graphs: Sequence[Graph]) -> Iterator[None]:
-    """Load exchanges, with the rules that they need, and run them in a process."""
-    load(dsn, graphs)
-    with process(dsn, "exchange", "run"):
+def exchange_worker(dsn: str, exchanges: Sequence[Exchange]) -> Iterator[None]:
+    """Define exchanges and their rules, and run them in a process."""
+    load(dsn, exchanges)
+    with command_process(dsn, "exchange", "run"):
         yield
 
 
-def load(dsn: str, graphs: Sequence[Graph]) -> None:
-    """Define exchanges, with the rules that they need."""
-    rules = [("filler", "*", "RW"), *(rule for graph in graphs for rule in graph.rules)]
+def load(dsn: str, exchanges: Sequence[Exchange]) -> None:
+    """Define exchanges and their rules."""
+    rules = [("filler", "*", "RW"), *(rule for exchange in exchanges for rule in exchange.rules)]
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(_RULES, [list(column) for column in zip(*rules, strict=True)])
+        for exchange in exchanges:
+            # The first push creates the queue: only an existing queue can be paused.
+            connection.execute("SELECT messages.push('filler', %s, '')", [exchange.name])
+            connection.execute("SELECT messages.drain('filler', %s)", [exchange.name])
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write("exchanges:\n" + "".join(graph.definition for graph in graphs))
+        file.write("exchanges:\n" + "".join(exchange.definition for exchange in exchanges))
         file.flush()
-        subprocess.run([*MANAGE, "exchange", "load", file.name], check=True, **_context(dsn))
+        command = [*MANAGE, "exchange", "load", file.name]
+        subprocess.run(command, check=True, **_process_options(dsn))
 
 
 @contextmanager
-def process(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command of ours as a process, as users do."""
-    started = subprocess.Popen([*MANAGE, *arguments], stderr=subprocess.DEVNULL, **_context(dsn))
+def command_process(dsn: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of psqlmessages as a process during the block."""
+    process = subprocess.Popen(
+        [*MANAGE, *arguments], stderr=subprocess.DEVNULL, **_process_options(dsn)
+    )
     try:
-        yield started
+        yield process
     finally:
-        started.send_signal(signal.SIGTERM)
-        started.wait(60)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
 
 
-def _context(dsn: str) -> dict[str, Any]:
+def _process_options(dsn: str) -> dict[str, Any]:
     env = {**os.environ, "DATABASE_URL": dsn}
     return {"cwd": ROOT, "env": env, "stdout": subprocess.DEVNULL}
 
 
 def keuss_on_postgres(folder: Path, dsn: str, stack: ExitStack) -> Side:
-    """Open the loop of keuss on PostgreSQL; its pool has a connection for each of 16 loops."""
+    """Start keuss on PostgreSQL; its pool has a connection for each of its 16 loops."""
     parts = conninfo_to_dict(dsn)
     options = {
         "host": parts["host"],
@@ -239,11 +246,11 @@ def keuss_on_postgres(folder: Path, dsn: str, stack: ExitStack) -> Side:
         "password": parts["password"],
         "max": keuss.LOOPS,
     }
-    return stack.enter_context(closing(keuss.Loop(folder, "postgres", {"postgres": options})))
+    return stack.enter_context(closing(keuss.KeussLoop(folder, "postgres", {"postgres": options})))
 
 
 def keuss_on_redis(folder: Path, stack: ExitStack) -> Side:
-    """Open the loop of keuss on a Redis of its own, which keeps nothing on disk."""
-    port = stack.enter_context(own_redis())
+    """Start keuss on a temporary Redis that stores nothing on disk."""
+    port = stack.enter_context(run_redis())
     options = {"redis": {"Redis": {"host": "127.0.0.1", "port": port}}}
-    return stack.enter_context(closing(keuss.Loop(folder, "redis-oq", options)))
+    return stack.enter_context(closing(keuss.KeussLoop(folder, "redis-oq", options)))

@@ -1,13 +1,13 @@
-"""Benchmark of exchanges: from one queue into two, by a regular expression on a header.
+"""Benchmark of exchanges: from one queue to two, by a regular expression on a header.
 
 python -m benchmarks.exchanges [--rounds 5] [--quick] [--json FILE]
 
-Elements of 1 KB wait in a queue; measured is how long it takes until both others have a copy of
-each and the first is empty. Exchanges run as users run them, in a process of their own. Beside
-them stand the loop of keuss, 16 of it, on PostgreSQL and on a Redis that keeps nothing on disk,
-and one statement by hand that routes 100 at a time. All use one PostgreSQL over TCP and take
-turns; every commit waits for the disk. keuss needs Node.js with npm, and redis-server; it is
-installed into a folder of the run, or into the one that KEUSS_FOLDER names.
+Elements of 1 KB wait in a queue. Measured is the time until both other queues have a copy of each
+and the first queue is empty. Exchanges run in a process of `exchange run`. Peers are 16 loops of
+keuss, on PostgreSQL and on a Redis that stores nothing on disk, and one SQL statement that routes
+100 elements. All use one PostgreSQL over TCP and take turns; every commit waits for the disk. keuss
+needs Node.js with npm, and redis-server. It is installed into a temporary folder, or into the
+folder in KEUSS_FOLDER.
 """
 
 from __future__ import annotations
@@ -16,62 +16,64 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 from benchmarks import keuss
-from benchmarks.brokers import NotHere, version
+from benchmarks.brokers import PeerMissing, version
 from benchmarks.exchange_sides import (
-    ByHand,
-    Graph,
-    Ours,
+    Exchange,
+    PlainSql,
+    RunningExchange,
     Side,
+    exchange_worker,
     keuss_on_postgres,
     keuss_on_redis,
-    running,
 )
 from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import temporary_server
 
-WHAT = "exchange, 1 to 2, 1 KB, header regex"
+SUBJECT = "exchange, 1 to 2, 1 KB, header regex"
 DEFAULT, WIDE = "ours", "ours, 2 loops of 500"
-HAND, POSTGRES, REDIS = "by hand", "keuss on PostgreSQL", "keuss on Redis"
-GRAPHS = {DEFAULT: Graph("plain"), WIDE: Graph("wide", consumer="{parallel: 2, wsize: 1000}")}
-FANS = [Graph(f"fan{size}", tuple(f"to{n}" for n in range(size))) for size in (1, 2, 4, 8)]
-# How many elements take each of them about a second.
-COUNTS = {DEFAULT: 20_000, WIDE: 20_000, HAND: 30_000, POSTGRES: 2_000, REDIS: 20_000}
-QUICK_COUNTS = {DEFAULT: 3_000, HAND: 5_000}
-OF_HAND = "the statement knows no rules, counts or wake-ups, and no selectors but its own"
+PLAIN, POSTGRES, REDIS = "by hand", "keuss on PostgreSQL", "keuss on Redis"
+EXCHANGES = {
+    DEFAULT: Exchange("plain"),
+    WIDE: Exchange("wide", consumer="{parallel: 2, wsize: 1000}"),
+}
+FANS = [Exchange(f"fan{size}", tuple(f"to{n}" for n in range(size))) for size in (1, 2, 4, 8)]
+# Each side takes about a second for this number of elements.
+COUNTS = {DEFAULT: 20_000, WIDE: 20_000, PLAIN: 30_000, POSTGRES: 2_000, REDIS: 20_000}
+QUICK_COUNTS = {DEFAULT: 3_000, PLAIN: 5_000}
+PLAIN_NOTE = "the statement has no rules, counts or notifications, and fixed selectors"
 COPIES = 16_000
 KILOBYTES = {1: COPIES, 10: COPIES // 4}
 CURVE_ROUNDS = 3
 
 
 def measure(options: Options) -> Findings:
-    """Measure exchanges beside a statement by hand and keuss."""
+    """Compare exchanges with an SQL statement and keuss."""
     findings = Findings()
-    graphs = [GRAPHS[DEFAULT]] if options.is_quick else [*GRAPHS.values(), *FANS]
-    with temporary_server() as server, tempfile.TemporaryDirectory() as made, ExitStack() as stack:
+    exchanges = [EXCHANGES[DEFAULT]] if options.is_quick else [*EXCHANGES.values(), *FANS]
+    with temporary_server() as server, tempfile.TemporaryDirectory() as temp, ExitStack() as stack:
         dsn = server.url()
         sides: dict[str, Side] = {}
         if not options.is_quick:
-            folder = Path(os.environ.get("KEUSS_FOLDER") or made)
-            sides |= peers(dsn, folder, findings, stack)
-        sides[HAND] = stack.enter_context(closing(ByHand(dsn)))
-        for name, graph in GRAPHS.items():
-            if graph in graphs:
-                sides[name] = stack.enter_context(closing(Ours(dsn, graph)))
-        stack.enter_context(running(dsn, graphs))
+            folder = Path(os.environ.get("KEUSS_FOLDER") or temp)
+            sides |= open_peers(dsn, folder, findings, stack)
+        sides[PLAIN] = stack.enter_context(closing(PlainSql(dsn)))
+        for name, exchange in EXCHANGES.items():
+            if exchange in exchanges:
+                sides[name] = stack.enter_context(closing(RunningExchange(dsn, exchange)))
+        stack.enter_context(exchange_worker(dsn, exchanges))
         counts = QUICK_COUNTS if options.is_quick else COUNTS
-        findings.rows = rows(rates(sides, counts, options.rounds))
+        findings.rows = compare(measure_rates(sides, counts, options.rounds))
         if not options.is_quick:
-            findings.curves.append(curve(dsn))
+            findings.curves.append(measure_curve(dsn))
     return findings
 
 
-def peers(dsn: str, folder: Path, findings: Findings, stack: ExitStack) -> dict[str, Side]:
-    """Open keuss where it and what it needs are here."""
+def open_peers(dsn: str, folder: Path, findings: Findings, stack: ExitStack) -> dict[str, Side]:
+    """Start keuss on both databases, if it can be installed."""
     sides: dict[str, Side] = {}
     try:
         keuss.install(folder)
@@ -80,16 +82,16 @@ def peers(dsn: str, folder: Path, findings: Findings, stack: ExitStack) -> dict[
         sides[POSTGRES] = keuss_on_postgres(folder, dsn, stack)
         sides[REDIS] = keuss_on_redis(folder, stack)
         findings.versions["Redis"] = version("redis-server")
-    except NotHere as reason:
+    except PeerMissing as reason:
         missing = REDIS if sides else "keuss"
         findings.left_out.append(f"exchanges: {missing}: {reason}")
     return sides
 
 
-def rates(
+def measure_rates(
     sides: Mapping[str, Side], counts: Mapping[str, int], rounds: int
 ) -> dict[str, list[float]]:
-    """Measure elements a second of each side in each round; a first round warms up."""
+    """Measure elements/s of each side in each round; the first round only warms up."""
     found: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):
         order = list(sides)
@@ -100,45 +102,41 @@ def rates(
     return found
 
 
-def rows(found: Mapping[str, list[float]]) -> list[Row]:
-    """Make a row for each of those beside which ours stand."""
-    made: list[Row] = []
-    of = partial(Row.of, unit="elements/s")
-    against = {
-        HAND: ("one statement by hand that routes 100", 0.3, OF_HAND),
+def compare(rates: Mapping[str, list[float]]) -> list[Row]:
+    """Create a row for each exchange and each peer."""
+    rows: list[Row] = []
+    peers = {
+        PLAIN: ("one SQL statement that routes 100", 0.3, PLAIN_NOTE),
         POSTGRES: ("keuss 2.0.6 on PostgreSQL, 16 loops", 10, "ours 1 loop"),
-        REDIS: ("keuss 2.0.6 on Redis, 16 loops", 1, "ours 1 loop; Redis keeps nothing on disk"),
+        REDIS: ("keuss 2.0.6 on Redis, 16 loops", 1, "ours 1 loop; Redis stores nothing on disk"),
     }
-    for mine in (name for name in GRAPHS if name in found):
-        config = "" if mine == DEFAULT else ", 2 loops of 500"
-        for name, (peer, reach, note) in against.items():
-            if name in found:
-                key = f"exchanges: {name}{config}"
-                made.append(
-                    of(key, WHAT + config, peer, ours=found[mine], theirs=found[name],
-                       reach=reach, note=note.replace("1 loop", "2 loops") if config else note)
+    for ours in (name for name in EXCHANGES if name in rates):
+        config = "" if ours == DEFAULT else ", 2 loops of 500"
+        for name, (peer, goal, note) in peers.items():
+            if name in rates:
+                row = Row.of(
+                    f"exchanges: {name}{config}", SUBJECT + config, peer, "elements/s",
+                    rates[ours], rates[name], goal=goal,
+                    note=note.replace("1 loop", "2 loops") if config else note,
                 )  # fmt: skip
-    return made
+                rows.append(row)
+    return rows
 
 
-def curve(dsn: str) -> Curve:
-    """Measure how the rate goes with the number of destinations and the size of bodies."""
+def measure_curve(dsn: str) -> Curve:
+    """Measure how the rate depends on the number of destinations and the size of bodies."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for kilobytes, copies in KILOBYTES.items():
         points = lines.setdefault(f"{kilobytes} KB", [])
-        for graph in FANS:
-            count = copies // (len(graph.destinations) + 1)
-            with closing(Ours(dsn, graph, "x" * (1000 * kilobytes))) as side:
+        for exchange in FANS:
+            count = copies // (len(exchange.destinations) + 1)
+            with closing(RunningExchange(dsn, exchange, "x" * (1000 * kilobytes))) as side:
                 seconds = median(side.route(count) for _ in range(CURVE_ROUNDS))
-            points.append((len(graph.destinations), count / seconds))
+            points.append((len(exchange.destinations), count / seconds))
     return Curve(
-        "exchanges: by destinations",
-        "Elements that an exchange routes, all destinations take them",
-        "destinations",
-        "elements/s",
-        lines,
-        "one loop, as defined by default",
-    )
+        "exchanges: by destinations", "Elements routed to all destinations", "destinations",
+        "elements/s", lines, "one loop, the default",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

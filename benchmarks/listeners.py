@@ -1,4 +1,4 @@
-"""Listeners: sessions that only read what comes, in a process of their own, for scaling.py."""
+"""A process with many listening sessions, which only counts notifications: for scaling.py."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ LISTEN = """
         FROM generate_series(%s::int, %s::int) AS number OFFSET 0
     ) AS n
 """
-AT_ONCE = 100
+NODES_PER_CALL = 100
 READ_BYTES = 1 << 20
 
 
 def listen_as_nodes(connection: psycopg.Connection, first: int, count: int) -> None:
-    """Register so many nodes on one session, each of which listens to the topic."""
-    for start in range(first, first + count, AT_ONCE):
-        end = min(start + AT_ONCE, first + count) - 1
+    """Register nodes on one session; each listens to the topic."""
+    for start in range(first, first + count, NODES_PER_CALL):
+        end = min(start + NODES_PER_CALL, first + count) - 1
         connection.execute(LISTEN, [TOPIC, start, end])
 
 
 def listen_bare(connection: psycopg.Connection, first: int, count: int) -> None:
-    """Do what a session without us does."""
+    """Listen by LISTEN, without psqlmessages."""
     connection.execute(f"LISTEN {CHANNEL}")
 
 
 def run_listeners(dsn: str, sessions: int, nodes: int, is_bare: bool, pipe: Connection) -> None:
-    """Open the sessions and read for ever; whenever asked, tell how many messages came.
+    """Open the sessions and read; after each request on the pipe, send the number of messages.
 
-    What comes is not looked at but counted, so that reading takes next to nothing of a processor.
+    It counts messages without parsing them, so that reading needs little CPU time.
     """
     listen = listen_bare if is_bare else listen_as_nodes
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -50,21 +50,21 @@ def run_listeners(dsn: str, sessions: int, nodes: int, is_bare: bool, pipe: Conn
             selector.register(connection.fileno(), selectors.EVENT_READ)
         selector.register(pipe, selectors.EVENT_READ)
         pipe.send(0)
-        came = 0
+        received = 0
         while True:
             for key, _ in selector.select():
                 if key.fileobj is pipe:
                     pipe.recv()
-                    pipe.send(came)
+                    pipe.send(received)
                 else:
-                    came += os.read(key.fd, READ_BYTES).count(b'"Type":"Topic"')
+                    received += os.read(key.fd, READ_BYTES).count(b'"Type":"Topic"')
 
 
 @contextmanager
 def listening(
     dsn: str, sessions: int, nodes: int = 1, *, is_bare: bool = False
 ) -> Iterator[Connection]:
-    """Have so many sessions of so many nodes each listen; what is sent is answered by a count."""
+    """Run the process with this number of sessions and nodes in each; yield its pipe."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     arguments = (dsn, sessions, nodes, is_bare, theirs)

@@ -1,4 +1,4 @@
-"""The machine that was measured, and the versions of what ran on it."""
+"""The machine of the benchmarks, and the versions of the programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("psqlmessages", "psycopg", "django", "channels", "daphne", "pyspark"
 
 
 def machine() -> str:
-    """Say processor, cores, memory and system in a line."""
+    """Return processor, cores, memory and system in a line."""
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
     kernel = platform.release().partition("-")[0]
@@ -30,10 +30,10 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Tell the versions of Python, PostgreSQL and our own packages."""
+    """Return the versions of Python, PostgreSQL and the main packages."""
     postgres = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18)) / "postgres"
-    said = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True)
-    found = {"Python": platform.python_version(), "PostgreSQL": said.stdout.split()[2]}
+    done = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True)
+    found = {"Python": platform.python_version(), "PostgreSQL": done.stdout.split()[2]}
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -43,12 +43,12 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Tell which commit was measured, with a plus where files were changed since; or nothing."""
+    """Return the current commit, with "+" if files were changed since; "" without git."""
     git = shutil.which("git")
     if git is None:
         return ""
-    said = subprocess.run(
+    done = subprocess.run(
         [git, "describe", "--always", "--dirty=+", "--exclude=*"],
         cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return said.stdout.strip()
+    return done.stdout.strip()

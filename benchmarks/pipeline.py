@@ -2,10 +2,10 @@
 
 python -m benchmarks.pipeline [--rounds 5]
 
-It starts a PostgreSQL of its own, with the settings PostgreSQL has by default, and one Spark
-session on this machine. All sides use one server over TCP and take turns; a first round does not
-count. Bodies have 200 bytes. The driver of JDBC comes from Debian (libpostgresql-jdbc-java);
-without it, it is left out. A full run takes about seven minutes; a quick one leaves Spark out.
+It starts a temporary PostgreSQL with default settings, and one Spark session on this machine. All
+sides use one server over TCP and take turns; the first round does not count. Bodies have 200 bytes.
+The JDBC driver comes from Debian (libpostgresql-jdbc-java); without it, JDBC is left out. A full
+run takes about seven minutes; a quick run measures nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import psycopg
 from pyspark import __version__ as spark_version
 from pyspark.sql import SparkSession
 
+from benchmarks import cpu_time
 from benchmarks import pipeline_streaming as streaming
-from benchmarks import processor
 from benchmarks.pipeline_batch import (
-    EVERYTHING,
+    ALL_COLUMNS,
     JDBC_JAR,
     Act,
-    Copying,
+    CopyReader,
     Jdbc,
     reading_sides,
     rows_to_write,
@@ -39,13 +39,13 @@ from benchmarks.servers import temporary_server
 from psqlmessages.pipeline import register, session
 
 OURS, COPY, JDBC, BINARY = "psqlmessages", "COPY BINARY", "Spark JDBC", "Spark JDBC, binary"
-STORED, WRITTEN, AT_ONCE, READERS = 5_000_000, 1_000_000, 20_000, 2
+STORED_ROWS, WRITTEN_ROWS, ROWS_PER_CALL, READERS = 5_000_000, 1_000_000, 20_000, 2
 BACKLOG_SIZES, DEFAULT_SIZE, BACKLOG_BATCHES = (10_000, 30_000, 100_000, 300_000), 100_000, 12
-WANTED_RATE = 200_000.0
+GOAL_RATE = 200_000.0
 RATE_SIZES, RATE_BATCHES = (10_000, 100_000), 10
-ROWS_A_SECOND, LIVE_SECONDS = 10_000, 20
+ROWS_PER_SECOND, LIVE_SECONDS = 10_000, 20
 AS_OWNER = "the peer reads a table without rules, as its owner"
-SAME_IN_ALL = "ours sends not what all rows have alike: the topic, and that they have no headers"
+CONSTANT_COLUMNS = "ours does not send columns that are equal in all rows: topic and headers"
 SETUP = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'pipeline', 'Topic', '*', 'RW', 5),
@@ -60,16 +60,16 @@ FILL = """
     SELECT messages.publish_many('PUB', 'ROWS', array_agg(rpad('message ' || n, 200, '.')))
     FROM generate_series(1, %s) AS n
 """
-BY_HAND = """
-    CREATE TABLE by_hand AS
+CREATE_SOURCE = """
+    CREATE TABLE plain_source AS
     SELECT m.id, t.name AS topic, m.sender, m.payload AS body, m.enc, null::text AS headers,
            m.published_at
     FROM psqlmessages_streammessage AS m JOIN psqlmessages_topic AS t ON t.id = m.topic_id
     ORDER BY m.id;
-    ALTER TABLE by_hand ADD PRIMARY KEY (id)
+    ALTER TABLE plain_source ADD PRIMARY KEY (id)
 """
-WRITTEN_BY_HAND = """
-    CREATE TABLE written_by_hand (
+CREATE_TARGET = """
+    CREATE TABLE plain_target (
         topic_id bigint DEFAULT 1, id bigint GENERATED ALWAYS AS IDENTITY, slot smallint DEFAULT 0,
         sender text DEFAULT session_user, published_at timestamptz DEFAULT clock_timestamp(),
         enc text, body text NOT NULL, PRIMARY KEY (topic_id, id, slot)
@@ -84,24 +84,24 @@ CONFIGURATION = {
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What one act took: seconds of the clock, and of all processors together."""
+class Duration:
+    """The elapsed seconds of an act, and its CPU seconds."""
 
-    clock: float
-    processors: float
+    elapsed: float
+    cpu: float
 
     @classmethod
-    def by(cls, act: Act, postmaster: int) -> Spent:
-        """Measure it: our processes, Java's, and the server's."""
+    def of(cls, act: Act, postmaster: int) -> Duration:
+        """Run an act; measure the CPU time of Python, Java and PostgreSQL."""
         processes = os.getpid(), postmaster
-        begun, before = perf_counter(), processor.seconds(*processes)
+        begun, before = perf_counter(), cpu_time.seconds(*processes)
         act()
-        return cls(perf_counter() - begun, processor.seconds(*processes) - before)
+        return cls(perf_counter() - begun, cpu_time.seconds(*processes) - before)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """All that is needed to measure."""
+    """The server and the Spark session of the measurements."""
 
     spark: SparkSession
     connection: psycopg.Connection
@@ -109,19 +109,19 @@ class Bench:
     postmaster: int
     rounds: int
 
-    def compare(self, sides: Mapping[str, Act]) -> dict[str, list[Spent]]:
-        """Run each side in turns; what it took in each round but the first."""
-        spent: dict[str, list[Spent]] = {name: [] for name in sides}
+    def measure_sides(self, sides: Mapping[str, Act]) -> dict[str, list[Duration]]:
+        """Run the sides in turns; return the durations of each round but the first."""
+        durations: dict[str, list[Duration]] = {name: [] for name in sides}
         for turn in range(self.rounds + 1):
             for name, act in sides.items():
-                taken = Spent.by(act, self.postmaster)
+                duration = Duration.of(act, self.postmaster)
                 if turn:
-                    spent[name].append(taken)
-        return spent
+                    durations[name].append(duration)
+        return durations
 
 
 @contextmanager
-def bench(rounds: int) -> Iterator[Bench]:
+def open_bench(rounds: int) -> Iterator[Bench]:
     """Start a server and Spark, and store the messages."""
     jars = {"spark.jars": JDBC_JAR} if Path(JDBC_JAR).exists() else {}
     with (
@@ -129,7 +129,7 @@ def bench(rounds: int) -> Iterator[Bench]:
         closing(psycopg.connect(server.url(), autocommit=True)) as connection,
     ):
         os.environ["PSQLMESSAGES_DSN"] = server.url()
-        fill(connection, STORED)
+        fill(connection, STORED_ROWS)
         spark = register(session("benchmark", "local[2]", **CONFIGURATION, **jars))
         try:
             yield Bench(spark, connection, server.url(), server.postmaster.pid, rounds)  # type: ignore[union-attr]
@@ -138,146 +138,147 @@ def bench(rounds: int) -> Iterator[Bench]:
 
 
 def fill(connection: psycopg.Connection, rows: int) -> None:
-    """Publish so many messages, and put the same into a table by hand."""
+    """Publish messages, and copy them to a table."""
     connection.execute(SETUP)
-    for done in range(0, rows, AT_ONCE):
-        connection.execute(FILL, [min(AT_ONCE, rows - done)])
-    connection.execute(BY_HAND)
-    connection.execute(WRITTEN_BY_HAND)
-    # Not the tables of messages, which nothing vacuums or analyzes where they are used either.
-    connection.execute("VACUUM ANALYZE by_hand")
+    for done in range(0, rows, ROWS_PER_CALL):
+        connection.execute(FILL, [min(ROWS_PER_CALL, rows - done)])
+    connection.execute(CREATE_SOURCE)
+    connection.execute(CREATE_TARGET)
+    # The tables of messages are not analyzed: nothing does that in production either.
+    connection.execute("VACUUM ANALYZE plain_source")
 
 
-def row(
-    key: str, what: str, peer: str, spent: Mapping[str, list[Spent]], rows: int,
-    reach: float | None, note: str,
+def to_row(
+    key: str, subject: str, peer: str, durations: Mapping[str, list[Duration]], rows: int,
+    goal: float | None, note: str,
 ) -> Row:  # fmt: skip
-    """Compare rows a second with one peer; the note also tells the processors' time for a row."""
+    """Compare rows/s with a peer; add the CPU time of a row to the note."""
 
-    def busy(name: str) -> float:
-        return median(taken.processors for taken in spent[name]) / rows * 1e6
+    def row_microseconds(name: str) -> float:
+        return median(duration.cpu for duration in durations[name]) / rows * 1e6
 
-    ours, theirs = ([rows / taken.clock for taken in spent[name]] for name in (OURS, peer))
-    note += f"; CPU {busy(OURS):.2f} to {busy(peer):.2f} µs a row"
-    return Row.of(key, what, peer, "rows/s", ours, theirs, reach=reach, note=note)
+    ours, theirs = ([rows / each.elapsed for each in durations[name]] for name in (OURS, peer))
+    note += f"; CPU {row_microseconds(OURS):.2f} to {row_microseconds(peer):.2f} µs per row"
+    return Row.of(key, subject, peer, "rows/s", ours, theirs, goal=goal, note=note)
 
 
-def read(here: Bench, jdbcs: Mapping[str, Jdbc]) -> list[Row]:
-    """Compare reading, of all columns and of two."""
-    span = here.connection.execute("SELECT min(id), max(id) FROM by_hand").fetchone()
+def compare_reading(bench: Bench, jdbcs: Mapping[str, Jdbc]) -> list[Row]:
+    """Compare reading all columns, and reading two columns."""
+    ids = bench.connection.execute("SELECT min(id), max(id) FROM plain_source").fetchone()
     rows = []
-    with closing(Copying(here.url, span, READERS)) as copying:  # type: ignore[arg-type]
-        for label, columns, wanted in (
-            ("all", EVERYTHING, 0.6),
+    with closing(CopyReader(bench.url, ids, READERS)) as copy:  # type: ignore[arg-type]
+        for label, columns, copy_goal in (
+            ("all", ALL_COLUMNS, 0.6),
             ("two", ("topic", "published_at"), 0.9),
         ):
-            sides = reading_sides(here.spark, columns, READERS, copying, jdbcs)
-            spent = here.compare(sides)
-            what = f"reading 5 million messages, {label} columns"
-            reaches = {JDBC: 1.3, BINARY: None, COPY: wanted}
+            sides = reading_sides(bench.spark, columns, READERS, copy, jdbcs)
+            durations = bench.measure_sides(sides)
+            subject = f"reading 5 million messages, {label} columns"
+            goals = {JDBC: 1.3, BINARY: None, COPY: copy_goal}
             notes = {
-                JDBC: f"{AS_OWNER}; {SAME_IN_ALL}",
+                JDBC: f"{AS_OWNER}; {CONSTANT_COLUMNS}",
                 BINARY: f"{AS_OWNER}, with the driver's prepareThreshold=-1",
-                COPY: f"{AS_OWNER}, by {READERS} sessions that drop what comes",
+                COPY: f"{AS_OWNER}, by {READERS} sessions that discard the data",
             }
             rows += [
-                row(f"pipeline: read {label} to {peer}", what, peer, spent, STORED,
-                    reaches[peer], notes[peer])
-                for peer in spent if peer != OURS
+                to_row(f"pipeline: read {label} to {peer}", subject, peer, durations, STORED_ROWS,
+                       goals[peer], notes[peer])
+                for peer in durations if peer != OURS
             ]  # fmt: skip
     return rows
 
 
-def write(here: Bench, jdbc: Jdbc) -> list[Row]:
-    """Compare writing."""
-    frame = rows_to_write(here.spark, WRITTEN, READERS)
-    spent = here.compare(writing_sides(frame, jdbc))
+def compare_writing(bench: Bench, jdbc: Jdbc) -> Row:
+    """Compare writing with JDBC."""
+    frame = rows_to_write(bench.spark, WRITTEN_ROWS, READERS)
+    durations = bench.measure_sides(writing_sides(frame, jdbc))
     frame.unpersist()
-    note = "ours exactly once and by rules; JDBC at least once, into a table with the same key"
-    what = "writing 1 million rows"
-    return [row("pipeline: write to Spark JDBC", what, JDBC, spent, WRITTEN, 1.0, note)]
+    return to_row(
+        "pipeline: write to Spark JDBC", "writing 1 million rows", JDBC, durations, WRITTEN_ROWS,
+        1.0, "ours exactly once and with rules; JDBC at least once, into a table with the same key",
+    )  # fmt: skip
 
 
-def backlog(here: Bench) -> tuple[Row, Curve]:
-    """Measure how fast a backlog goes into the aggregate, by how much is taken at once."""
-    # Java compiles what runs often: until then a batch takes three times as long.
-    drained(here, DEFAULT_SIZE)
-    rates = {size: drained(here, size).rate for size in BACKLOG_SIZES}
-    at_default = [rates[DEFAULT_SIZE]]
-    at_default += [drained(here, DEFAULT_SIZE).rate for _ in range(here.rounds - 1)]
-    drain = Row.of(
-        "pipeline: backlog drained", "a backlog into an aggregate", "the figure that is wanted",
-        "rows/s", at_default, [WANTED_RATE] * len(at_default), reach=1.0,
-        note=f"{DEFAULT_SIZE:,} rows in each batch, as maxRowsPerTrigger is by default; no bodies",
+def measure_backlog(bench: Bench) -> tuple[Row, Curve]:
+    """Measure how fast a backlog is aggregated, by the size of the batches."""
+    # Until Java has compiled its code, a batch takes three times as long.
+    drain(bench, DEFAULT_SIZE)
+    rates = {size: drain(bench, size).rate for size in BACKLOG_SIZES}
+    default_rates = [rates[DEFAULT_SIZE]]
+    default_rates += [drain(bench, DEFAULT_SIZE).rate for _ in range(bench.rounds - 1)]
+    row = Row.of(
+        "pipeline: backlog drained", "a backlog into an aggregate", "the goal",
+        "rows/s", default_rates, [GOAL_RATE] * len(default_rates), goal=1.0,
+        note=f"{DEFAULT_SIZE:,} rows per batch, the default of maxRowsPerTrigger; without bodies",
     )  # fmt: skip
     points = [(float(size), rate) for size, rate in rates.items()]
-    return drain, Curve(
+    return row, Curve(
         "pipeline: backlog by batch", "Backlog drained into an aggregate", "rows in a batch",
         "rows/s", {OURS: points},
     )  # fmt: skip
 
 
-def drained(here: Bench, size: int) -> streaming.Batches:
-    """Drain what so many batches hold."""
-    return streaming.drain(here.spark, start(here.connection, size, BACKLOG_BATCHES), size)
+def drain(bench: Bench, size: int) -> streaming.Batches:
+    """Aggregate the last messages in batches of a size."""
+    return streaming.drain(bench.spark, find_start(bench.connection, size, BACKLOG_BATCHES), size)
 
 
-def start(connection: psycopg.Connection, size: int, batches: int) -> int:
-    """Find the id from which on so many batches are left."""
-    found = connection.execute(
-        "SELECT id FROM by_hand ORDER BY id DESC OFFSET %s LIMIT 1",
+def find_start(connection: psycopg.Connection, size: int, batches: int) -> int:
+    """Return the first id of the last messages that fill this number of batches."""
+    row = connection.execute(
+        "SELECT id FROM plain_source ORDER BY id DESC OFFSET %s LIMIT 1",
         [size * (batches + streaming.WARM_UP) - 1],
     ).fetchone()
-    return int(found[0]) if found else 0
+    return int(row[0]) if row else 0
 
 
-def against_rate(here: Bench) -> list[Row]:
-    """Compare the time of a batch with that of rows made from nothing, and row to result."""
+def compare_with_rate_source(bench: Bench) -> list[Row]:
+    """Compare the times of batches with those of Spark's rate source; measure row to result."""
     rows = []
-    streaming.run_rate(here.spark, RATE_SIZES[0], RATE_BATCHES)
+    streaming.run_rate(bench.spark, RATE_SIZES[0], RATE_BATCHES)
     for size in RATE_SIZES:
         ours, theirs = [], []
-        first = start(here.connection, size, RATE_BATCHES)
-        for _ in range(here.rounds):
-            ours.append(median(streaming.drain(here.spark, first, size).seconds))
-            theirs.append(median(streaming.run_rate(here.spark, size, RATE_BATCHES).seconds))
-        batch = Row.of(
+        first = find_start(bench.connection, size, RATE_BATCHES)
+        for _ in range(bench.rounds):
+            ours.append(median(streaming.drain(bench.spark, first, size).seconds))
+            theirs.append(median(streaming.run_rate(bench.spark, size, RATE_BATCHES).seconds))
+        row = Row.of(
             f"pipeline: batch of {size:,}", f"a batch of {size:,} rows into an aggregate",
-            "the rate source", "s", ours, theirs, reach=1.5, is_at_most=True,
-            note="the rate source makes its rows where they are used, and keeps nothing",
+            "the rate source", "s", ours, theirs, goal=1.5, is_lower_better=True,
+            note="the rate source generates its rows in the task, and stores nothing",
         )  # fmt: skip
-        rows.append(batch)
-        if size == ROWS_A_SECOND:
-            rows.append(to_result(here, median(theirs)))
+        rows.append(row)
+        if size == ROWS_PER_SECOND:
+            rows.append(measure_row_to_result(bench, median(theirs)))
     return rows
 
 
-def to_result(here: Bench, batch_seconds: float) -> Row:
-    """Measure from row to visible result, beside a batch of as many rows of the rate source."""
-    delays, rate = streaming.latency(here.spark, here.url, ROWS_A_SECOND, LIVE_SECONDS)
+def measure_row_to_result(bench: Bench, batch_seconds: float) -> Row:
+    """Measure the time from row to visible result; compare it with a batch of the rate source."""
+    delays, rate = streaming.latency(bench.spark, bench.url, ROWS_PER_SECOND, LIVE_SECONDS)
     return Row.of(
-        "pipeline: row to result", f"row to visible result at {ROWS_A_SECOND:,} rows/s, p50",
-        "a batch of the rate source", "s", [median(delays)], [batch_seconds], is_at_most=True,
-        note=f"{rate:,.0f} rows/s came; 1.5 at best: a row waits for half of the batch before it",
+        "pipeline: row to result", f"row to visible result at {ROWS_PER_SECOND:,} rows/s, p50",
+        "a batch of the rate source", "s", [median(delays)], [batch_seconds], is_lower_better=True,
+        note=f"at {rate:,.0f} rows/s; 1.5 is the minimum: a row waits for half of a batch first",
     )  # fmt: skip
 
 
 def measure(options: Options) -> Findings:
-    """Measure all of it."""
+    """Measure reading, writing and streaming."""
     findings = Findings(versions={"Spark": spark_version})
     if options.is_quick:
-        findings.left_out.append("Spark, in the quick run: its start and warming up take a minute")
+        findings.left_out.append("Spark, in the quick run: its start and warm-up take a minute")
         return findings
-    with bench(options.rounds) as here:
+    with open_bench(options.rounds) as bench:
         if Path(JDBC_JAR).exists():
-            jdbc = Jdbc(here.url)
-            findings.rows += read(here, {JDBC: jdbc, BINARY: Jdbc(here.url, is_binary=True)})
-            findings.rows += write(here, jdbc)
+            jdbc = Jdbc(bench.url)
+            jdbcs = {JDBC: jdbc, BINARY: Jdbc(bench.url, is_binary=True)}
+            findings.rows += [*compare_reading(bench, jdbcs), compare_writing(bench, jdbc)]
         else:
             findings.left_out.append("Spark JDBC: apt-get install libpostgresql-jdbc-java")
-            findings.rows += read(here, {})
-        drain, curve = backlog(here)
-        findings.rows += [drain, *against_rate(here)]
+            findings.rows += compare_reading(bench, {})
+        row, curve = measure_backlog(bench)
+        findings.rows += [row, *compare_with_rate_source(bench)]
         findings.curves.append(curve)
     return findings
 

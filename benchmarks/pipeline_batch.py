@@ -1,4 +1,4 @@
-"""What benchmarks.pipeline compares in batches: reading and writing, ours, JDBC's and COPY's."""
+"""Sides of benchmarks.pipeline for batches: reading and writing with psqlmessages, JDBC, COPY."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 JDBC_JAR = "/usr/share/java/postgresql.jar"
-# Of 1,000 to 100,000 these were JDBC's best.
+# The best values for JDBC from 1,000 to 100,000.
 FETCH_ROWS, INSERT_ROWS = 10_000, 10_000
-EVERYTHING = ("id", "topic", "sender", "body", "enc", "headers", "published_at")
+ALL_COLUMNS = ("id", "topic", "sender", "body", "enc", "headers", "published_at")
 TYPES = {"id": "bigint", "published_at": "timestamp"}
 Act = Callable[[], object]
 
 
 class Jdbc:
-    """Spark's JDBC, on tables by hand."""
+    """Spark's JDBC source and sink, on tables without rules."""
 
     def __init__(self, url: str, *, is_binary: bool = False) -> None:
         address = urlsplit(url)
         place = f"{address.hostname}:{address.port}{address.path}"
         self.url = f"jdbc:postgresql://{place}?reWriteBatchedInserts=true"
         if is_binary:
-            # From the first time on: by itself the driver has a large result as text.
+            # By default, the driver gets a large result as text.
             self.url += "&prepareThreshold=-1"
         self.properties = {
             "user": unquote(address.username or ""),
@@ -35,45 +35,45 @@ class Jdbc:
             "driver": "org.postgresql.Driver",
         }
 
-    def read(self, spark: SparkSession, span: tuple[int, int], readers: int) -> DataFrame:
-        """Read by_hand in as many ranges of ids as there are readers."""
-        low, high = span
+    def read(self, spark: SparkSession, ids: tuple[int, int], readers: int) -> DataFrame:
+        """Read plain_source, with a range of ids for each reader."""
+        low, high = ids
         return spark.read.jdbc(
-            self.url, "by_hand", column="id", lowerBound=low, upperBound=high + 1,
+            self.url, "plain_source", column="id", lowerBound=low, upperBound=high + 1,
             numPartitions=readers, properties=self.properties | {"fetchsize": str(FETCH_ROWS)},
         )  # fmt: skip
 
     def write(self, frame: DataFrame) -> None:
-        """Append to written_by_hand."""
+        """Append to plain_target."""
         properties = self.properties | {"batchsize": str(INSERT_ROWS)}
-        frame.write.jdbc(self.url, "written_by_hand", mode="append", properties=properties)
+        frame.write.jdbc(self.url, "plain_target", mode="append", properties=properties)
 
 
-class Copying:
-    """COPY BINARY, by processes that drop what comes; they are there before time is measured."""
+class CopyReader:
+    """Processes that read with COPY BINARY and discard the data; they start before measurements."""
 
-    def __init__(self, url: str, span: tuple[int, int], readers: int) -> None:
+    def __init__(self, url: str, ids: tuple[int, int], readers: int) -> None:
         self.url = url
-        low, high = span
+        low, high = ids
         step = -(-(high + 1 - low) // readers)
         self.ranges = [(at, min(at + step, high + 1)) for at in range(low, high + 1, step)]
         self.processes = multiprocessing.get_context("spawn").Pool(len(self.ranges))
 
     def read(self, columns: tuple[str, ...]) -> None:
-        """Copy these columns of by_hand."""
-        asked = [(self.url, columns, low, high) for low, high in self.ranges]
-        self.processes.starmap(copy_away, asked, chunksize=1)
+        """Copy these columns of plain_source."""
+        arguments = [(self.url, columns, low, high) for low, high in self.ranges]
+        self.processes.starmap(copy_range, arguments, chunksize=1)
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self.processes.close()
         self.processes.join()
 
 
-def copy_away(url: str, columns: tuple[str, ...], low: int, high: int) -> int:
-    """Read one range of by_hand; the number of bytes."""
+def copy_range(url: str, columns: tuple[str, ...], low: int, high: int) -> int:
+    """Read a range of plain_source; return the number of bytes."""
     names = ", ".join(columns)
-    select = f"SELECT {names} FROM by_hand WHERE id >= {low} AND id < {high}"  # noqa: S608
+    select = f"SELECT {names} FROM plain_source WHERE id >= {low} AND id < {high}"  # noqa: S608
     copied = 0
     with (
         closing(psycopg.connect(url)) as connection,
@@ -85,34 +85,34 @@ def copy_away(url: str, columns: tuple[str, ...], low: int, high: int) -> int:
     return copied
 
 
-def ours(spark: SparkSession, columns: tuple[str, ...], readers: int) -> DataFrame:
-    """Read the topic ROWS through its rules."""
+def read_topic(spark: SparkSession, columns: tuple[str, ...], readers: int) -> DataFrame:
+    """Read the topic ROWS."""
     schema = ", ".join(f"{name} {TYPES.get(name, 'string')}" for name in columns)
     reader = spark.read.format("psqlmessages").schema(schema)
     return reader.option("topic", "ROWS").option("partitions", readers).load()
 
 
 def pull(frame: DataFrame) -> None:
-    """Move all rows into Spark, and drop them there."""
+    """Read all rows into Spark, and discard them there."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 def reading_sides(
-    spark: SparkSession, columns: tuple[str, ...], readers: int, copying: Copying,
+    spark: SparkSession, columns: tuple[str, ...], readers: int, copy: CopyReader,
     jdbcs: Mapping[str, Jdbc],
 ) -> Mapping[str, Act]:  # fmt: skip
-    """Read the same columns of all messages."""
-    sides: dict[str, Act] = {"psqlmessages": lambda: pull(ours(spark, columns, readers))}
-    span = copying.ranges[0][0], copying.ranges[-1][1] - 1
+    """Return acts that read the same columns of all messages."""
+    sides: dict[str, Act] = {"psqlmessages": lambda: pull(read_topic(spark, columns, readers))}
+    ids = copy.ranges[0][0], copy.ranges[-1][1] - 1
     for name, jdbc in jdbcs.items():
-        frame = jdbc.read(spark, span, readers).select(*columns)
+        frame = jdbc.read(spark, ids, readers).select(*columns)
         sides[name] = partial(pull, frame)
-    sides["COPY BINARY"] = lambda: copying.read(columns)
+    sides["COPY BINARY"] = lambda: copy.read(columns)
     return sides
 
 
 def rows_to_write(spark: SparkSession, rows: int, writers: int) -> DataFrame:
-    """Make rows of 200 bytes, kept in memory."""
+    """Create rows of 200 bytes in Spark's memory."""
     numbers = spark.range(rows, numPartitions=writers)
     frame = numbers.selectExpr("rpad(concat('message ', id), 200, '.') AS body").persist()
     frame.count()
@@ -120,6 +120,6 @@ def rows_to_write(spark: SparkSession, rows: int, writers: int) -> DataFrame:
 
 
 def writing_sides(frame: DataFrame, jdbc: Jdbc) -> Mapping[str, Act]:
-    """Write the same rows."""
+    """Return acts that write the same rows."""
     writer = frame.write.format("psqlmessages").option("topic", "OUT").mode("append")
     return {"psqlmessages": writer.save, "Spark JDBC": lambda: jdbc.write(frame)}

@@ -1,11 +1,11 @@
-"""Benchmark of an exchange on Spark beside `exchange run`: when Spark pays, and when not.
+"""Benchmark of an exchange on Spark, compared with `exchange run`.
 
 python -m benchmarks.pipeline_exchange [--rounds 5] [--quick] [--json FILE]
 
-Three exchanges alike, each from a queue of its own into two: one is run by a process of `exchange
-run`, one by two of them, one by `pipeline exchange` with two tasks, all on this machine and one
-PostgreSQL. Measured is how long elements of 1 KB that wait take, by turns, how long one takes that
-comes when all is at rest, and the memory. A quick run leaves it out: Spark's start takes too long.
+Three equal exchanges, each from its own queue to two: one is run by a process of `exchange run`,
+one by two such processes, one by `pipeline exchange` with two tasks, all on this machine and one
+PostgreSQL. Measured are the rate for waiting elements of 1 KB, the delay of a single element while
+the exchange is idle, and the memory. A quick run measures nothing: Spark takes too long to start.
 """
 
 from __future__ import annotations
@@ -19,158 +19,166 @@ from time import perf_counter
 
 from pyspark import __version__ as spark_version
 
-from benchmarks import processor
-from benchmarks.exchange_sides import BODY, HEADERS, Graph, Ours, load, process
-from benchmarks.pipeline_steady import size
+from benchmarks import cpu_time
+from benchmarks.exchange_sides import (
+    BODY,
+    HEADERS,
+    Exchange,
+    RunningExchange,
+    command_process,
+    load,
+)
+from benchmarks.pipeline_steady import measure_job
 from benchmarks.results import Findings, Options, Row, run
 from benchmarks.servers import temporary_server
 from project.postgres import Server
 
 ONE, TWO, SPARK = "one", "two", "spark"
 RUN_ONE, RUN_TWO = "exchange run, one process", "exchange run, two processes"
-COUNT, WARM_UP, LOOKS = 20_000, 2, 3
-PATIENCE_SECONDS, POLL_SECONDS = 120, 0.001
-# A task goes on for a second after the last element.
-REST_SECONDS = 3
+COUNT, WARM_UP, SINGLES = 20_000, 2, 3
+TIMEOUT_SECONDS, POLL_SECONDS = 120, 0.001
+# A task runs for a second after the last element.
+IDLE_SECONDS = 3
 HAS_BOTH = """
     SELECT count(DISTINCT e.queue_id) = 2 FROM psqlmessages_element AS e
     JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = ANY (%s)
 """
 
 
-class Running(Ours):
-    """An exchange that runs in processes of its own, and what they take."""
+class MeasuredExchange(RunningExchange):
+    """An exchange, and the CPU time and memory of the processes that run it."""
 
-    def __init__(self, server: Server, graph: Graph, processes: Sequence[int]) -> None:
-        super().__init__(server.url(), graph)
+    def __init__(self, server: Server, exchange: Exchange, processes: Sequence[int]) -> None:
+        super().__init__(server.url(), exchange)
         self.processes = processes
-        self.measured = (*processes, server.postmaster.pid)  # type: ignore[union-attr]
+        self.all_processes = (*processes, server.postmaster.pid)  # type: ignore[union-attr]
         self.rates: list[float] = []
-        self.busy: list[float] = []
+        self.cpu_microseconds: list[float] = []
 
     def measure(self) -> None:
-        """Route what waits: elements a second, and µs of the processors for each."""
-        before = processor.seconds(*self.measured)
+        """Route waiting elements; record elements/s, and the CPU time of an element."""
+        before = cpu_time.seconds(*self.all_processes)
         self.rates.append(COUNT / self.route(COUNT))
-        self.busy.append((processor.seconds(*self.measured) - before) / COUNT * 1e6)
+        spent = cpu_time.seconds(*self.all_processes) - before
+        self.cpu_microseconds.append(spent / COUNT * 1e6)
 
-    def milliseconds(self) -> float:
-        """Push one when all is at rest; how long until both destinations have it."""
-        Event().wait(REST_SECONDS)
+    def measure_single(self) -> float:
+        """Push an element while the exchange is idle; return the ms until it is in both queues."""
+        Event().wait(IDLE_SECONDS)
         begun = perf_counter()
         self.push_one()
-        until(self.has_both)
+        wait_until(self.has_both)
         taken = perf_counter() - begun
         self.drain()
         return taken * 1000
 
     def push_one(self) -> None:
-        """Push an element that goes to both."""
+        """Push an element that goes to both destinations."""
         push = "SELECT messages.push('filler', %s, %s, headers => %s)"
-        self.connection.execute(push, [self.graph.name, BODY, HEADERS])
+        self.connection.execute(push, [self.exchange.name, BODY, HEADERS])
 
     def has_both(self) -> bool:
-        """Ask whether something is in both destinations."""
-        asked = self.connection.execute(HAS_BOTH, [list(self.graph.destinations)])
-        return bool(asked.fetchone()[0])  # type: ignore[index]
+        """Return whether both destinations have an element."""
+        cursor = self.connection.execute(HAS_BOTH, [list(self.exchange.destinations)])
+        return bool(cursor.fetchone()[0])  # type: ignore[index]
 
     def drain(self) -> None:
         """Empty both destinations."""
-        for queue in self.graph.destinations:
+        for queue in self.exchange.destinations:
             self.call("drain", queue)
 
-    @property
-    def mebibytes(self) -> float:
-        """The memory of its processes."""
-        with TemporaryDirectory() as nothing:
-            found = [size(pid, nothing) for pid in self.processes]
-        return sum(each.java + each.driver + each.workers for each in found)
+    def measure_memory(self) -> float:
+        """Return the MiB of memory of the processes."""
+        with TemporaryDirectory() as empty:
+            sizes = [measure_job(pid, empty) for pid in self.processes]
+        return sum(size.java + size.driver + size.workers for size in sizes)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Look every millisecond."""
-    end, pause = perf_counter() + PATIENCE_SECONDS, Event()
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Check a condition every millisecond until it is true."""
+    end, pause = perf_counter() + TIMEOUT_SECONDS, Event()
     while not condition():
         if perf_counter() > end:
-            raise TimeoutError("the exchange does not go on")
+            raise TimeoutError("the exchange does not continue")
         pause.wait(POLL_SECONDS)
 
 
 @contextmanager
-def sides(server: Server) -> Iterator[Mapping[str, Running]]:
-    """Run all three, each as users do."""
-    graphs = {name: Graph(name) for name in (ONE, TWO, SPARK)}
+def run_exchanges(server: Server) -> Iterator[Mapping[str, MeasuredExchange]]:
+    """Run the three exchanges."""
+    exchanges = {name: Exchange(name) for name in (ONE, TWO, SPARK)}
     url = server.url()
-    load(url, list(graphs.values()))
+    load(url, list(exchanges.values()))
     arguments = {
         ONE: [("exchange", "run", ONE)],
         TWO: [("exchange", "run", TWO)] * 2,
         SPARK: [("pipeline", "exchange", SPARK, "--master", "local[2]", "--tasks", "2")],
     }
     with ExitStack() as stack:
-        found = {}
-        for name, graph in graphs.items():
-            begun = [stack.enter_context(process(url, *each)) for each in arguments[name]]
-            pids = [each.pid for each in begun]
-            found[name] = stack.enter_context(closing(Running(server, graph, pids)))
-        found[SPARK].push_one()
-        until(lambda: begun[-1].poll() is not None or found[SPARK].has_both())
-        if begun[-1].poll() is not None:
-            # On a machine that is very busy Spark gives up on its own Python after ten seconds.
-            raise RuntimeError("pipeline exchange has ended before it began")
-        found[SPARK].drain()
-        yield found
+        sides = {}
+        for name, exchange in exchanges.items():
+            started = [stack.enter_context(command_process(url, *each)) for each in arguments[name]]
+            pids = [each.pid for each in started]
+            sides[name] = stack.enter_context(closing(MeasuredExchange(server, exchange, pids)))
+        spark, spark_process = sides[SPARK], started[-1]
+        spark.push_one()
+        wait_until(lambda: spark_process.poll() is not None or spark.has_both())
+        if spark_process.poll() is not None:
+            # On a very busy machine, Spark waits only ten seconds for its Python process.
+            raise RuntimeError("pipeline exchange ended before it had routed an element")
+        spark.drain()
+        yield sides
 
 
-def routed(found: Mapping[str, Running], rounds: int) -> list[Row]:
-    """Compare how many elements a second go through."""
+def compare_rates(sides: Mapping[str, MeasuredExchange], rounds: int) -> list[Row]:
+    """Compare elements/s of waiting elements."""
     for turn in range(WARM_UP + rounds):
-        order = list(found.values())
+        order = list(sides.values())
         for side in reversed(order) if turn % 2 else order:
             side.measure()
-    rates = {name: side.rates[WARM_UP:] for name, side in found.items()}
-    busy = {name: median(side.busy[WARM_UP:]) for name, side in found.items()}
+    rates = {name: side.rates[WARM_UP:] for name, side in sides.items()}
+    cpu = {name: median(side.cpu_microseconds[WARM_UP:]) for name, side in sides.items()}
     return [
         Row.of(
             f"pipeline_exchange: rate to {name}", "exchange on Spark, 2 tasks, 1 to 2, 1 KB", peer,
             "elements/s", rates[SPARK], rates[name],
-            note=f"CPU {busy[SPARK]:.0f} to {busy[name]:.0f} µs an element, PostgreSQL's with it",
+            note=f"CPU {cpu[SPARK]:.0f} to {cpu[name]:.0f} µs per element, with PostgreSQL's",
         )
         for name, peer in ((ONE, RUN_ONE), (TWO, RUN_TWO))
     ]  # fmt: skip
 
 
-def single(found: Mapping[str, Running], rounds: int) -> Row:
-    """Compare how long an element takes that comes when all is at rest."""
-    taken: dict[str, list[float]] = {SPARK: [], ONE: []}
+def compare_singles(sides: Mapping[str, MeasuredExchange], rounds: int) -> Row:
+    """Compare the delay of an element while the exchange is idle."""
+    delays: dict[str, list[float]] = {SPARK: [], ONE: []}
     for _ in range(rounds):
-        for name, times in taken.items():
-            times.append(median(found[name].milliseconds() for _ in range(LOOKS)))
+        for name, found in delays.items():
+            found.append(median(sides[name].measure_single() for _ in range(SINGLES)))
     return Row.of(
-        "pipeline_exchange: one", "exchange on Spark at rest: push until both have it, p50",
-        RUN_ONE, "ms", taken[SPARK], taken[ONE], is_at_most=True,
-        note="Spark starts a batch for it",
+        "pipeline_exchange: one", "idle exchange on Spark: push until both queues have it, p50",
+        RUN_ONE, "ms", delays[SPARK], delays[ONE], is_lower_better=True,
+        note="Spark starts a batch for the element",
     )  # fmt: skip
 
 
-def memory(found: Mapping[str, Running]) -> Row:
+def compare_memory(sides: Mapping[str, MeasuredExchange]) -> Row:
     """Compare the memory of the processes, once."""
     return Row.of(
         "pipeline_exchange: memory", "memory of an exchange on Spark", RUN_ONE, "MiB",
-        [found[SPARK].mebibytes], [found[ONE].mebibytes], is_at_most=True,
-        note="Java, the driver and Python's workers; once, at the end",
+        [sides[SPARK].measure_memory()], [sides[ONE].measure_memory()], is_lower_better=True,
+        note="Java, the driver and Python's workers; measured once, at the end",
     )  # fmt: skip
 
 
 def measure(options: Options) -> Findings:
-    """Measure all of it."""
+    """Measure rates, delays and memory."""
     findings = Findings(versions={"Spark": spark_version})
     if options.is_quick:
         findings.left_out.append("an exchange on Spark, in the quick run: its start takes too long")
         return findings
-    with temporary_server() as server, sides(server) as found:
-        findings.rows += routed(found, options.rounds)
-        findings.rows += [single(found, options.rounds), memory(found)]
+    with temporary_server() as server, run_exchanges(server) as sides:
+        findings.rows += compare_rates(sides, options.rounds)
+        findings.rows += [compare_singles(sides, options.rounds), compare_memory(sides)]
     return findings
 
 

@@ -1,10 +1,10 @@
-"""Steady streaming: whether the job of traffic keeps up, and its memory and checkpoint stay small.
+"""Steady streaming: does the job traffic keep up, and do its memory and checkpoint stay small?
 
 python -m benchmarks.pipeline_steady [--minutes 30] [--rate 5000]
 
-One process publishes so many messages a second, by hundreds, of six senders to topics; the job
-`pipeline traffic` counts them as a process of its own. Every minute: what was published and
-counted, the lag, the memory of its Java, its driver and its workers, the size of the checkpoint.
+A process publishes messages of six senders, 100 in each call; another process, the job `pipeline
+traffic`, counts them. Each minute prints the published and counted messages, the lag, the memory of
+Java, the driver and the workers, and the size of the checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import psycopg
 from benchmarks.servers import ROOT, temporary_server
 
 PAIRS = [(f"SENDER{sender}", f"TOPIC{topic}") for sender in range(2) for topic in range(3)]
-HUNDRED = 100
+BATCH = 100
 RULES = """
     INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES
         ('psqlmessages', 'SENDER*', 'Topic', 'TOPIC*', 'W', 5),
@@ -37,8 +37,8 @@ RULES = """
         ('psqlmessages', 'pipeline.*', 'Topic', 'TOPIC1', 'R', 5),
         ('psqlmessages', 'pipeline.*', 'Topic', 'TOPIC2', 'R', 5)
 """
-# What is published before the job reads for the first time is kept for it.
-KEEP = "SELECT messages.subscribe('pipeline.keep', %s, 600)"
+# A subscription that stores messages until the job reads for the first time.
+SUBSCRIBE = "SELECT messages.subscribe('pipeline.keep', %s, 600)"
 PUBLISH = """
     SELECT messages.publish_many(%s, %s, ARRAY(
         SELECT repeat('x', floor(random() * 400)::int) FROM generate_series(1, %s)
@@ -56,8 +56,8 @@ MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Size:
-    """MiB of memory: of Java, the driver, all its workers; of the checkpoint, and its files."""
+class JobSize:
+    """MiB of memory of Java, the driver, and all workers; MiB and files of the checkpoint."""
 
     java: float
     driver: float
@@ -66,22 +66,22 @@ class Size:
     files: int
 
 
-def publish(url: str, rate: int, is_over: Event, count: multiprocessing.Value) -> None:  # type: ignore[valid-type]
-    """Publish at a rate, without an end; hundreds that are late are made up for."""
+def publish(url: str, rate: int, must_stop: Event, count: multiprocessing.Value) -> None:  # type: ignore[valid-type]
+    """Publish at a rate until stopped; if it was late, publish faster."""
     begun, done = perf_counter(), 0
     with psycopg.connect(url, autocommit=True) as connection:
-        while not is_over.is_set():
+        while not must_stop.is_set():
             wait = begun + done / rate - perf_counter()
             if wait > 0:
-                is_over.wait(wait)
-            connection.execute(PUBLISH, (*PAIRS[done // HUNDRED % len(PAIRS)], HUNDRED))
-            done += HUNDRED
+                must_stop.wait(wait)
+            connection.execute(PUBLISH, (*PAIRS[done // BATCH % len(PAIRS)], BATCH))
+            done += BATCH
             count.value = done  # type: ignore[attr-defined]
 
 
 @contextmanager
 def job(url: str, checkpoint: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the job of traffic."""
+    """Run the job traffic."""
     with log.open("wb") as lines:
         process = subprocess.Popen(
             [
@@ -99,25 +99,25 @@ def job(url: str, checkpoint: str, log: Path) -> Iterator[subprocess.Popen[bytes
             process.wait(60)
 
 
-def size(driver: int, checkpoint: str) -> Size:
+def measure_job(driver: int, checkpoint: str) -> JobSize:
     """Measure the processes of a job and its checkpoint."""
     parents = {pid: parent for pid, (parent, _) in processes().items()}
     names = {pid: name for pid, (_, name) in processes().items()}
 
-    def is_below(pid: int) -> bool:
+    def is_descendant(pid: int) -> bool:
         while pid in parents:
             if pid == driver:
                 return True
             pid = parents[pid]
         return False
 
-    own = [pid for pid in parents if is_below(pid) and pid != driver]
-    java = [pid for pid in own if names.get(pid) == "java"]
+    children = [pid for pid in parents if is_descendant(pid) and pid != driver]
+    java = [pid for pid in children if names.get(pid) == "java"]
     files = [entry.stat().st_size for entry in Path(checkpoint).rglob("*") if entry.is_file()]
-    return Size(
+    return JobSize(
         sum(map(memory, java)),
         memory(driver),
-        sum(memory(pid) for pid in own if pid not in java),
+        sum(memory(pid) for pid in children if pid not in java),
         sum(files) / MIB,
         len(files),
     )
@@ -136,7 +136,7 @@ def processes() -> dict[int, tuple[int, str]]:
 
 
 def memory(pid: int) -> float:
-    """Return the MiB that a process has in memory; its share where pages are shared."""
+    """Return the MiB of a process in memory, with its share of shared pages."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -145,7 +145,7 @@ def memory(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def watch(
+def print_progress(
     url: str, driver: subprocess.Popen[bytes], options: argparse.Namespace, count: object
 ) -> None:
     """Print a line each minute."""
@@ -158,7 +158,7 @@ def watch(
                 return
             published = count.value  # type: ignore[attr-defined]
             counted, windows, state, lag, batch = connection.execute(COUNTED).fetchone()  # type: ignore[misc]
-            now = size(driver.pid, options.checkpoint)
+            now = measure_job(driver.pid, options.checkpoint)
             print(
                 f"{minute:3} min {published:11,} published {published - counted:9,} behind"
                 f" {state} lag {lag:5.1f} s batch {batch:6,} {windows:7,} windows"
@@ -175,21 +175,21 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=5000)
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    is_over, count = context.Event(), context.Value("q", 0)
+    must_stop, count = context.Event(), context.Value("q", 0)
     with temporary_server() as server, tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         options.checkpoint = str(Path(folder) / "checkpoint")
         with psycopg.connect(server.url(), autocommit=True) as owner:
             owner.execute(RULES)
             for topic in {topic for _, topic in PAIRS}:
-                owner.execute(KEEP, (topic,))
+                owner.execute(SUBSCRIBE, (topic,))
         publisher = context.Process(
-            target=publish, args=(server.url(), options.rate, is_over, count), daemon=True
+            target=publish, args=(server.url(), options.rate, must_stop, count), daemon=True
         )
         publisher.start()
         log = Path(folder) / "job.log"
         with job(server.url(), options.checkpoint, log) as driver:
-            watch(server.url(), driver, options, count)
-            is_over.set()
+            print_progress(server.url(), driver, options, count)
+            must_stop.set()
             publisher.join()
         print("\n".join(log.read_text().splitlines()[-5:]))
 

@@ -1,4 +1,4 @@
-"""What benchmarks.pipeline measures of streams: a backlog, the rate source, row to result."""
+"""Streaming queries of benchmarks.pipeline: a backlog, the rate source, row to result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-LATE_SECONDS = 60
+TIMEOUT_SECONDS = 60
 WARM_UP = 3
 UPSERT = """
     INSERT INTO result (topic, minute, rows) VALUES (%s, %s, %s)
@@ -28,7 +28,7 @@ UPSERT = """
 
 @dataclass(frozen=True)
 class Batches:
-    """The micro-batches of a query that had rows, without the first ones."""
+    """The micro-batches of a query that had rows, without the first three."""
 
     rows: list[int]
     seconds: list[float]
@@ -36,9 +36,9 @@ class Batches:
 
     @classmethod
     def of(cls, query: StreamingQuery) -> Batches:
-        """Take them from the query's progress."""
-        found = [json.loads(progress.json) for progress in query.recentProgress]
-        warm = [progress for progress in found if progress["numInputRows"] > 0][WARM_UP:]
+        """Read the batches from the query's progress."""
+        all_ = [json.loads(progress.json) for progress in query.recentProgress]
+        warm = [progress for progress in all_ if progress["numInputRows"] > 0][WARM_UP:]
         names = warm[0]["durationMs"] if warm else ()
         return cls(
             [progress["numInputRows"] for progress in warm],
@@ -48,21 +48,21 @@ class Batches:
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return sum(self.rows) / sum(self.seconds)
 
 
-def of_messages(spark: SparkSession, topic: str, start: int | str, at_once: int) -> DataFrame:
-    """Read a topic as a stream: what the aggregate needs of it."""
+def read_topic(spark: SparkSession, topic: str, start: int | str, batch_rows: int) -> DataFrame:
+    """Read a topic as a stream, with the columns that the aggregate needs."""
     reader = spark.readStream.format("psqlmessages")
     reader = reader.schema("id bigint, topic string, published_at timestamp")
     reader = reader.option("topic", topic).option("startingOffsets", start)
-    return reader.option("maxRowsPerTrigger", at_once).load()
+    return reader.option("maxRowsPerTrigger", batch_rows).load()
 
 
-def of_rate(spark: SparkSession, at_once: int) -> DataFrame:
-    """Make rows from nothing: so many in each batch."""
-    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", at_once)
+def read_rate(spark: SparkSession, batch_rows: int) -> DataFrame:
+    """Read Spark's rate source, which generates rows."""
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", batch_rows)
     reader = reader.option("numPartitions", 2).option("advanceMillisPerBatch", 1000)
     return reader.load().selectExpr("value AS id", "'ROWS' AS topic", "timestamp AS published_at")
 
@@ -73,52 +73,52 @@ def aggregate(rows: DataFrame) -> DataFrame:
     return rows.groupBy("topic", minute).agg(f.count("*").alias("rows"), f.max("id").alias("id"))
 
 
-def updates(rows: DataFrame, folder: str) -> DataStreamWriter:
-    """Write the groups that change, wherever it is told to."""
+def write_updates(rows: DataFrame, folder: str) -> DataStreamWriter:
+    """Return a writer of the groups that change; ``folder`` is its checkpoint."""
     writer = aggregate(rows).writeStream.outputMode("update")
     return writer.option("checkpointLocation", folder)
 
 
 def checkpoint_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for a checkpoint; tasks of a stopped query may still write to it."""
+    """Create a folder for a checkpoint; tasks of a stopped query may still write to it."""
     return tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
 
 
-def drain(spark: SparkSession, start: int, at_once: int) -> Batches:
-    """Aggregate what is kept of ROWS from an id on, then end."""
-    rows = of_messages(spark, "ROWS", start, at_once)
+def drain(spark: SparkSession, start: int, batch_rows: int) -> Batches:
+    """Aggregate the stored messages of ROWS from an id on."""
+    rows = read_topic(spark, "ROWS", start, batch_rows)
     with checkpoint_folder() as folder:
-        query = updates(rows, folder).format("noop").trigger(availableNow=True).start()
+        query = write_updates(rows, folder).format("noop").trigger(availableNow=True).start()
         query.awaitTermination()
         return Batches.of(query)
 
 
-def run_rate(spark: SparkSession, at_once: int, batches: int) -> Batches:
-    """Aggregate so many batches of the rate source."""
+def run_rate(spark: SparkSession, batch_rows: int, batches: int) -> Batches:
+    """Aggregate this number of batches of the rate source."""
     with checkpoint_folder() as folder:
-        query = updates(of_rate(spark, at_once), folder).format("noop").start()
-        until(lambda: len(query.recentProgress) >= batches + WARM_UP, query)
+        query = write_updates(read_rate(spark, batch_rows), folder).format("noop").start()
+        wait_until(lambda: len(query.recentProgress) >= batches + WARM_UP, query)
         query.stop()
         return Batches.of(query)
 
 
-def until(condition: Any, query: StreamingQuery) -> None:
-    """Look every tenth of a second; a query's own error ends the waiting."""
-    pause, end = threading.Event(), perf_counter() + LATE_SECONDS
+def wait_until(condition: Any, query: StreamingQuery) -> None:
+    """Check a condition every 0.1 s until it is true; raise AssertionError if the query fails."""
+    pause, end = threading.Event(), perf_counter() + TIMEOUT_SECONDS
     while not condition():
         if query.exception() is not None or perf_counter() > end:
-            raise AssertionError(f"the query does not go on: {query.exception()}")
+            raise AssertionError(f"the query does not continue: {query.exception()}")
         pause.wait(0.1)
 
 
-def publish(url: str, rate: int, over: Event, sent: multiprocessing.Queue[Any]) -> None:
-    """Publish a hundredth of the rate every 10 ms until it is over; tell when which id was sent."""
+def publish(url: str, rate: int, must_stop: Event, sent: multiprocessing.Queue[Any]) -> None:
+    """Publish every 10 ms until stopped; then put all (id, time), and the rate, into ``sent``."""
     count, pause = rate // 100, threading.Event()
     sql = "SELECT messages.publish_many('PUB', 'LIVE', %b::text[])"
     bodies, log = ["x" * 200] * count, []
     with closing(psycopg.connect(url, autocommit=True)) as connection:
         begun = time()
-        while not over.is_set():
+        while not must_stop.is_set():
             pause.wait(max(0.0, begun + len(log) / 100 - time()))
             now = time()
             row = connection.execute(sql, [bodies]).fetchone()
@@ -127,7 +127,7 @@ def publish(url: str, rate: int, over: Event, sent: multiprocessing.Queue[Any]) 
 
 
 class Results:
-    """A table with the result, and when what was in it."""
+    """A table with the result; ``seen`` has the last id in the table at each time."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
@@ -137,7 +137,7 @@ class Results:
         )
         self.seen: list[tuple[int, float]] = []
 
-    def keep(self, frame: DataFrame, _: int) -> None:
+    def write_batch(self, frame: DataFrame, _: int) -> None:
         """Upsert the groups of a batch, in one transaction."""
         groups = frame.collect()
         with self.connection.transaction(), self.connection.cursor() as cursor:
@@ -146,7 +146,7 @@ class Results:
             self.seen.append((max(group.id for group in groups), time()))
 
     def delays(self, sent: list[tuple[int, float]]) -> list[float]:
-        """Tell how long it took from each call of publish to the result that has its last row."""
+        """Return the time from each call of publish to the result that includes its last row."""
         delays, seen = [], iter(self.seen)
         last, at = next(seen)
         for id_, begun in sent:
@@ -160,25 +160,25 @@ class Results:
 
 
 def latency(spark: SparkSession, url: str, rate: int, seconds: int) -> tuple[list[float], float]:
-    """Measure from publish to result; the delays of all calls in order, and the rate that was."""
+    """Return the delays from publish to result of all calls in order, and the actual rate."""
     context = multiprocessing.get_context("spawn")
-    over, sent = context.Event(), context.Queue()
-    publisher = context.Process(target=publish, args=(url, rate, over, sent))
+    must_stop, sent = context.Event(), context.Queue()
+    publisher = context.Process(target=publish, args=(url, rate, must_stop, sent))
     results = Results(url)
     with checkpoint_folder() as folder:
-        rows = of_messages(spark, "LIVE", "latest", 1_000_000)
-        query = updates(rows, folder).foreachBatch(results.keep).start()
+        rows = read_topic(spark, "LIVE", "latest", 1_000_000)
+        query = write_updates(rows, folder).foreachBatch(results.write_batch).start()
         publisher.start()
         try:
-            until(lambda: results.seen, query)
+            wait_until(lambda: results.seen, query)
             threading.Event().wait(seconds)
         finally:
-            over.set()
-            log, reached = sent.get()
+            must_stop.set()
+            log, actual_rate = sent.get()
             publisher.join()
-        until(lambda: results.seen[-1][0] >= log[-1][0], query)
+        wait_until(lambda: results.seen[-1][0] >= log[-1][0], query)
         query.stop()
     results.connection.close()
-    # The first seconds are Spark's own warming up.
+    # Leave out Spark's warm-up.
     delays = results.delays(log)
-    return delays[len(delays) // 4 :], reached
+    return delays[len(delays) // 4 :], actual_rate

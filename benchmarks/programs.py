@@ -1,4 +1,4 @@
-"""The programs of `make bench`, in the order of the tables, and those of `make bench-quick`."""
+"""The benchmarks of `make bench`, in the order of the tables, and those of `make bench-quick`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The peers of benchmarks.queues: by hand, pgmq, procrastinate, PgQueuer, each as its pages tell.
+"""The peers of benchmarks.queues: plain SQL, pgmq, procrastinate, PgQueuer, used as documented.
 
-A side fills its queue and empties it, so many at once: 1 means a call and its commit for each
-element, more means what the side offers for many.
+A side fills its queue and empties it in batches: 1 means a call and a commit for each element; a
+larger batch uses the side's functions for many elements.
 """
 
 from __future__ import annotations
@@ -19,199 +19,199 @@ import psycopg
 
 BODY = json.dumps({"payload": "x" * 985})
 
-BY_HAND = """
-    CREATE TABLE by_hand (
+CREATE_TABLE = """
+    CREATE TABLE plain_queue (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         body text NOT NULL,
         available_at timestamptz NOT NULL DEFAULT clock_timestamp(),
         lease uuid
     );
-    CREATE INDEX ON by_hand (available_at, id)
+    CREATE INDEX ON plain_queue (available_at, id)
 """
-RESERVE_BY_HAND = """
-    UPDATE by_hand SET lease = gen_random_uuid(), available_at = clock_timestamp() + '120 s'
+RESERVE = """
+    UPDATE plain_queue SET lease = gen_random_uuid(), available_at = clock_timestamp() + '120 s'
      WHERE id = ANY (ARRAY(
-        SELECT id FROM by_hand WHERE available_at <= now()
+        SELECT id FROM plain_queue WHERE available_at <= now()
          ORDER BY available_at, id LIMIT %s FOR UPDATE SKIP LOCKED))
     RETURNING id, body, lease
 """
-LOCK_BY_HAND = """
-    SELECT id, body FROM by_hand WHERE available_at <= now()
+LOCK = """
+    SELECT id, body FROM plain_queue WHERE available_at <= now()
      ORDER BY available_at, id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 
 
 class Side:
-    """One of those that are compared: how it fills its queue and empties it."""
+    """A queue to compare: how to fill it and to empty it."""
 
     name: ClassVar[str]
     tables: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ()
-    # The most elements to measure with: fewer for who ends each by itself, however many are there.
-    most: ClassVar[int] = 2000
+    packages: ClassVar[tuple[str, ...]] = ()
+    # The maximum number of elements to measure with; less for sides that finish them one by one.
+    max_count: ClassVar[int] = 2000
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True)
-        # When the last element was done, where the side's worker ends later than that.
+        # The time at which the last element was finished, if the worker itself ends later.
         self.done_at = 0.0
 
     @classmethod
-    def is_here(cls) -> bool:
-        """Tell whether all packages it needs are installed."""
-        return all(importlib.util.find_spec(package) for package in cls.needs)
+    def is_installed(cls) -> bool:
+        """Return whether all packages that the side needs are installed."""
+        return all(importlib.util.find_spec(package) for package in cls.packages)
 
-    def fill(self, count: int, at_once: int) -> None:
-        """Add so many elements."""
-        raise AssertionError("each side has its own")
+    def fill(self, count: int, batch: int) -> None:
+        """Add elements."""
+        raise NotImplementedError
 
-    def empty(self, count: int, at_once: int) -> None:
-        """Take and finish so many elements: all that are there."""
-        raise AssertionError("each side has its own")
+    def empty(self, count: int, batch: int) -> None:
+        """Take and finish all elements."""
+        raise NotImplementedError
 
-    def seconds(self, count: int, at_once: int) -> float:
-        """Measure filling and emptying, on tables that are clean."""
+    def seconds(self, count: int, batch: int) -> float:
+        """Vacuum the tables, then measure filling and emptying."""
         for table in self.tables:
             self.connection.execute(f"VACUUM ANALYZE {table}")
         self.done_at = 0.0
         begun = perf_counter()
-        self.fill(count, at_once)
-        self.empty(count, at_once)
+        self.fill(count, batch)
+        self.empty(count, batch)
         return (self.done_at or perf_counter()) - begun
 
     def close(self) -> None:
-        """End its connections."""
+        """Close the connections."""
         self.connection.close()
 
 
-class ByHand(Side):
-    """A table by hand; who takes an element holds a lease on it, in a transaction of its own."""
+class PlainLease(Side):
+    """A table without rules; reserving and deleting an element are separate transactions."""
 
     name = "by hand, with a lease"
-    tables = ("by_hand",)
+    tables = ("plain_queue",)
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
-        self.connection.execute("DROP TABLE IF EXISTS by_hand")
-        self.connection.execute(BY_HAND)
+        self.connection.execute("DROP TABLE IF EXISTS plain_queue")
+        self.connection.execute(CREATE_TABLE)
 
-    def fill(self, count: int, at_once: int) -> None:
-        """INSERT."""
-        if at_once == 1:
+    def fill(self, count: int, batch: int) -> None:
+        """Run INSERT."""
+        if batch == 1:
             for _ in range(count):
                 self.connection.execute(
-                    "INSERT INTO by_hand (body) VALUES (%s) RETURNING id", [BODY]
+                    "INSERT INTO plain_queue (body) VALUES (%s) RETURNING id", [BODY]
                 ).fetchone()
             return
-        for _ in range(count // at_once):
+        for _ in range(count // batch):
             self.connection.execute(
-                "INSERT INTO by_hand (body) SELECT unnest(%b::text[]) RETURNING id",
-                [[BODY] * at_once],
+                "INSERT INTO plain_queue (body) SELECT unnest(%b::text[]) RETURNING id",
+                [[BODY] * batch],
             ).fetchall()
 
-    def empty(self, count: int, at_once: int) -> None:
-        """UPDATE … SKIP LOCKED, then DELETE."""
-        for _ in range(count // at_once):
-            rows = self.connection.execute(RESERVE_BY_HAND, [at_once]).fetchall()
-            expect(len(rows), at_once)
+    def empty(self, count: int, batch: int) -> None:
+        """Run UPDATE … SKIP LOCKED, then DELETE."""
+        for _ in range(count // batch):
+            rows = self.connection.execute(RESERVE, [batch]).fetchall()
+            expect(len(rows), batch)
             self.connection.execute(
-                "DELETE FROM by_hand WHERE id = ANY (%b) AND lease = ANY (%b)",
+                "DELETE FROM plain_queue WHERE id = ANY (%b) AND lease = ANY (%b)",
                 [[row[0] for row in rows], [row[2] for row in rows]],
             )
 
 
-class ByHandAtOnce(ByHand):
-    """The same where who takes an element holds a transaction open until it is done with it."""
+class PlainTransaction(PlainLease):
+    """The same table; an element is taken and deleted in one transaction."""
 
     name = "by hand, one transaction"
 
-    def empty(self, count: int, at_once: int) -> None:
-        """SELECT … SKIP LOCKED and DELETE, in one transaction."""
-        for _ in range(count // at_once):
+    def empty(self, count: int, batch: int) -> None:
+        """Run SELECT … SKIP LOCKED and DELETE in one transaction."""
+        for _ in range(count // batch):
             with self.connection.transaction():
-                rows = self.connection.execute(LOCK_BY_HAND, [at_once]).fetchall()
-                expect(len(rows), at_once)
+                rows = self.connection.execute(LOCK, [batch]).fetchall()
+                expect(len(rows), batch)
                 self.connection.execute(
-                    "DELETE FROM by_hand WHERE id = ANY (%b)", [[row[0] for row in rows]]
+                    "DELETE FROM plain_queue WHERE id = ANY (%b)", [[row[0] for row in rows]]
                 )
 
 
 class Pgmq(Side):
-    """The SQL that pgmq's Python package brings: send, read, delete."""
+    """The SQL of pgmq's Python package: send, read, delete."""
 
     name = "pgmq"
     tables = ("pgmq.q_one",)
-    needs = ("pgmq",)
+    packages = ("pgmq",)
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
-        # Its SQL only: the package itself need not be importable.
+        # Only the SQL is used: the package need not be importable.
         found = importlib.util.find_spec("pgmq")
         folder = Path(found.submodule_search_locations[0])
         self.connection.execute("DROP SCHEMA IF EXISTS pgmq CASCADE")
         self.connection.execute((folder / "sql" / "pgmq.sql").read_text("utf-8"))
         self.connection.execute("SELECT pgmq.create('one')")
 
-    def fill(self, count: int, at_once: int) -> None:
+    def fill(self, count: int, batch: int) -> None:
         """Call send or send_batch."""
-        if at_once == 1:
+        if batch == 1:
             for _ in range(count):
                 self.connection.execute("SELECT pgmq.send('one', %s::jsonb)", [BODY]).fetchone()
             return
-        for _ in range(count // at_once):
+        for _ in range(count // batch):
             self.connection.execute(
-                "SELECT pgmq.send_batch('one', %b::jsonb[])", [[BODY] * at_once]
+                "SELECT pgmq.send_batch('one', %b::jsonb[])", [[BODY] * batch]
             ).fetchall()
 
-    def empty(self, count: int, at_once: int) -> None:
+    def empty(self, count: int, batch: int) -> None:
         """Call read, then delete."""
-        for _ in range(count // at_once):
+        for _ in range(count // batch):
             rows = self.connection.execute(
-                "SELECT * FROM pgmq.read('one', 120, %s)", [at_once]
+                "SELECT * FROM pgmq.read('one', 120, %s)", [batch]
             ).fetchall()
-            expect(len(rows), at_once)
+            expect(len(rows), batch)
             self.connection.execute(
                 "SELECT pgmq.delete('one', %b::bigint[])", [[row[0] for row in rows]]
             ).fetchall()
 
 
 class AsyncSide(Side):
-    """A side that lives in an event loop."""
+    """A side with an asyncio API."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
         self.runner = asyncio.Runner()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run it in the loop of this side."""
+        """Run a coroutine in the event loop of this side."""
         return self.runner.run(coroutine)
 
     def close(self) -> None:
-        """End loop and connections."""
+        """Close the event loop and the connections."""
         self.runner.close()
         super().close()
 
 
 class Procrastinate(AsyncSide):
-    """Defer a task, and let its worker run it: one at a time, or many at once."""
+    """Tasks of procrastinate: defer them, and run its worker with a concurrency of 1 or 10."""
 
     name = "procrastinate"
     tables = ("procrastinate_jobs", "procrastinate_events")
-    needs = ("procrastinate", "psycopg_pool")
-    most = 200
+    packages = ("procrastinate", "psycopg_pool")
+    max_count = 200
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
         import procrastinate
 
         logging.getLogger("procrastinate").setLevel(logging.WARNING)
-        self.seen = 0
+        self.done = 0
         self.app = procrastinate.App(
             connector=procrastinate.PsycopgConnector(conninfo=dsn, min_size=4, max_size=20)
         )
 
         @self.app.task(name="work")
         async def work(payload: str) -> None:
-            self.seen += 1
+            self.done += 1
             self.done_at = perf_counter()
 
         self.work = work
@@ -221,44 +221,44 @@ class Procrastinate(AsyncSide):
         await self.app.open_async()
         await self.app.schema_manager.apply_schema_async()
 
-    def fill(self, count: int, at_once: int) -> None:
+    def fill(self, count: int, batch: int) -> None:
         """Call defer_async or batch_defer_async."""
-        self.run(self._fill(count, at_once))
+        self.run(self._fill(count, batch))
 
-    async def _fill(self, count: int, at_once: int) -> None:
+    async def _fill(self, count: int, batch: int) -> None:
         payload = BODY
-        if at_once == 1:
+        if batch == 1:
             for _ in range(count):
                 await self.work.defer_async(payload=payload)
             return
-        for _ in range(count // at_once):
-            await self.work.batch_defer_async(*[{"payload": payload}] * at_once)
+        for _ in range(count // batch):
+            await self.work.batch_defer_async(*[{"payload": payload}] * batch)
 
-    def empty(self, count: int, at_once: int) -> None:
-        """Run its worker until nothing is left; what is done is deleted."""
-        self.seen = 0
+    def empty(self, count: int, batch: int) -> None:
+        """Run its worker until no job is left; it deletes finished jobs."""
+        self.done = 0
         self.run(
             self.app.run_worker_async(
                 wait=False,
-                concurrency=1 if at_once == 1 else 10,
+                concurrency=1 if batch == 1 else 10,
                 delete_jobs="always",
                 install_signal_handlers=False,
             )
         )
-        expect(self.seen, count)
+        expect(self.done, count)
 
     def close(self) -> None:
-        """End its pool."""
+        """Close the connection pool."""
         self.run(self.app.close_async())
         super().close()
 
 
 class PgQueuer(AsyncSide):
-    """Enqueue jobs, and let its manager run them."""
+    """Jobs of PgQueuer: enqueue them, and run its manager."""
 
     name = "PgQueuer"
     tables = ("pgqueuer", "pgqueuer_log")
-    needs = ("pgqueuer", "asyncpg")
+    packages = ("pgqueuer", "asyncpg")
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn)
@@ -266,31 +266,31 @@ class PgQueuer(AsyncSide):
         from pgqueuer.queries import Queries
 
         logging.getLogger("pgqueuer").setLevel(logging.WARNING)
-        self.seen = 0
-        self.link = self.run(asyncpg.connect(dsn))
-        self.queries = Queries.from_asyncpg_connection(self.link)
+        self.done = 0
+        self.asyncpg = self.run(asyncpg.connect(dsn))
+        self.queries = Queries.from_asyncpg_connection(self.asyncpg)
         self.run(self.queries.install())
 
-    def fill(self, count: int, at_once: int) -> None:
-        """Call enqueue, with one or with lists."""
-        self.run(self._fill(count, at_once))
+    def fill(self, count: int, batch: int) -> None:
+        """Call enqueue with one payload, or with lists."""
+        self.run(self._fill(count, batch))
 
-    async def _fill(self, count: int, at_once: int) -> None:
+    async def _fill(self, count: int, batch: int) -> None:
         payload = BODY.encode()
-        if at_once == 1:
+        if batch == 1:
             for _ in range(count):
                 await self.queries.enqueue("work", payload)
             return
-        for _ in range(count // at_once):
-            await self.queries.enqueue(["work"] * at_once, [payload] * at_once, [0] * at_once)
+        for _ in range(count // batch):
+            await self.queries.enqueue(["work"] * batch, [payload] * batch, [0] * batch)
 
-    def empty(self, count: int, at_once: int) -> None:
-        """Run its manager until nothing is left."""
-        self.seen = 0
-        self.run(self._empty(at_once))
-        expect(self.seen, count)
+    def empty(self, count: int, batch: int) -> None:
+        """Run its manager until no job is left."""
+        self.done = 0
+        self.run(self._empty(batch))
+        expect(self.done, count)
 
-    async def _empty(self, at_once: int) -> None:
+    async def _empty(self, batch: int) -> None:
         from pgqueuer.qm import QueueManager
         from pgqueuer.types import QueueExecutionMode
 
@@ -298,22 +298,19 @@ class PgQueuer(AsyncSide):
 
         @manager.entrypoint("work")
         async def work(job: Any) -> None:
-            self.seen += 1
+            self.done += 1
             self.done_at = perf_counter()
 
-        # Its own default where elements come one by one.
-        await manager.run(batch_size=max(at_once, 10), mode=QueueExecutionMode.drain)
+        # Ten is its default.
+        await manager.run(batch_size=max(batch, 10), mode=QueueExecutionMode.drain)
 
     def close(self) -> None:
-        """End its connection."""
-        self.run(self.link.close())
+        """Close the connection."""
+        self.run(self.asyncpg.close())
         super().close()
 
 
-def expect(found: int, wanted: int) -> None:
-    """Take care that all was there."""
-    if found != wanted:
-        raise AssertionError(f"{found} elements instead of {wanted}")
-
-
-PEERS: tuple[type[Side], ...] = (ByHand, ByHandAtOnce, Pgmq, Procrastinate, PgQueuer)
+def expect(found: int, expected: int) -> None:
+    """Raise AssertionError if the number of elements is wrong."""
+    if found != expected:
+        raise AssertionError(f"{found} elements instead of {expected}")

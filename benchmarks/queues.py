@@ -1,11 +1,11 @@
-"""Benchmark of queues: elements are pushed, taken and ended, one by one and 100 at once.
+"""Benchmark of queues: push, reserve and commit elements, one by one and 100 in each call.
 
 python -m benchmarks.queues [--rounds 5] [--quick] [--json FILE]
 
-It starts a PostgreSQL of its own, with the settings PostgreSQL has by default: every commit waits
-for the disk. Only its WAL is laid out beforehand: whoever happened to need the next 16 MB would
-wait for them. All sides use one server over TCP, each with a queue of its own, and take turns.
-Peers are those of requirements.txt.
+It starts a temporary PostgreSQL with default settings: every commit waits for the disk. Only the
+WAL segments are created in advance, because the side that needs the next segment would wait for it.
+All sides use one server over TCP, each has its own queue, and they take turns. requirements.txt has
+the peers.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from importlib.metadata import version
 
 import psycopg
 
-from benchmarks.queue_ours import (
-    SETUP,
-    Popping,
-    Reserving,
-    Working,
-    WorkingSingly,
-    is_durable,
-)
 from benchmarks.queue_peers import (
-    ByHand,
-    ByHandAtOnce,
     Pgmq,
     PgQueuer,
+    PlainLease,
+    PlainTransaction,
     Procrastinate,
     Side,
+)
+from benchmarks.queue_sides import (
+    SETUP,
+    ConsumeSide,
+    PopSide,
+    ReserveSide,
+    SingleConsumeSide,
+    is_durable,
 )
 from benchmarks.results import Findings, Options, Row, run
 from benchmarks.servers import temporary_server
 
-SIZES = {1: "one by one", 100: "100 at once"}
-LEASES = "each taken by a lease; by design ours is not awaited on the disk, its is"
+BATCHES = {1: "one by one", 100: "100 at once"}
+LEASES = "both reserve by a lease; ours does not wait until the lease is on the disk, the peer does"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Which of our sides stands beside which of others; a note for each of SIZES."""
+    """One of our sides and a peer; a note for each of BATCHES."""
 
     ours: type[Side]
     theirs: type[Side]
@@ -51,105 +51,102 @@ class Pair:
 
 
 PAIRS = (
-    Pair(Reserving, ByHand, (LEASES, LEASES), is_quick=True),
+    Pair(ReserveSide, PlainLease, (LEASES, LEASES), is_quick=True),
     Pair(
-        Popping,
-        ByHandAtOnce,
-        ("taken and removed in the reader's transaction; ours is one call in it, its are two",) * 2,
+        PopSide,
+        PlainTransaction,
+        ("taken and removed in one transaction; ours with one call, the peer with two",) * 2,
     ),
-    Pair(Reserving, Pgmq, (LEASES, LEASES), is_quick=True),
+    Pair(ReserveSide, Pgmq, (LEASES, LEASES), is_quick=True),
     Pair(
-        WorkingSingly,
+        SingleConsumeSide,
         Procrastinate,
         (
-            "workers that take and end each job by itself, one at a time",
-            "100 in a push; workers that take and end each job by itself, its 10 at a time",
+            "workers that take and finish jobs one at a time",
+            "100 in a push; workers that take and finish single jobs, the peer 10 concurrently",
         ),
     ),
     Pair(
-        Working,
+        ConsumeSide,
         PgQueuer,
         (
-            "workers that take 10 at once and end what is done in groups",
-            "workers that take 100 at once and end what is done in groups",
+            "workers that take 10 elements at once and finish them in groups",
+            "workers that take 100 elements at once and finish them in groups",
         ),
     ),
 )
 
 
 def measure(options: Options) -> Findings:
-    """Compare each pair, with one element in a call and with 100."""
+    """Compare each pair, with one element per call and with 100."""
     findings = Findings()
     segments = 4 if options.is_quick else 14
     settings = {"min_wal_size": f"{16 * (segments + 2)}MB"}
     with temporary_server(settings) as server, ExitStack() as stack:
-        lay_out_wal(server.superuser_url(), segments)
+        create_wal_segments(server.superuser_url(), segments)
         dsn = server.url()
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(SETUP)
             if not is_durable(dsn, connection):
-                raise AssertionError("what a node pushes and commits does not wait for the disk")
+                raise AssertionError("pushes and commits of a node do not wait for the disk")
         pairs = [
             pair
             for pair in PAIRS
-            if (pair.is_quick or not options.is_quick) and is_here(pair.theirs, findings)
+            if (pair.is_quick or not options.is_quick) and is_installed(pair.theirs, findings)
         ]
         kinds = dict.fromkeys(kind for pair in pairs for kind in (pair.ours, pair.theirs))
         sides = [stack.enter_context(closing(kind(dsn))) for kind in kinds]
-        for place, at_once in enumerate(SIZES):
-            count = (100 if options.is_quick else 200) * (1 if at_once == 1 else 10)
-            rates = compare(sides, options.rounds, count, at_once)
-            findings.rows += [row(pair, place, rates) for pair in pairs]
+        for index, batch in enumerate(BATCHES):
+            count = (100 if options.is_quick else 200) * (1 if batch == 1 else 10)
+            rates = measure_rates(sides, options.rounds, count, batch)
+            findings.rows += [to_row(pair, index, rates) for pair in pairs]
     return findings
 
 
-def lay_out_wal(dsn: str, segments: int) -> None:
-    """Use up so many segments of WAL; the checkpoint makes them those that are used next."""
+def create_wal_segments(dsn: str, segments: int) -> None:
+    """Use WAL segments; after the checkpoint, PostgreSQL recycles them."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for _ in range(segments):
             connection.execute("SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()")
         connection.execute("CHECKPOINT")
 
 
-def is_here(kind: type[Side], findings: Findings) -> bool:
-    """Note a peer's version, or that it is not installed."""
-    if not kind.is_here():
+def is_installed(kind: type[Side], findings: Findings) -> bool:
+    """Add a peer's version to the findings, or that it is not installed."""
+    if not kind.is_installed():
         findings.left_out.append(
-            f"{kind.name} is not here: pip install -r benchmarks/requirements.txt"
+            f"{kind.name} is not installed: pip install -r benchmarks/requirements.txt"
         )
         return False
-    for package in kind.needs[:1]:
+    for package in kind.packages[:1]:
         findings.versions[kind.name] = version(package)
     return True
 
 
-def compare(sides: Iterable[Side], rounds: int, count: int, at_once: int) -> dict[str, list[float]]:
-    """Measure each side in turns: elements a second of each round; a first one does not count."""
+def measure_rates(
+    sides: Iterable[Side], rounds: int, count: int, batch: int
+) -> dict[str, list[float]]:
+    """Measure elements/s of each side in turns; the first round does not count."""
     order = list(sides)
     rates: dict[str, list[float]] = {side.name: [] for side in order}
     for turn in range(rounds + 1):
         for side in order:
-            elements = min(count, side.most)
-            rate = elements / side.seconds(elements, at_once)
+            elements = min(count, side.max_count)
+            rate = elements / side.seconds(elements, batch)
             if turn:
                 rates[side.name].append(rate)
         order.reverse()
     return rates
 
 
-def row(pair: Pair, place: int, rates: Mapping[str, list[float]]) -> Row:
-    """Set the two of a pair beside each other."""
-    how = list(SIZES.values())[place]
+def to_row(pair: Pair, index: int, rates: Mapping[str, list[float]]) -> Row:
+    """Compare the rates of a pair, in the mode with this index in BATCHES."""
+    mode = list(BATCHES.values())[index]
     return Row.of(
-        f"queues: {how} to {pair.theirs.name}",
-        f"{pair.ours.name}, 1 KB, {how}",
-        pair.theirs.name,
-        "elements/s",
-        rates[pair.ours.name],
-        rates[pair.theirs.name],
-        reach=1.0,
-        note=pair.notes[place],
-    )
+        f"queues: {mode} to {pair.theirs.name}", f"{pair.ours.name}, 1 KB, {mode}",
+        pair.theirs.name, "elements/s", rates[pair.ours.name], rates[pair.theirs.name],
+        goal=1.0, note=pair.notes[index],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

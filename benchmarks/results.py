@@ -1,15 +1,15 @@
-"""Results: what a benchmark found, as rows with ratios and as curves, printed or as JSON.
+"""Findings of a benchmark, as rows with ratios and as curves: printed, or saved as JSON.
 
 A benchmark is a module with a function measure(options) that returns Findings, and ends with
-run(measure, __doc__): then `python -m benchmarks.NAME` prints them, and `--json FILE` keeps them
-for `python -m benchmarks`, which runs all.
+run(measure, __doc__). `python -m benchmarks.NAME` prints the findings; `--json FILE` saves them for
+`python -m benchmarks`, which runs all benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -28,53 +28,53 @@ class Options:
 
 @dataclass(frozen=True)
 class Row:
-    """Ours beside a peer's: a rate (to reach at least) or a time (to reach at most).
+    """A comparison of psqlmessages with a peer: a rate, or a time or size if ``is_lower_better``.
 
-    ``key`` names it for ever, as `sends: 1 KB to pg_notify`. ``ratios``: ours / theirs of each
-    round. ``unit``: messages/s, ms. ``note``: what is not equal, in a few words.
+    ``key`` identifies the row and never changes, as in `sends: 1 KB to pg_notify`. ``ratios`` are
+    ours / theirs of each round. ``goal`` is the ratio to reach. ``note`` says what is not equal.
     """
 
     key: str
-    what: str
-    against: str
+    subject: str
+    peer: str
     unit: str
     ours: float
     theirs: float
     ratios: list[float]
-    reach: float | None = None
-    is_at_most: bool = False
+    goal: float | None = None
+    is_lower_better: bool = False
     note: str = ""
 
     @classmethod
     def of(
-        cls, key: str, what: str, against: str, unit: str,
+        cls, key: str, subject: str, peer: str, unit: str,
         ours: Sequence[float], theirs: Sequence[float], **more: Any,
     ) -> Self:  # fmt: skip
-        """Make a row of the figures of each round, ours and theirs side by side."""
+        """Create a row from the figures of each round."""
         ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
-        return cls(key, what, against, unit, median(ours), median(theirs), ratios, **more)
+        return cls(key, subject, peer, unit, median(ours), median(theirs), ratios, **more)
 
     def with_rounds_of(self, other: Row) -> Row:
-        """Add the rounds of another run of the same."""
+        """Add the ratios of another run."""
         return replace(self, ratios=[*self.ratios, *other.ratios])
 
     @property
     def ratio(self) -> float:
-        """The median of the rounds."""
+        """The median of the ratios."""
         return median(self.ratios)
 
     @property
-    def is_reached(self) -> bool:
-        """Tell whether the ratio is where it is wanted; to two digits, as it is printed."""
-        if self.reach is None:
+    def meets_goal(self) -> bool:
+        """Whether the ratio reaches the goal, rounded to two digits as it is printed."""
+        if self.goal is None:
             return True
         ratio = round(self.ratio, 2)
-        return ratio <= self.reach if self.is_at_most else ratio >= self.reach
+        return ratio <= self.goal if self.is_lower_better else ratio >= self.goal
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How a figure goes with a size: points are (size, figure). One line for each name."""
+    """How a figure depends on a size: lines by name, with points (size, figure)."""
 
     key: str
     title: str
@@ -86,57 +86,50 @@ class Curve:
 
 @dataclass
 class Findings:
-    """All that a benchmark found. ``left_out``: a sentence for each peer that is not here."""
+    """The results of a benchmark. ``left_out`` has a reason for each peer that is missing."""
 
     rows: list[Row] = field(default_factory=list)
     curves: list[Curve] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Self:
+        """Create findings from their JSON."""
+        rows = [Row(**row) for row in saved["rows"]]
+        curves = [Curve(**curve) for curve in saved["curves"]]
+        return cls(rows, curves, saved["left_out"], saved["versions"])
+
     def add(self, other: Findings) -> None:
-        """Take over another's."""
+        """Add other findings to these."""
         self.rows += other.rows
         self.curves += other.curves
         self.left_out += other.left_out
         self.versions.update(other.versions)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the findings as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1), "utf-8")
 
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read what was saved."""
-        found = json.loads(path.read_text("utf-8"))
-        return cls(
-            [Row(**row) for row in found["rows"]],
-            [Curve(**curve) for curve in found["curves"]],
-            found["left_out"],
-            found["versions"],
-        )
 
-
-def shown(row: Row) -> str:
-    """Say a row in a line."""
-    sign = "≤" if row.is_at_most else "≥"
-    goal = (
-        ""
-        if row.reach is None
-        else f"  ({sign} {row.reach:g}{'' if row.is_reached else ' MISSED'})"
-    )
-    spread = f"{min(row.ratios):.2f} to {max(row.ratios):.2f}"
+def format_row(row: Row) -> str:
+    """Return a row as a line of text."""
+    goal = ""
+    if row.goal is not None:
+        sign = "≤" if row.is_lower_better else "≥"
+        goal = f"  ({sign} {row.goal:g}{'' if row.meets_goal else ' MISSED'})"
     return (
-        f"{row.what} | {row.against} | {row.ours:,.4g} to {row.theirs:,.4g} {row.unit}"
-        f" | {row.ratio:.2f} [{spread}]{goal}"
+        f"{row.subject} | {row.peer} | {row.ours:,.4g} to {row.theirs:,.4g} {row.unit}"
+        f" | {row.ratio:.2f} [{min(row.ratios):.2f} to {max(row.ratios):.2f}]{goal}"
     )
 
 
-def report(findings: Findings) -> None:
-    """Print it all."""
-    for sentence in findings.left_out:
-        print(f"left out: {sentence}")
+def print_findings(findings: Findings) -> None:
+    """Print all rows and curves."""
+    for reason in findings.left_out:
+        print(f"left out: {reason}")
     for row in findings.rows:
-        print(shown(row))
+        print(format_row(row))
     for curve in findings.curves:
         print(f"{curve.title} ({curve.unit} by {curve.size})")
         for name, points in curve.lines.items():
@@ -144,13 +137,13 @@ def report(findings: Findings) -> None:
 
 
 def run(measure: Callable[[Options], Findings], doc: str | None) -> None:
-    """Be the main program of a benchmark."""
+    """Run a benchmark as the main program."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="alternating, each (default: 5)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each (default: 5)")
     parser.add_argument("--quick", action="store_true", help="a few seconds, fewer rows")
-    parser.add_argument("--json", type=Path, help="also write it to this file")
+    parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()
     findings = measure(Options(arguments.rounds, arguments.quick))
-    report(findings)
+    print_findings(findings)
     if arguments.json:
         findings.save(arguments.json)

@@ -1,4 +1,4 @@
-"""Rounds: sides take turns, so that a slow moment of the machine hits all of them."""
+"""Rounds: sides take turns, so that a slow moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Act = Callable[[], object]
 WARM_UP = 10
 
 
-def rates(sides: Mapping[str, Act], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Measure acts a second of each side in each round; every other round in reverse order."""
+def measure_rates(sides: Mapping[str, Act], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Measure acts/s of each side in each round; every other round is in reverse order."""
     for act in sides.values():
         for _ in range(WARM_UP):
             act()

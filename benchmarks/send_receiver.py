@@ -1,7 +1,7 @@
-"""The receiver of the benchmark of sends: a process of its own, one way to receive at a time.
+"""The receiver of the benchmark of sends: a process that receives in one of several ways.
 
-A way connects when it is asked for and disconnects after it, so that no other listener is woken.
-It tells when it listens, and when it has all.
+Each way connects only while it is measured, so that no other listener is woken. It reports when it
+listens, and when it has received all messages.
 """
 
 from __future__ import annotations
@@ -23,142 +23,145 @@ from psqlmessages.client.connection import is_readable
 
 RECEIVER, TOPIC, CHANNEL = "RECEIVER", "SENDS", "sends_by_hand"
 EVENT = '{"Type":"Sys"'
-FETCH = "SELECT body FROM kept_by_hand WHERE id = %s"
-PATIENCE = timedelta(seconds=60)
-Tell = Callable[[], None]
+FETCH = "SELECT body FROM plain_bodies WHERE id = %s"
+TIMEOUT = timedelta(seconds=60)
+Report = Callable[[], None]
 
 
 class Addresses(NamedTuple):
-    """Where the servers are; port 0 where there is none."""
+    """The address of PostgreSQL, and the ports of brokers; 0: there is none."""
 
     dsn: str
     redis: int
     nats: int
 
 
-def count(addresses: Addresses, messages: int, tell: Tell) -> None:
-    """Count notifications, of our topic and of the bare channel alike, on a node's connection."""
+def count(addresses: Addresses, messages: int, report: Report) -> None:
+    """Count notifications of the topic and of the plain channel on a node's connection."""
     with Node(RECEIVER, addresses.dsn) as node:
         node.topic_listen(TOPIC)
-        connection, inlet = node._link.connection, node._link.inlet
-        if connection is None or inlet is None:
+        connection, buffer = node._session.connection, node._session.buffer
+        if connection is None or buffer is None:
             raise RuntimeError("the receiver lost its connection")
         connection.execute(f"LISTEN {CHANNEL}")
         for _ in node.messages(timeout=timedelta(0)):
             pass
-        tell()
+        report()
         while messages > 0:
-            if not is_readable(connection.fileno(), PATIENCE.total_seconds()):
+            if not is_readable(connection.fileno(), TIMEOUT.total_seconds()):
                 raise TimeoutError(f"{messages} notifications are missing")
-            inlet.read()
-            # Events of other nodes are none of them.
-            messages -= sum(not payload.startswith(EVENT) for _, payload in inlet.take())
-        tell()
+            buffer.read()
+            # System events are not counted.
+            messages -= sum(not payload.startswith(EVENT) for _, payload in buffer.take())
+        report()
 
 
-def take_by_node(addresses: Addresses, messages: int, tell: Tell) -> None:
-    """Receive whole messages as a Node."""
+def receive_with_node(addresses: Addresses, messages: int, report: Report) -> None:
+    """Receive whole messages with a Node."""
     with Node(RECEIVER, addresses.dsn) as node:
         node.topic_listen(TOPIC)
         for _ in node.messages(timeout=timedelta(0)):
             pass
-        tell()
-        sent = (message for message in node.messages(PATIENCE) if message.type == "Topic")
-        _expect(messages, (message.body for message in sent))
-        tell()
+        report()
+        received = (message for message in node.messages(TIMEOUT) if message.type == "Topic")
+        _expect(messages, (message.body for message in received))
+        report()
 
 
-def take_by_hand(addresses: Addresses, messages: int, tell: Tell) -> None:
-    """Receive the payloads of bare notifications by psycopg."""
+def receive_with_psycopg(addresses: Addresses, messages: int, report: Report) -> None:
+    """Receive the payloads of plain notifications with psycopg."""
     with psycopg.connect(addresses.dsn, autocommit=True) as connection:
         connection.execute(f"LISTEN {CHANNEL}")
-        tell()
+        report()
         _expect(messages, (notify.payload for notify in connection.notifies()))
-        tell()
+        report()
 
 
-def fetch_by_hand(addresses: Addresses, messages: int, tell: Tell) -> None:
+def fetch_with_psycopg(addresses: Addresses, messages: int, report: Report) -> None:
     """Receive keys, and fetch the body of each by a prepared SELECT on the same connection."""
     with psycopg.connect(addresses.dsn, autocommit=True) as connection:
         connection.execute(f"LISTEN {CHANNEL}")
-        tell()
+        report()
         left = messages
         while left:
             for key in [notify.payload for notify in connection.notifies(stop_after=1)]:
                 connection.execute(FETCH, (int(key),), prepare=True).fetchone()
                 left -= 1
-        tell()
+        report()
 
 
-def take_from_redis(addresses: Addresses, messages: int, tell: Tell) -> None:
-    """Subscribe by redis-py."""
+def receive_from_redis(addresses: Addresses, messages: int, report: Report) -> None:
+    """Subscribe with redis-py."""
     import redis
 
     with redis.Redis(port=addresses.redis) as client, client.pubsub() as subscription:
         subscription.subscribe(CHANNEL)
-        subscription.get_message(timeout=PATIENCE.total_seconds())
-        tell()
-        came = (item["data"] for item in subscription.listen() if item["type"] == "message")
-        _expect(messages, came)
-        tell()
+        subscription.get_message(timeout=TIMEOUT.total_seconds())
+        report()
+        received = (item["data"] for item in subscription.listen() if item["type"] == "message")
+        _expect(messages, received)
+        report()
 
 
-def take_from_nats(addresses: Addresses, messages: int, tell: Tell) -> None:
-    """Subscribe by nats-py."""
-    asyncio.run(_take_from_nats(addresses, messages, tell))
+def receive_from_nats(addresses: Addresses, messages: int, report: Report) -> None:
+    """Subscribe with nats-py."""
+    asyncio.run(_receive_from_nats(addresses, messages, report))
 
 
-async def _take_from_nats(addresses: Addresses, messages: int, tell: Tell) -> None:
+async def _receive_from_nats(addresses: Addresses, messages: int, report: Report) -> None:
     import nats
 
     client = await nats.connect(f"nats://127.0.0.1:{addresses.nats}")
     subscription = await client.subscribe(CHANNEL, pending_msgs_limit=0, pending_bytes_limit=0)
     await client.flush()
-    tell()
-    came: AsyncIterator[Any] = subscription.messages
-    async for _ in came:
+    report()
+    received: AsyncIterator[Any] = subscription.messages
+    async for _ in received:
         messages -= 1
         if not messages:
             break
-    tell()
+    report()
     await client.close()
 
 
-WAYS: dict[str, Callable[[Addresses, int, Tell], None]] = {
+WAYS: dict[str, Callable[[Addresses, int, Report], None]] = {
     way.__name__: way
-    for way in (count, take_by_node, take_by_hand, fetch_by_hand, take_from_redis, take_from_nats)
-}
+    for way in (
+        count, receive_with_node, receive_with_psycopg, fetch_with_psycopg, receive_from_redis,
+        receive_from_nats,
+    )
+}  # fmt: skip
 
 
-def _expect(messages: int, came: Iterator[Any]) -> None:
-    got = sum(1 for _ in islice(came, messages))
-    if got < messages:
-        raise TimeoutError(f"only {got} of {messages} messages came")
+def _expect(messages: int, received: Iterator[Any]) -> None:
+    number = sum(1 for _ in islice(received, messages))
+    if number < messages:
+        raise TimeoutError(f"only {number} of {messages} messages were received")
 
 
 class Receiver:
-    """The process, as its starter sees it."""
+    """Controls the receiving process."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
     def expect(self, way: str, messages: int) -> None:
-        """Have it connect one way; return when it waits for so many messages."""
+        """Let the process receive in one way; return when it waits for the messages."""
         self._pipe.send((way, messages))
-        self._hear()
+        self._read_time()
 
     def done_at(self) -> float:
-        """Wait until all have come; tell when the last one did, by the machine's one clock."""
-        return self._hear()
+        """Wait until all messages were received; return the monotonic time of the last one."""
+        return self._read_time()
 
-    def _hear(self) -> float:
-        if not self._pipe.poll(2 * PATIENCE.total_seconds()):
-            raise TimeoutError("the receiver says nothing")
+    def _read_time(self) -> float:
+        if not self._pipe.poll(2 * TIMEOUT.total_seconds()):
+            raise TimeoutError("the receiver does not answer")
         return float(self._pipe.recv())
 
 
 def _serve(pipe: Pipe, addresses: Addresses) -> None:
-    def tell() -> None:
+    def report() -> None:
         pipe.send(monotonic())
 
     while True:
@@ -166,12 +169,12 @@ def _serve(pipe: Pipe, addresses: Addresses) -> None:
             way, messages = pipe.recv()
         except EOFError:
             return
-        WAYS[way](addresses, messages, tell)
+        WAYS[way](addresses, messages, report)
 
 
 @contextmanager
-def receiver(addresses: Addresses) -> Iterator[Receiver]:
-    """Run one, until the end."""
+def run_receiver(addresses: Addresses) -> Iterator[Receiver]:
+    """Run a receiving process during the block."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, addresses), daemon=True)
@@ -181,4 +184,4 @@ def receiver(addresses: Addresses) -> Iterator[Receiver]:
         yield Receiver(ours)
     finally:
         ours.close()
-        process.join(PATIENCE.total_seconds())
+        process.join(TIMEOUT.total_seconds())

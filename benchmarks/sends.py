@@ -1,7 +1,8 @@
-"""Sends to a topic with one listener in another process, against pg_notify, Redis and NATS.
+"""Benchmark of sends to a topic with one listener, compared with pg_notify, Redis and NATS.
 
-One by one: messages a second that the sender hands over, waiting for the server each time. Batches
-and large bodies: messages a second from the first call until the receiver has them all.
+The listener is another process. For single small messages, the rate is that of the sender, which
+waits for the server each time. For batches and large bodies, the time ends when the receiver has
+all messages.
 """
 
 from __future__ import annotations
@@ -15,221 +16,230 @@ from typing import NamedTuple
 
 import psycopg
 
-from benchmarks.brokers import NotHere, own_nats, own_redis, version
+from benchmarks.brokers import PeerMissing, run_nats, run_redis, version
+from benchmarks.parallel_senders import parallel_rates
 from benchmarks.results import Findings, Options, Row, run
-from benchmarks.send_crowd import crowd_rates
-from benchmarks.send_receiver import Addresses, Receiver, receiver
-from benchmarks.send_ways import PREPARE, Way, async_node, nats_ways, postgres, redis_ways
+from benchmarks.send_methods import (
+    PREPARE,
+    SendMethod,
+    open_async_node,
+    open_nats,
+    open_postgres,
+    open_redis,
+)
+from benchmarks.send_receiver import Addresses, Receiver, run_receiver
 from benchmarks.servers import temporary_server
 
 SMALL = {"10 B": 10, "1 KB": 1000}
 LARGE = {"10 KB": 10_000, "50 KB": 50_000, "100 KB": 100_000}
 BATCH = 500
 SENDERS = 4
-TRIAL = 200
+TRIAL_MESSAGES = 200
 SECONDS, QUICK_SECONDS = 0.5, 0.15
-# A subscriber that falls behind is not cut off, as a round of ours waits for all too.
-REDIS = ("--client-output-buffer-limit", "pubsub 0 0 0")
+# Redis must not disconnect a slow subscriber: each round waits for all messages.
+REDIS_SETTINGS = ("--client-output-buffer-limit", "pubsub 0 0 0")
 
 
 class Rates(NamedTuple):
-    """Messages a second of each round: handed over, and received."""
+    """Messages/s of each round: of the sender, and until the receiver has all."""
 
     sent: list[float]
     received: list[float]
 
 
 class Bench:
-    """The processes of one run."""
+    """The connections of one run to the servers, and the receiver."""
 
     def __init__(
-        self, options: Options, addresses: Addresses, other: Receiver, stack: ExitStack
+        self, options: Options, addresses: Addresses, receiver: Receiver, stack: ExitStack
     ) -> None:
         self.options = options
         self.addresses = addresses
-        self.other = other
-        self.postgres = stack.enter_context(postgres(addresses.dsn))
-        self.redis = stack.enter_context(redis_ways(addresses.redis)) if addresses.redis else None
-        self.nats = stack.enter_context(nats_ways(addresses.nats)) if addresses.nats else None
+        self.receiver = receiver
+        self.postgres = stack.enter_context(open_postgres(addresses.dsn))
+        self.redis = stack.enter_context(open_redis(addresses.redis)) if addresses.redis else None
+        self.nats = stack.enter_context(open_nats(addresses.nats)) if addresses.nats else None
 
-    def rates(self, ways: dict[str, Way]) -> dict[str, Rates]:
-        """Measure each in turns, each other round in reverse order."""
+    def measure_rates(self, methods: dict[str, SendMethod]) -> dict[str, Rates]:
+        """Measure the methods in turns; every other round is in reverse order."""
         seconds = QUICK_SECONDS if self.options.is_quick else SECONDS
-        calls = {name: self._calls_for(way, seconds) for name, way in ways.items()}
-        found = {name: Rates([], []) for name in ways}
+        calls = {name: self._choose_calls(method, seconds) for name, method in methods.items()}
+        found = {name: Rates([], []) for name in methods}
         for turn in range(self.options.rounds):
-            for name in reversed(ways) if turn % 2 else ways:
-                sent, received = self._round(ways[name], calls[name])
+            for name in reversed(methods) if turn % 2 else methods:
+                sent, received = self._run_round(methods[name], calls[name])
                 found[name].sent.append(sent)
                 found[name].received.append(received)
         return found
 
-    def _calls_for(self, way: Way, seconds: float) -> int:
-        trial = max(5, TRIAL // way.batch)
+    def _choose_calls(self, method: SendMethod, seconds: float) -> int:
+        """Return the number of calls that take about this time."""
+        trial = max(5, TRIAL_MESSAGES // method.batch)
         if not self.options.is_quick:
-            self._round(way, trial)
-        return max(trial, int(self._round(way, trial)[1] * seconds / way.batch))
+            self._run_round(method, trial)
+        return max(trial, int(self._run_round(method, trial)[1] * seconds / method.batch))
 
-    def _round(self, way: Way, calls: int) -> tuple[float, float]:
-        messages = calls * way.batch
-        self.other.expect(way.receiving, messages)
+    def _run_round(self, method: SendMethod, calls: int) -> tuple[float, float]:
+        messages = calls * method.batch
+        self.receiver.expect(method.receive, messages)
         begun = monotonic()
-        way.act(calls)
+        method.send(calls)
         sent = monotonic() - begun
-        return messages / sent, messages / (self.other.done_at() - begun)
+        return messages / sent, messages / (self.receiver.done_at() - begun)
 
 
-def text(size: int) -> str:
-    """Make a body that cannot be compressed."""
+def random_text(size: int) -> str:
+    """Return a body that cannot be compressed."""
     return base64.b64encode(os.urandom(size))[:size].decode()
 
 
-def one_by_one(bench: Bench, name: str, size: int) -> Iterator[Row]:
-    """Against pg_notify on the same connection: the receiver counts notifications, for all."""
-    body = text(size)
-    ways = {
+def compare_single(bench: Bench, name: str, size: int) -> Iterator[Row]:
+    """Compare single sends with pg_notify; the receiver only counts notifications."""
+    body = random_text(size)
+    methods = {
         "node": bench.postgres.node(body, "count"),
-        "bare": bench.postgres.bare(body),
+        "notify": bench.postgres.notify(body),
     }
     if not bench.options.is_quick:
-        ways["function"] = bench.postgres.function(body)
-    found = bench.rates(ways)
+        methods["function"] = bench.postgres.function(body)
+    found = bench.measure_rates(methods)
     yield Row.of(
         f"sends: {name} to pg_notify", f"topic_send one by one, {name}", "SELECT pg_notify",
-        "messages/s", found["node"].sent, found["bare"].sent, reach=0.7,
-        note="a prepared statement on the same connection; notifications are only counted",
+        "messages/s", found["node"].sent, found["notify"].sent, goal=0.7,
+        note="a prepared statement on the same connection; the receiver only counts notifications",
     )  # fmt: skip
     if "function" in found:
         yield Row.of(
             f"sends: {name} by SQL to pg_notify", f"SELECT messages.topic_send, {name}",
-            "SELECT pg_notify", "messages/s", found["function"].sent, found["bare"].sent,
-            note="both prepared, through psycopg on the same connection",
+            "SELECT pg_notify", "messages/s", found["function"].sent, found["notify"].sent,
+            note="both prepared, with psycopg on the same connection",
         )  # fmt: skip
 
 
-def to_brokers(bench: Bench, name: str, size: int) -> Iterator[Row]:
-    """Against PUBLISH of redis-py, and publish and flush of nats-py; the receivers take all."""
-    body = text(size)
-    ways = {"node": bench.postgres.node(body, "take_by_node")}
+def compare_brokers(bench: Bench, name: str, size: int) -> Iterator[Row]:
+    """Compare single sends with Redis and NATS; the receivers read whole messages."""
+    body = random_text(size)
+    methods = {"node": bench.postgres.node(body, "receive_with_node")}
     if bench.redis is not None:
-        ways["redis"] = bench.redis(body, 1)
+        methods["redis"] = bench.redis(body, 1)
     if bench.nats is not None:
-        ways["nats"] = bench.nats(body)
-    found = bench.rates(ways)
-    sent, what = found["node"].sent, f"topic_send one by one, {name}"
+        methods["nats"] = bench.nats(body)
+    found = bench.measure_rates(methods)
+    sent, subject = found["node"].sent, f"topic_send one by one, {name}"
     if "redis" in found:
         yield Row.of(
-            f"sends: {name} to redis-py", what, "redis-py PUBLISH", "messages/s",
-            sent, found["redis"].sent, reach=1.0, note="Redis knows no rules and no transactions",
+            f"sends: {name} to redis-py", subject, "redis-py PUBLISH", "messages/s",
+            sent, found["redis"].sent, goal=1.0, note="PUBLISH has no rules and no transactions",
         )  # fmt: skip
     if "nats" in found:
         yield Row.of(
-            f"sends: {name} to nats-py", what, "nats-py publish and flush", "messages/s",
-            sent, found["nats"].sent, reach=1.0,
-            note="a Node is synchronous, nats-py is asyncio; NATS knows no transactions",
+            f"sends: {name} to nats-py", subject, "nats-py publish and flush", "messages/s",
+            sent, found["nats"].sent, goal=1.0,
+            note="a Node is synchronous, nats-py is asyncio; NATS has no transactions",
         )  # fmt: skip
 
 
-def async_to_nats(bench: Bench, name: str, size: int) -> Iterator[Row]:
-    """Both asyncio, one by one."""
+def compare_async(bench: Bench, name: str, size: int) -> Iterator[Row]:
+    """Compare single sends of an AsyncNode with NATS."""
     if bench.nats is None:
         return
-    body = text(size)
-    with async_node(bench.addresses.dsn) as way:
-        found = bench.rates({"node": way(body), "nats": bench.nats(body)})
+    body = random_text(size)
+    with open_async_node(bench.addresses.dsn) as method:
+        found = bench.measure_rates({"node": method(body), "nats": bench.nats(body)})
     yield Row.of(
         f"sends: {name} by AsyncNode to nats-py", f"AsyncNode.topic_send one by one, {name}",
         "nats-py publish and flush", "messages/s", found["node"].sent, found["nats"].sent,
-        note="both asyncio; NATS knows no transactions",
+        note="both asyncio; NATS has no transactions",
     )  # fmt: skip
 
 
-def many(bench: Bench) -> Iterator[Row]:
-    """Batches of 500, until all are received."""
-    bodies = [text(1000)] * BATCH
-    ways = {"node": bench.postgres.node_many(bodies), "bare": bench.postgres.bare_many(bodies)}
+def compare_batches(bench: Bench) -> Iterator[Row]:
+    """Compare batches of 500 messages, until all are received."""
+    bodies = [random_text(1000)] * BATCH
+    postgres = bench.postgres
+    methods = {"node": postgres.node_many(bodies), "notify": postgres.notify_many(bodies)}
     if bench.redis is not None:
-        ways["redis"] = bench.redis(bodies[0], BATCH)
-    found = bench.rates(ways)
-    received, what = found["node"].received, f"topic_send_many of {BATCH}, 1 KB, received"
+        methods["redis"] = bench.redis(bodies[0], BATCH)
+    found = bench.measure_rates(methods)
+    received, subject = found["node"].received, f"topic_send_many of {BATCH}, 1 KB, received"
     yield Row.of(
-        "sends: many to pg_notify", what, f"pg_notify over an array of {BATCH}", "messages/s",
-        received, found["bare"].received, reach=0.6,
-        note="by psycopg's notifies(), which gives payloads; a Node gives messages",
+        "sends: many to pg_notify", subject, f"pg_notify over an array of {BATCH}", "messages/s",
+        received, found["notify"].received, goal=0.6,
+        note="the peer receives payloads by psycopg's notifies(); a Node receives messages",
     )  # fmt: skip
     if "redis" in found:
         yield Row.of(
-            "sends: many to redis-py", what, f"redis-py pipelines of {BATCH}", "messages/s",
-            received, found["redis"].received, reach=1.5, note="pipelines without MULTI",
+            "sends: many to redis-py", subject, f"redis-py pipelines of {BATCH}", "messages/s",
+            received, found["redis"].received, goal=1.5, note="pipelines without MULTI",
         )  # fmt: skip
 
 
-def large(bench: Bench, name: str, size: int) -> Iterator[Row]:
-    """Bodies over the limit of NOTIFY, one by one, until all are fetched."""
-    body = text(size)
-    ways = {
-        "node": bench.postgres.node(body, "take_by_node"),
-        "kept": bench.postgres.kept(body),
+def compare_large(bench: Bench, name: str, size: int) -> Iterator[Row]:
+    """Compare bodies over the NOTIFY limit, one by one, until all are fetched."""
+    body = random_text(size)
+    methods = {
+        "node": bench.postgres.node(body, "receive_with_node"),
+        "plain": bench.postgres.store_and_notify(body),
     }
-    found = bench.rates(ways)
+    found = bench.measure_rates(methods)
     yield Row.of(
         f"sends: {name} to INSERT, NOTIFY, SELECT", f"topic_send, {name}, received",
         "INSERT, NOTIFY and SELECT by hand", "messages/s",
-        found["node"].received, found["kept"].received, reach=0.8,
-        note="by hand: an unlogged table that nobody empties, INSERT and NOTIFY in one statement",
+        found["node"].received, found["plain"].received, goal=0.8,
+        note="by hand: an unlogged table that is never emptied; INSERT and NOTIFY in one statement",
     )  # fmt: skip
 
 
-def crowd(bench: Bench) -> Iterator[Row]:
-    """Four processes send at once."""
-    body = text(1000)
-    together, alone = crowd_rates(
-        bench.addresses.dsn, bench.other, body, SENDERS, 4000, bench.options.rounds
+def compare_parallel(bench: Bench) -> Iterator[Row]:
+    """Compare four parallel senders with one."""
+    body = random_text(1000)
+    together, alone = parallel_rates(
+        bench.addresses.dsn, bench.receiver, body, SENDERS, 4000, bench.options.rounds
     )
     yield Row.of(
-        "sends: 4 senders at once", f"{SENDERS} senders at once, 1 KB", "1 sender", "messages/s",
-        together, alone, reach=1.0, note="each sender is a process with a Node",
+        "sends: 4 senders at once", f"{SENDERS} parallel senders, 1 KB", "1 sender", "messages/s",
+        together, alone, goal=1.0, note="each sender is a process with a Node",
     )  # fmt: skip
 
 
 @contextmanager
-def _brokers(dsn: str, findings: Findings) -> Iterator[Addresses]:
+def _run_brokers(dsn: str, findings: Findings) -> Iterator[Addresses]:
     with ExitStack() as stack:
         ports = {"redis": 0, "nats": 0}
         try:
             import redis
 
-            ports["redis"] = stack.enter_context(own_redis(*REDIS))
+            ports["redis"] = stack.enter_context(run_redis(*REDIS_SETTINGS))
             findings.versions["redis-py"] = redis.__version__
             findings.versions["Redis"] = version("redis-server")
-        except (NotHere, ImportError) as error:
+        except (PeerMissing, ImportError) as error:
             findings.left_out.append(f"Redis: {error}")
         try:
             import nats.aio.client
 
-            ports["nats"] = stack.enter_context(own_nats())
+            ports["nats"] = stack.enter_context(run_nats())
             findings.versions["nats-py"] = nats.aio.client.__version__
             findings.versions["NATS"] = version("nats-server")
-        except (NotHere, ImportError) as error:
+        except (PeerMissing, ImportError) as error:
             findings.left_out.append(f"NATS: {error}")
         yield Addresses(dsn, **ports)
 
 
 def _quick_rows(bench: Bench) -> Iterator[Row]:
-    yield from one_by_one(bench, "1 KB", 1_000)
-    yield from many(bench)
-    yield from large(bench, "10 KB", 10_000)
+    yield from compare_single(bench, "1 KB", 1_000)
+    yield from compare_batches(bench)
+    yield from compare_large(bench, "10 KB", 10_000)
 
 
 def _rows(bench: Bench) -> Iterator[Row]:
     for name, size in SMALL.items():
-        yield from one_by_one(bench, name, size)
-        yield from to_brokers(bench, name, size)
-        yield from async_to_nats(bench, name, size)
-    yield from many(bench)
+        yield from compare_single(bench, name, size)
+        yield from compare_brokers(bench, name, size)
+        yield from compare_async(bench, name, size)
+    yield from compare_batches(bench)
     for name, size in LARGE.items():
-        yield from large(bench, name, size)
-    yield from crowd(bench)
+        yield from compare_large(bench, name, size)
+    yield from compare_parallel(bench)
 
 
 def measure(options: Options) -> Findings:
@@ -242,9 +252,9 @@ def measure(options: Options) -> Findings:
             admin.execute(PREPARE)
         addresses = Addresses(dsn, 0, 0)
         if not options.is_quick:
-            addresses = stack.enter_context(_brokers(dsn, findings))
-        other = stack.enter_context(receiver(addresses))
-        bench = Bench(options, addresses, other, stack)
+            addresses = stack.enter_context(_run_brokers(dsn, findings))
+        receiver = stack.enter_context(run_receiver(addresses))
+        bench = Bench(options, addresses, receiver, stack)
         findings.rows += _quick_rows(bench) if options.is_quick else _rows(bench)
     return findings
 

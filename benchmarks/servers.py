@@ -1,4 +1,4 @@
-"""A PostgreSQL of a benchmark's own, migrated: made for the run and removed after it."""
+"""Temporary PostgreSQL servers for benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def temporary_server(settings: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run one; POSTGRES_BIN names the folder of other programs than the embedded ones."""
+    """Start and migrate a server; remove it afterwards. POSTGRES_BIN: another version's folder."""
     binaries = Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         Path(folder).chmod(0o755)

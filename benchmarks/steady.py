@@ -1,13 +1,13 @@
-"""Steady publishing with expiry: whether speed and size stay where they were.
+"""Steady publishing with expiry: do rate and table size stay constant?
 
 python -m benchmarks.steady [--quick] [--json FILE]
 
-Two databases of one server take turns of a tenth of a second: one ages, the other is made anew each
-minute. To each, one connection publishes 1 KB after 1 KB as fast as it can, each durable; another
-process reads, in a subscription that dies 10 seconds after its last reading. What the machine does
-meanwhile, it does to both. After 20 minutes, ten for each, the old one stands beside one in its
-first minute: how fast, and how large its tables were. It has no rounds: each ten seconds are one,
-of the last minute for the speed and of the last ten for the size. Quick: nothing.
+Two databases of one server take turns of a tenth of a second: an old one, and a new one that is
+created again each minute. In each, one connection publishes durable messages of 1 KB as fast as it
+can; another process reads with a subscription whose timeout is 10 seconds. So disturbances of the
+machine affect both. After 20 minutes, ten for each, the old database is compared with one in its
+first minute. A round is ten seconds: of the last minute for the rate, of the last ten minutes for
+the size. A quick run measures nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Self
 
 import psycopg
 
+from benchmarks.databases import create_database
 from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import temporary_server
 from project.postgres import Server
 
 MINUTES, SECONDS = 20, 10
-A_MINUTE = 60 // SECONDS
+WINDOWS_PER_MINUTE = 60 // SECONDS
 TURN, TURNS = 0.1, 5
 BODY = "x" * 1000
 SETUP = """
@@ -49,18 +50,18 @@ PROCESSES = multiprocessing.get_context("spawn")
 
 @dataclass
 class Window:
-    """Ten seconds of turns: messages a second in its own, MB of tables at their largest."""
+    """Ten seconds of turns of a database: messages/s, and the maximum MB of its tables."""
 
     rate: float
     size: float
 
 
-def read(url: str, is_over: Event, count: multiprocessing.Queue[int]) -> None:
-    """Read until told to stop, then what is left; tell how many there were."""
+def read(url: str, must_stop: Event, count: multiprocessing.Queue[int]) -> None:
+    """Read until stopped, then the remaining messages; put their number into ``count``."""
     rows, found, is_last = 0, 1, False
     with psycopg.connect(url, autocommit=True) as connection:
         while found or not is_last:
-            is_last = is_over.is_set()
+            is_last = must_stop.is_set()
             found = connection.execute(READ, ["SUB"]).fetchone()[0]  # type: ignore[index]
             rows += found
             if not found:
@@ -68,40 +69,40 @@ def read(url: str, is_over: Event, count: multiprocessing.Queue[int]) -> None:
     count.put(rows)
 
 
-class Steady:
-    """A database that is published to and read from: it ends when all was read."""
+class PublishedDatabase:
+    """A database with a publisher and a reader; at the end it checks that all was read."""
 
     def __init__(self, url: str) -> None:
         self.connection = psycopg.connect(url, autocommit=True)
         self.published = 0
-        self.is_over = PROCESSES.Event()
+        self.must_stop = PROCESSES.Event()
         self.count: multiprocessing.Queue[int] = PROCESSES.Queue()
         self.connection.execute(READ, ["SUB"])
-        self.reader = PROCESSES.Process(target=read, args=(url, self.is_over, self.count))
+        self.reader = PROCESSES.Process(target=read, args=(url, self.must_stop, self.count))
         self.reader.start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | object) -> None:
-        self.is_over.set()
+        self.must_stop.set()
         received = self.count.get(timeout=60)
         self.reader.join()
         self.connection.close()
         if kind is None and received != self.published:
-            raise AssertionError(f"{self.published} were published, and {received} read")
+            raise AssertionError(f"{self.published} messages were published, and {received} read")
 
-    def turn(self) -> tuple[int, float]:
-        """Publish for a tenth of a second: how many, and how long it took."""
-        times, begun = 0, perf_counter()
-        while (gone := perf_counter() - begun) < TURN:
+    def publish(self) -> tuple[int, float]:
+        """Publish for a tenth of a second; return the number of messages and the seconds."""
+        count, begun = 0, perf_counter()
+        while (elapsed := perf_counter() - begun) < TURN:
             self.connection.execute(PUBLISH, [BODY])
-            times += 1
-        self.published += times
-        return times, gone
+            count += 1
+        self.published += count
+        return count, elapsed
 
-    def leave_one_to_die(self) -> None:
-        """Read once in a second subscription, which dies ten seconds later."""
+    def add_expiring_subscription(self) -> None:
+        """Read once with a second subscription, which expires ten seconds later."""
         self.connection.execute(READ, ["GONE"])
 
     @property
@@ -110,79 +111,73 @@ class Steady:
         return float(self.connection.execute(SIZE).fetchone()[0])  # type: ignore[index]
 
 
-def ten_seconds(sides: tuple[Steady, Steady]) -> list[Window]:
-    """Let them take turns; a window of each."""
-    times, seconds, sizes = [0, 0], [0.0, 0.0], [0.0, 0.0]
+def measure_window(sides: tuple[PublishedDatabase, PublishedDatabase]) -> list[Window]:
+    """Let the databases take turns for ten seconds; return a window for each."""
+    counts, seconds, sizes = [0, 0], [0.0, 0.0], [0.0, 0.0]
     for _ in range(SECONDS):
         for _ in range(TURNS):
-            for place, side in enumerate(sides):
-                more, gone = side.turn()
-                times[place] += more
-                seconds[place] += gone
-        # Tables are emptied in turn: looked at more seldom, the largest would be missed.
+            for index, side in enumerate(sides):
+                count, elapsed = side.publish()
+                counts[index] += count
+                seconds[index] += elapsed
+        # Tables are emptied in turn: with fewer measurements, the maximum would be missed.
         sizes = [max(size, side.size) for size, side in zip(sizes, sides, strict=True)]
-    return [Window(times[place] / seconds[place], sizes[place]) for place in (0, 1)]
+    return [Window(counts[index] / seconds[index], sizes[index]) for index in (0, 1)]
 
 
-def publish(server: Server) -> tuple[list[list[Window]], int]:
-    """Publish until the old one is old: the windows of both, and how many were published."""
+def measure_windows(server: Server) -> tuple[list[list[Window]], int]:
+    """Measure for 20 minutes; return the windows of both databases, and the published messages."""
     windows, published = [], 0
     with psycopg.connect(server.url(), autocommit=True) as owner:
         owner.execute(SETUP)
-    with Steady(copy(server, "old")) as old:
+    with PublishedDatabase(create_database(server, "old")) as old:
         for minute in range(MINUTES):
-            with Steady(copy(server, f"minute_{minute}")) as new:
-                for number in range(A_MINUTE):
+            with PublishedDatabase(create_database(server, f"minute_{minute}")) as new:
+                for number in range(WINDOWS_PER_MINUTE):
                     if number % 3 == 0:
-                        old.leave_one_to_die()
-                        new.leave_one_to_die()
-                    windows.append(ten_seconds((old, new)))
+                        old.add_expiring_subscription()
+                        new.add_expiring_subscription()
+                    windows.append(measure_window((old, new)))
             published += new.published
     return windows, published + old.published
 
 
-def copy(server: Server, database: str) -> str:
-    """Make another database like the first, and return its address."""
-    with psycopg.connect(server.url("postgres"), autocommit=True) as owner:
-        owner.execute(f"CREATE DATABASE {database} TEMPLATE {server.owner}")
-    return server.url(database)
-
-
-def rows(windows: list[list[Window]], published: int) -> list[Row]:
-    """Compare the old database with those in their first minute, window by window."""
-    first, last = windows[:A_MINUTE], windows[-A_MINUTE:]
-    what, against = f"steady publish, minute {MINUTES}", "a database in its first minute"
-    # Tables are emptied in turn, so sizes rise and fall: a minute is too short to compare them.
+def compare(windows: list[list[Window]], published: int) -> list[Row]:
+    """Compare the old database with new ones, window by window."""
+    first, last = windows[:WINDOWS_PER_MINUTE], windows[-WINDOWS_PER_MINUTE:]
+    subject, peer = f"steady publish, minute {MINUTES}", "a database in its first minute"
+    # Sizes rise and fall, as tables are emptied in turn: compare more than a minute.
     half = windows[len(windows) // 2 :]
     sizes = [[window[side].size for window in half] for side in (0, 1)]
     return [
         Row.of(
-            "steady: rate", what, against, "messages/s", *rates(last), reach=0.95,
-            note="in turns of a tenth of a second, on one server; each is published to for half of "
-            f"the {MINUTES} minutes",
+            "steady: rate", subject, peer, "messages/s", *rates(last), goal=0.95,
+            note="in turns of a tenth of a second, on one server; each database gets half of the "
+            f"{MINUTES} minutes",
         ),
         Row.of(
-            "steady: rate, minute 1", "the same, minute 1", against, "messages/s", *rates(first),
-            note="both are new: what the comparison itself makes of two equal ones",
+            "steady: rate, minute 1", "the same, minute 1", peer, "messages/s", *rates(first),
+            note="both databases are new, to show the error of the comparison itself",
         ),
         Row.of(
-            "steady: size", f"size of the tables, minutes {MINUTES // 2 + 1} to {MINUTES}", against,
-            "MB", *sizes, reach=1.2, is_at_most=True,
-            note=f"the largest of each ten seconds; of all {max(sizes[0]):.0f} MB and "
-            f"{max(sizes[1]):.0f} MB; {published} published, and as many read",
+            "steady: size", f"size of the tables, minutes {MINUTES // 2 + 1} to {MINUTES}", peer,
+            "MB", *sizes, goal=1.2, is_lower_better=True,
+            note=f"the maximum of each ten seconds; overall {max(sizes[0]):.0f} MB and "
+            f"{max(sizes[1]):.0f} MB; {published} messages published, and all read",
         ),
     ]  # fmt: skip
 
 
 def rates(windows: list[list[Window]]) -> list[list[float]]:
-    """Name the rates of the old database, and those of the new."""
+    """Return the rates of the old database, and those of the new ones."""
     return [[window[side].rate for window in windows] for side in (0, 1)]
 
 
 def curves(windows: list[list[Window]]) -> list[Curve]:
-    """Show by minute the rate, and the largest size."""
-    minutes = [windows[at : at + A_MINUTE] for at in range(0, len(windows), A_MINUTE)]
-    names = "a database that ages", "one made anew each minute"
+    """Return the rate and the maximum size by minute."""
+    step = WINDOWS_PER_MINUTE
+    minutes = [windows[at : at + step] for at in range(0, len(windows), step)]
+    names = "an old database", "a new one each minute"
 
     def lines(figure: Callable[[list[Window]], float]) -> dict[str, list[tuple[float, float]]]:
         return {
@@ -206,8 +201,8 @@ def measure(options: Options) -> Findings:
     if options.is_quick:
         return Findings(left_out=[f"steady publishing: it takes {MINUTES} minutes"])
     with temporary_server() as server:
-        windows, published = publish(server)
-    return Findings(rows(windows, published), curves(windows))
+        windows, published = measure_windows(server)
+    return Findings(compare(windows, published), curves(windows))
 
 
 if __name__ == "__main__":

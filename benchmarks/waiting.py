@@ -1,10 +1,10 @@
-"""Benchmark of waiting: how soon a reader of another process has what is pushed to an idle queue.
+"""Benchmark of waiting: the time from a push to an idle queue until another process has it.
 
 python -m benchmarks.waiting [--rounds 5] [--quick] [--json FILE]
 
-Two elements are pushed 10 ms apart, and each is timed. The clock is one for all processes of a
-machine, so a delay is the reader's time less the pusher's. The bare hop is of a NOTIFY that is
-written nowhere; by hand, an element is inserted and notified, and taken by a DELETE.
+Two elements are pushed 10 ms apart, and each is timed. All processes of a machine have the same
+clock, so a delay is the reader's time minus the pusher's. Peers are a NOTIFY that stores nothing,
+and plain SQL: an element is inserted and notified, and taken by a DELETE.
 """
 
 from __future__ import annotations
@@ -31,102 +31,102 @@ SETUP = """
 """
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 APART_SECONDS, IDLE_SECONDS = 0.010, 0.030
-BY_HAND = """
-    CREATE TABLE idle_by_hand (
+CREATE_TABLE = """
+    CREATE TABLE plain_queue (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         body text NOT NULL,
         available_at timestamptz NOT NULL DEFAULT clock_timestamp()
     );
-    CREATE INDEX ON idle_by_hand (available_at, id)
+    CREATE INDEX ON plain_queue (available_at, id)
 """
-PUSH_BY_HAND = """
-    WITH pushed AS (INSERT INTO idle_by_hand (body) VALUES ('x') RETURNING id)
-    SELECT pg_notify('idle_by_hand', '') FROM pushed
+PUSH_PLAIN = """
+    WITH pushed AS (INSERT INTO plain_queue (body) VALUES ('x') RETURNING id)
+    SELECT pg_notify('plain_queue', '') FROM pushed
 """
-TAKE_BY_HAND = """
-    DELETE FROM idle_by_hand WHERE id = ANY (ARRAY(
-        SELECT id FROM idle_by_hand WHERE available_at <= now()
+TAKE_PLAIN = """
+    DELETE FROM plain_queue WHERE id = ANY (ARRAY(
+        SELECT id FROM plain_queue WHERE available_at <= now()
         ORDER BY available_at, id LIMIT 1 FOR UPDATE SKIP LOCKED))
     RETURNING id
 """
-NODE, SQL, HAND, HOP = "Node", "SQL", "by hand", "NOTIFY hop"
-BARE = "ours is durable before it is told, and taken by a lease; the bare hop writes nothing"
-DURABLE = "both are durable before they are told; by hand it is removed at once, ours is reserved"
-POPPED = "both are durable before they are told, and removed as they are taken"
+NODE, SQL, PLAIN, NOTIFY = "Node", "SQL", "by hand", "NOTIFY hop"
+STORES_NOTHING = "ours is durable and taken by a lease; the NOTIFY stores nothing"
+DURABLE = "both are durable; the peer removes the element immediately, ours reserves it"
+POPPED = "both are durable, and remove the element when they take it"
 ROWS = (
-    (NODE, HOP, 0, BARE),
-    (NODE, HOP, 1, BARE),
-    (NODE, HAND, 0, DURABLE),
-    (NODE, HAND, 1, DURABLE),
-    (SQL, HAND, 0, POPPED),
-    (SQL, HAND, 1, POPPED),
+    (NODE, NOTIFY, 0, STORES_NOTHING),
+    (NODE, NOTIFY, 1, STORES_NOTHING),
+    (NODE, PLAIN, 0, DURABLE),
+    (NODE, PLAIN, 1, DURABLE),
+    (SQL, PLAIN, 0, POPPED),
+    (SQL, PLAIN, 1, POPPED),
 )
-Tell = Callable[[], None]
+Report = Callable[[], None]
 
 
-def read_hops(dsn: str, tell: Tell) -> None:
-    """Listen, and nothing else."""
+def read_notifications(dsn: str, report: Report) -> None:
+    """Listen to a channel."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("LISTEN hop")
-        tell()
+        report()
         for _ in connection.notifies():
-            tell()
+            report()
 
 
-def read_by_hand(dsn: str, tell: Tell) -> None:
-    """Listen, and take from the table by hand."""
+def read_plain(dsn: str, report: Report) -> None:
+    """Take from the plain table after each notification."""
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("LISTEN idle_by_hand")
-        tell()
+        connection.execute("LISTEN plain_queue")
+        report()
         while True:
-            while connection.execute(TAKE_BY_HAND).fetchone():
-                tell()
+            while connection.execute(TAKE_PLAIN).fetchone():
+                report()
             for _ in connection.notifies(stop_after=1):
                 pass
 
 
-def read_by_node(dsn: str, tell: Tell) -> None:
-    """Wait in Node.reserve, and commit when the time is taken."""
+def read_with_node(dsn: str, report: Report) -> None:
+    """Wait in Node.reserve; commit after the report."""
     with Node("READER", dsn) as node:
         node.reserve("idle")
-        tell()
+        report()
         while True:
             for element in node.reserve("idle", duration=DAY, timeout=MINUTE):
-                tell()
+                report()
                 node.commit(element)
 
 
-def read_by_sql(dsn: str, tell: Tell) -> None:
-    """Do by psycopg what docs/reference/queues.md tells: take; nothing? listen, take, wait."""
+def read_with_sql(dsn: str, report: Report) -> None:
+    """Wait with psycopg as documented: listen, then take until the queue is empty, then wait."""
     take = "SELECT id FROM messages.pop('READER', 'idle')"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SELECT messages.queue_listen('READER', 'idle')")
-        tell()
+        report()
         while True:
             while connection.execute(take).fetchone():
-                tell()
+                report()
             for _ in connection.notifies(stop_after=1):
                 pass
 
 
 READERS = {
-    NODE: read_by_node,
-    SQL: read_by_sql,
-    HAND: read_by_hand,
-    HOP: read_hops,
+    NODE: read_with_node,
+    SQL: read_with_sql,
+    PLAIN: read_plain,
+    NOTIFY: read_notifications,
 }
 
 
 def run_reader(name: str, dsn: str, pipe: Connection) -> None:
-    """Read in a process of its own; each element is told by the time at which it was there."""
+    """Run in the reading process: send the time of each received element."""
     READERS[name](dsn, lambda: pipe.send(perf_counter()))
 
 
 @contextmanager
-def reader(name: str, dsn: str) -> Iterator[Connection]:
-    """Start a reader and wait until it waits."""
+def start_reader(name: str, dsn: str) -> Iterator[Connection]:
+    """Start a reader, and wait until it is ready."""
     ours, theirs = multiprocessing.Pipe()
-    # Its server has imported the client once, for all readers.
+    # The fork server imports the client once for all readers.
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=run_reader, args=(name, dsn, theirs), daemon=True)
     process.start()
@@ -141,34 +141,36 @@ def reader(name: str, dsn: str) -> Iterator[Connection]:
 
 
 def pushers(node: Node, connection: psycopg.Connection) -> dict[str, Callable[[], object]]:
-    """Give each side's push."""
+    """Return the push of each side."""
     run = connection.execute
     return {
         NODE: lambda: node.push("idle", "x"),
         SQL: lambda: run("SELECT messages.push('PUSHER', 'idle', 'x')"),
-        HAND: lambda: run(PUSH_BY_HAND),
-        HOP: lambda: run("SELECT pg_notify('hop', '')"),
+        PLAIN: lambda: run(PUSH_PLAIN),
+        NOTIFY: lambda: run("SELECT pg_notify('hop', '')"),
     }
 
 
-def delays(push: Callable[[], object], pipe: Connection, count: int) -> tuple[list[float], ...]:
-    """Push two elements 10 ms apart so often: seconds until the first was there, the second."""
+def measure_delays(
+    push: Callable[[], object], pipe: Connection, count: int
+) -> tuple[list[float], ...]:
+    """Push two elements 10 ms apart, several times; return the delays of both in seconds."""
     first, second = [], []
-    idle = Event()
+    pause = Event()
     for _ in range(count):
-        idle.wait(IDLE_SECONDS)
-        begun = perf_counter()
+        pause.wait(IDLE_SECONDS)
+        first_at = perf_counter()
         push()
-        idle.wait(max(begun + APART_SECONDS - perf_counter(), 0))
-        again = perf_counter()
+        pause.wait(max(first_at + APART_SECONDS - perf_counter(), 0))
+        second_at = perf_counter()
         push()
-        first.append(pipe.recv() - begun)
-        second.append(pipe.recv() - again)
+        first.append(pipe.recv() - first_at)
+        second.append(pipe.recv() - second_at)
     return first, second
 
 
 def measure(options: Options) -> Findings:
-    """Compare a node's push and reserve with the bare hop, and with the same by hand."""
+    """Compare push and reserve with a NOTIFY, and with plain SQL."""
     names = [name for name in READERS if name != SQL or not options.is_quick]
     found: dict[str, list[tuple[list[float], ...]]] = {name: [] for name in names}
     multiprocessing.get_context("forkserver").set_forkserver_preload(["psqlmessages"])
@@ -176,38 +178,32 @@ def measure(options: Options) -> Findings:
         dsn = server.url()
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(SETUP)
-            connection.execute(BY_HAND)
+            connection.execute(CREATE_TABLE)
             with closing(Node("PUSHER", dsn)) as node:
                 node.open()
                 push = pushers(node, connection)
                 for turn in range(options.rounds):
                     for name in reversed(names) if turn % 2 else names:
-                        with reader(name, dsn) as pipe:
+                        with start_reader(name, dsn) as pipe:
                             push[name](), pipe.recv()
                             count = 6 if options.is_quick else 40
-                            found[name].append(delays(push[name], pipe, count))
-    return Findings([row(found, *which) for which in ROWS if which[0] in found])
+                            found[name].append(measure_delays(push[name], pipe, count))
+    return Findings([to_row(found, *row) for row in ROWS if row[0] in found])
 
 
-def row(
-    found: dict[str, list[tuple[list[float], ...]]], name: str, other: str, place: int, note: str
+def to_row(
+    delays: dict[str, list[tuple[list[float], ...]]], name: str, peer: str, index: int, note: str
 ) -> Row:
-    """Set the medians of the first or the second push beside those of another side."""
+    """Compare the medians of the first (0) or second (1) push with those of a peer."""
     ours, theirs = (
-        [median(of_round[place]) * 1000 for of_round in found[side]] for side in (name, other)
+        [median(of_round[index]) * 1000 for of_round in delays[side]] for side in (name, peer)
     )
-    which = ("first", "second, 10 ms later,")[place]
+    which = ("first", "second, 10 ms later,")[index]
     return Row.of(
-        f"waiting: {which.split(',')[0]} push, {name} to {other}",
-        f"{name}: push until the waiting reader has it, the {which} p50",
-        other,
-        "ms",
-        ours,
-        theirs,
-        reach=1.5,
-        is_at_most=True,
-        note=note,
-    )
+        f"waiting: {which.split(',')[0]} push, {name} to {peer}",
+        f"{name}: push until the waiting reader has it, {which} p50", peer, "ms",
+        ours, theirs, goal=1.5, is_lower_better=True, note=note,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

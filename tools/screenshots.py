@@ -1,4 +1,4 @@
-"""`make screenshots`: the pictures of the documents, taken of `make run` with its live traffic."""
+"""`make screenshots`: the pictures of the documentation, taken from the example project."""
 
 import os
 import subprocess
@@ -17,12 +17,12 @@ from tests.web.browser import LIVE, Visitors, chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 VIEW = {"width": 1280, "height": 640}
-# So long until there is something to see in the charts.
+# After this time, the charts show enough traffic.
 TRAFFIC_MILLISECONDS = 4 * 60 * 1000
 
 
 def log_in(page: Page, username: str, password: str, to: str) -> None:
-    """Log in as people do, and go on to a page."""
+    """Log in by the form, and open a page."""
     page.goto(f"/admin/login/?next={to}")
     page.get_by_label("Username").fill(username)
     page.get_by_label("Password").fill(password)
@@ -31,25 +31,25 @@ def log_in(page: Page, username: str, password: str, to: str) -> None:
 
 
 def main() -> None:
-    """Run the example with its traffic, and take all pictures."""
+    """Run the example project with its traffic, and take all pictures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         exclusive_server() as server,
         own_database(TestedServer(server, "postgres"), "screenshots") as url,
     ):
         project = copy_project(Path(folder) / "copy")
-        made = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
-        with chromium() as browser, closing(made) as example:
-            counting = pipeline(example.ready(), "traffic")
+        example_process = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
+        with chromium() as browser, closing(example_process) as example:
+            job = start_job(example.ready(), "traffic")
             try:
-                take(browser, example)
+                take_all(browser, example)
             finally:
-                counting.terminate()
-                counting.wait()
+                job.terminate()
+                job.wait()
 
 
-def pipeline(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a job of Spark on the example's database."""
+def start_job(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a job of the pipeline on the example's database."""
     manage = str(example.folder / "manage.py")
     return subprocess.Popen(
         [sys.executable, manage, "psqlmessages", "pipeline", *arguments],
@@ -57,8 +57,8 @@ def pipeline(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def take(browser: Browser, example: Example) -> None:
-    """Visit the pages one after another."""
+def take_all(browser: Browser, example: Example) -> None:
+    """Visit the pages, and take a picture of each."""
     visitors = Visitors(browser, example.field("address"))
     page, other = (visitors(viewport=VIEW, device_scale_factor=1) for _ in range(2))
     log_in(page, "admin", example.field("password"), "/monitor/")
@@ -83,10 +83,10 @@ def take(browser: Browser, example: Example) -> None:
     save(page, "rules")
     page.set_viewport_size({"width": 1280, "height": 700})
     page.goto("/chat/")
-    converse(page, other)
+    chat(page, other)
     save(page, "chat")
-    if troubles := visitors.unexpected():
-        raise SystemExit(f"the pages have faults: {troubles}")
+    if errors := visitors.unexpected():
+        raise SystemExit(f"the pages have errors: {errors}")
 
 
 def take_traffic(page: Page, example: Example) -> None:
@@ -98,32 +98,32 @@ def take_traffic(page: Page, example: Example) -> None:
     expect(page.locator("#senders tr")).not_to_have_count(0)
     save(page, "traffic")
     file = example.folder / "report.html"
-    if pipeline(example, "report", "--from", "5m", "--out", str(file)).wait():
-        raise SystemExit("the report was not made")
+    if start_job(example, "report", "--from", "5m", "--out", str(file)).wait():
+        raise SystemExit("the job report failed")
     page.set_viewport_size({"width": 1280, "height": 1600})
     page.goto(file.as_uri())
     expect(page.locator("#shares .main-svg").first).to_be_visible()
     save(page, "report")
 
 
-def converse(one: Page, other: Page) -> None:
-    """Say a few words in two windows."""
+def chat(one: Page, other: Page) -> None:
+    """Send some messages from two windows."""
     for page in (one, other):
         expect(page.locator("#state")).to_have_text("live")
-    words = (
+    messages = (
         (other, "Is anybody there?"),
         (one, "Yes: I am another window, and another node."),
         (other, "Then the rule for chat/* lets us both in."),
         (one, "Take it away in the admin, and we fall silent."),
     )
-    for number, (page, text) in enumerate(words, 1):
+    for number, (page, text) in enumerate(messages, 1):
         page.get_by_label("Your message").fill(text)
         page.keyboard.press("Enter")
         expect(one.locator(".lines li b")).to_have_count(number)
 
 
 def save(page: Page, name: str) -> None:
-    """Write the picture, without a pointer on it."""
+    """Write the picture of a page, without the mouse pointer."""
     page.mouse.move(0, 0)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=IMAGES / f"{name}.png")

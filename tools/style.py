@@ -1,6 +1,6 @@
-"""Style check, part of `make lint`: unique names, refused words, plain English, listed modules.
+"""Style check of `make lint`: unique names, refused words, unusual constructions, listed modules.
 
-python -m tools.style [--list] [PATH ...]    count in these files and folders only
+python -m tools.style [--list] [PATH ...]    with a PATH: only count unusual constructions in it
 """
 
 import ast
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MOST_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0}
+MAX_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0}
 ARCHITECTURE = "docs/explanation/architecture.md"
 # This page has a row for each module of these.
 LISTED = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
-# A Django model and the client's class for the same thing have the same name; so have Django's own.
+# Names that may occur twice: Django's, and those of a model and of the client's class for it.
 SHARED_CLASSES = {"Command", "Element", "Media", "Meta", "StreamMessage", "Subscription"}
 SHARED_MODULES = ("admin", "models", "rest", "monitor", "migrations", "management")
 REFUSED = re.compile(
@@ -62,7 +62,7 @@ def markdown_text(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def sql_text(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the comments of a script, and what COMMENT ON says."""
+    """Yield the comments of a script, and the texts of COMMENT ON."""
     text = path.read_text()
     for match in re.finditer(r"(?:^ *--.*\n)+|\bIS\s+'(?:[^']|'')*'", text, re.MULTILINE):
         yield text.count("\n", 0, match.start()) + 1, match.group()
@@ -71,8 +71,8 @@ def sql_text(path: Path) -> Iterator[tuple[int, str]]:
 TEXTS = {".py": python_text, ".md": markdown_text, ".sql": sql_text}
 
 
-def prose(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
-    """Yield every docstring, comment and line of files and folders."""
+def texts(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
+    """Yield the texts of files and folders, with path and line."""
     for top in paths:
         for path in [top] if top.is_file() else sorted(top.rglob("*.*")):
             if path.suffix in TEXTS and "migrations" not in path.parts:
@@ -80,26 +80,25 @@ def prose(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
                     yield path, line, text
 
 
-def rate(paths: list[Path], *, is_listed: bool) -> float:
-    """Count unusual constructions per 1,000 words, and list them."""
+def rate(paths: list[Path], *, prints: bool) -> float:
+    """Return the number of unusual constructions per 1,000 words; print them if asked."""
     words = found = 0
-    for path, line, text in prose(paths):
+    for path, line, text in texts(paths):
         words += len(re.findall(r"[A-Za-z']+", text))
         for match in UNUSUAL.finditer(text):
             found += 1
-            if is_listed:
-                place = line + text.count("\n", 0, match.start())
-                print(
-                    f"{path}:{place}: {' '.join(text[max(0, match.start() - 30) :].split())[:80]}"
-                )
+            if prints:
+                number = line + text.count("\n", 0, match.start())
+                excerpt = " ".join(text[max(0, match.start() - 30) :].split())[:80]
+                print(f"{path}:{number}: {excerpt}")
     return 1000 * found / max(words, 1)
 
 
 def name_errors() -> Iterator[str]:
-    """Yield names that mean two things, and metaphors."""
+    """Yield names of classes and modules that occur twice, and refused words in names."""
     classes, modules = defaultdict(list), defaultdict(list)
-    every = sorted((ROOT / "psqlmessages").rglob("*.py"))
-    for path in (path for path in every if "migrations" not in path.parts):
+    files = sorted((ROOT / "psqlmessages").rglob("*.py"))
+    for path in (path for path in files if "migrations" not in path.parts):
         name = str(path.relative_to(ROOT))
         if path.stem != "__init__" and not any(part in SHARED_MODULES for part in path.parts):
             modules[path.stem].append(name)
@@ -113,8 +112,9 @@ def name_errors() -> Iterator[str]:
             if isinstance(node, ast.ClassDef) and node.name not in SHARED_CLASSES:
                 classes[node.name].append(f"{name}:{node.lineno}")
     for kind, places in (("class", classes), ("module", modules)):
-        doubles = {name: where for name, where in places.items() if len(where) > 1}
-        yield from (f"{kind} {name}: {', '.join(doubles[name])}" for name in doubles)
+        for name, found in places.items():
+            if len(found) > 1:
+                yield f"{kind} {name} occurs twice: {', '.join(found)}"
 
 
 def unlisted_modules() -> Iterator[str]:
@@ -128,15 +128,17 @@ def unlisted_modules() -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is wrong; 1 if anything is."""
-    is_listed = "--list" in arguments
+    """Print the errors; return 1 if there are any."""
+    prints = "--list" in arguments
     if paths := [Path(each) for each in arguments if each != "--list"]:
-        print(f"{rate(paths, is_listed=is_listed):.1f} unusual constructions per 1,000 words")
+        print(f"{rate(paths, prints=prints):.1f} unusual constructions per 1,000 words")
         return 0
     errors = [*name_errors(), *unlisted_modules()]
-    for name, most in MOST_PER_1000_WORDS.items():
-        if (found := rate([ROOT / name], is_listed=is_listed)) > most:
-            errors.append(f"{name}: {found:.1f} unusual constructions per 1,000 words, over {most}")
+    for name, limit in MAX_PER_1000_WORDS.items():
+        if (found := rate([ROOT / name], prints=prints)) > limit:
+            errors.append(
+                f"{name}: {found:.1f} unusual constructions per 1,000 words, over {limit}"
+            )
     print(*errors, sep="\n")
     return len(errors) > 0
 

@@ -1,4 +1,4 @@
-"""Senders at once, each a process with a Node of its own, to one listener that counts."""
+"""Parallel senders, each a process with a Node, and one listener that counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection as Pipe
 from time import monotonic
 
+from benchmarks.send_methods import SENDER
 from benchmarks.send_receiver import TOPIC, Receiver
-from benchmarks.send_ways import SENDER
 from psqlmessages import Node
 
 WARM_UP = 20
@@ -17,7 +17,7 @@ JOIN_SECONDS = 10
 
 
 def _send(pipe: Pipe, dsn: str, number: int, body: str) -> None:
-    """Send as many as is told, each time by a new node, so that who rests is no listener."""
+    """Send messages in each round with a new node: idle senders must not be woken."""
     while True:
         try:
             messages = pipe.recv()
@@ -48,25 +48,25 @@ def _sender(dsn: str, number: int, body: str) -> Iterator[Pipe]:
         process.join(JOIN_SECONDS)
 
 
-def crowd_rates(
+def parallel_rates(
     dsn: str, receiver: Receiver, body: str, senders: int, messages: int, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Measure sends a second of all together, and of one alone, in turns."""
+    """Measure sends/s of all senders together, and of one sender, in turns."""
     together, alone = [], []
     with ExitStack() as stack:
         pipes = [stack.enter_context(_sender(dsn, n, body)) for n in range(senders)]
         for turn in range(rounds):
             for is_alone in (False, True) if turn % 2 else (True, False):
-                some = pipes[:1] if is_alone else pipes
-                rate = _rate(some, receiver, messages // len(some))
+                active = pipes[:1] if is_alone else pipes
+                rate = _measure_rate(active, receiver, messages // len(active))
                 (alone if is_alone else together).append(rate)
     return together, alone
 
 
-def _rate(pipes: list[Pipe], receiver: Receiver, each: int) -> float:
-    receiver.expect("count", (WARM_UP + each) * len(pipes))
+def _measure_rate(pipes: list[Pipe], receiver: Receiver, messages: int) -> float:
+    receiver.expect("count", (WARM_UP + messages) * len(pipes))
     for pipe in pipes:
-        pipe.send(each)
+        pipe.send(messages)
     for pipe in pipes:
         pipe.recv()
     begun = monotonic()
@@ -74,6 +74,6 @@ def _rate(pipes: list[Pipe], receiver: Receiver, each: int) -> float:
         pipe.send(None)
     for pipe in pipes:
         pipe.recv()
-    rate = each * len(pipes) / (monotonic() - begun)
+    rate = messages * len(pipes) / (monotonic() - begun)
     receiver.done_at()
     return rate

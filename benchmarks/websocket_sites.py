@@ -1,4 +1,4 @@
-"""Sites with a crowd of WebSockets, each one Daphne: the relay's, and one of Channels' groups."""
+"""Sites with many WebSockets, each a Daphne: one with the relay, others with a Channels group."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.brokers import NotHere
-from benchmarks.crowd import Place
-from benchmarks.crowd_users import SENDER, TOPIC, ident_of
+from benchmarks.brokers import PeerMissing
+from benchmarks.websocket_clients import Endpoint
+from benchmarks.websocket_users import SENDER, TOPIC, ident_of
 from project.postgres import Server
 from psqlmessages.client.node import Node
 
@@ -27,21 +27,21 @@ LOG_CHARACTERS = 3000
 
 
 class Site(Protocol):
-    """One side: where its WebSockets are, and how all of them are told something."""
+    """A side of the benchmark: where its WebSockets connect, and how to send to all of them."""
 
     name: str
     pid: int
 
-    def place(self, number: int) -> Place:
-        """Say where and how to connect a WebSocket."""
+    def endpoint(self, number: int) -> Endpoint:
+        """Return where to connect a WebSocket."""
 
     def send(self, body: str) -> None:
-        """Send to all."""
+        """Send to all WebSockets."""
 
 
 @dataclass
-class Relay:
-    """Ours: each WebSocket is a node of a user of its own, let in by a token."""
+class RelaySite:
+    """Our side: each WebSocket is the node of another user, with a token."""
 
     pid: int
     port: int
@@ -49,52 +49,52 @@ class Relay:
     tokens: list[str] = field(repr=False)
     name: str = "relay"
 
-    def place(self, number: int) -> Place:
-        """Register a node that hears of nothing but its topic, and listen."""
-        hellos = (
+    def endpoint(self, number: int) -> Endpoint:
+        """Connect a node that receives no events, and listens to the topic."""
+        requests = (
             json.dumps({"op": "init", "ident": ident_of(number), "events": False}),
             json.dumps({"op": "topic_listen", "topic": TOPIC}),
         )
         headers = {"Authorization": f"Bearer {self.tokens[number]}"}
-        return Place(self.port, "/ws/node/", headers, hellos)
+        return Endpoint(self.port, "/ws/node/", headers, requests)
 
     def send(self, body: str) -> None:
-        """Send by topic_send."""
+        """Call topic_send."""
         self.node.topic_send(TOPIC, body)
 
 
-class Group:
-    """Theirs: WebSockets in one group of a channel layer."""
+class GroupSite:
+    """A peer: WebSockets in one group of a channel layer."""
 
     def __init__(self, pid: int, port: int, layer: str, redis_port: int) -> None:
-        from benchmarks.group_application import layer_of
+        from benchmarks.channels_application import create_layer
 
         self.name = layer
         self.pid = pid
         self._port = port
-        self._layer = layer_of(layer, redis_port)
+        self._layer = create_layer(layer, redis_port)
         self._loop = asyncio.new_event_loop()
 
-    def place(self, number: int) -> Place:
-        """Connect: the consumer joins the group by itself."""
-        return Place(self._port, "/")
+    def endpoint(self, number: int) -> Endpoint:
+        """Connect; the consumer joins the group."""
+        return Endpoint(self._port, "/")
 
     def send(self, body: str) -> None:
-        """Send by group_send."""
-        from benchmarks.group_application import GROUP
+        """Call group_send."""
+        from benchmarks.channels_application import GROUP
 
-        telling = self._layer.group_send(GROUP, {"type": "told", "text": body})
-        self._loop.run_until_complete(telling)
+        sending = self._layer.group_send(GROUP, {"type": "group.message", "text": body})
+        self._loop.run_until_complete(sending)
 
     def close(self) -> None:
-        """Let go of the connections to Redis."""
+        """Close the connections to Redis."""
         self._loop.run_until_complete(self._layer.flush())
         self._loop.close()
 
 
 @contextmanager
-def relay_site(server: Server, sockets: int) -> Iterator[Relay]:
-    """Run the example project, with as many users."""
+def relay_site(server: Server, sockets: int) -> Iterator[RelaySite]:
+    """Run the example project, with a user for each WebSocket."""
     environment = {
         **os.environ,
         "DATABASE_URL": server.url(),
@@ -104,26 +104,27 @@ def relay_site(server: Server, sockets: int) -> Iterator[Relay]:
         "PLAIN_HTTP": "1",
         "ALLOWED_HOSTS": "127.0.0.1",
     }
-    command = [sys.executable, "-m", "benchmarks.crowd_users", str(sockets)]
-    made = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
+    command = [sys.executable, "-m", "benchmarks.websocket_users", str(sockets)]
+    tokens = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
     with (
         _daphne("project.asgi:application", environment) as (pid, port),
         Node(SENDER, server.url()) as node,
     ):
         node.topic_notify(TOPIC)
-        yield Relay(pid, port, node, json.loads(made.stdout))
+        yield RelaySite(pid, port, node, json.loads(tokens.stdout))
 
 
 @contextmanager
-def group_site(layer: str, redis_port: int) -> Iterator[Group]:
-    """Run the application of Channels; NotHere where channels_redis is not installed."""
+def group_site(layer: str, redis_port: int) -> Iterator[GroupSite]:
+    """Run the application of Channels; raise PeerMissing if channels_redis is not installed."""
     try:
         import channels_redis  # noqa: F401
     except ImportError:
-        raise NotHere("there is no channels-redis: benchmarks/requirements.txt") from None
+        install = "pip install -r benchmarks/requirements.txt"
+        raise PeerMissing(f"channels-redis is not installed: {install}") from None
     environment = {**os.environ, "LAYER": layer, "REDIS_PORT": str(redis_port)}
-    with _daphne("benchmarks.group_application:application", environment) as (pid, port):
-        group = Group(pid, port, layer, redis_port)
+    with _daphne("benchmarks.channels_application:application", environment) as (pid, port):
+        group = GroupSite(pid, port, layer, redis_port)
         try:
             yield group
         finally:
@@ -132,14 +133,14 @@ def group_site(layer: str, redis_port: int) -> Iterator[Group]:
 
 @contextmanager
 def _daphne(application: str, environment: Mapping[str, str]) -> Iterator[tuple[int, int]]:
-    # The socket listens before the process runs: whoever comes early waits.
+    # The socket listens before the process runs, so that early connections wait.
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         port = listening.getsockname()[1]
         command = [
             sys.executable, "-m", "daphne", "--fd", str(listening.fileno()),
             "--verbosity", "0", "--websocket_connect_timeout", "60", application,
         ]  # fmt: skip
-        # What it says while a thousand WebSockets end with it is of no interest.
+        # Print the log only after an error: it is long when a thousand WebSockets end.
         log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed below
         process = subprocess.Popen(
             command, env=environment, cwd=ROOT, stderr=log, pass_fds=[listening.fileno()]

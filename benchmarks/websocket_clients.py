@@ -1,7 +1,7 @@
-"""Crowd: many WebSockets in a process of their own, which counts what comes and how late.
+"""Many WebSocket clients in one process, which counts messages and measures their latencies.
 
-The cheapest client there is, so that it measures the server: blocking sockets on one epoll, and of
-a frame nothing is read but its length and the time that its sender put into it.
+The clients need as little CPU time as possible, so that the server is measured: blocking sockets
+with one epoll object, which read only the length of a frame and the time in its body.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from time import monotonic, monotonic_ns
 from typing import Any, Self
 
-MARK, DIGITS = b"at=", 20
-AT_ONCE = 16
+TIME_PREFIX, TIME_DIGITS = b"at=", 20
+PARALLEL_HANDSHAKES = 16
 WAIT_SECONDS = 60
 _READ_BYTES = 1 << 18
 _FINAL, _TEXT, _CLOSE, _PING, _PONG = 0x80, 1, 8, 9, 10
@@ -30,22 +30,22 @@ _SHORT, _LONGER = 125, 126
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where to connect, and what to say there; ``hellos`` are frames, each waits for its answer."""
+class Endpoint:
+    """An address of WebSockets; ``requests`` are frames to send first, each with an answer."""
 
     port: int
     path: str
     headers: dict[str, str] = field(default_factory=dict)
-    hellos: Sequence[str] = ()
+    requests: Sequence[str] = ()
 
 
-def body_of(size: int) -> str:
-    """Make a body of a size in bytes that says when it was made."""
-    return f"{MARK.decode()}{monotonic_ns():0{DIGITS}d}".ljust(size, "x")
+def timed_body(size: int) -> str:
+    """Return a body with this number of bytes, which contains the present time."""
+    return f"{TIME_PREFIX.decode()}{monotonic_ns():0{TIME_DIGITS}d}".ljust(size, "x")
 
 
-class Crowd:
-    """The process, from outside."""
+class WebSocketClients:
+    """Controls the process of the clients."""
 
     def __init__(self) -> None:
         context = get_context("spawn")
@@ -59,52 +59,52 @@ class Crowd:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Where it has failed it says so before it ends.
+        # If the process has failed, it has sent its error and ended.
         with suppress(BrokenPipeError):
             self._pipe.send(None)
         self._process.join(WAIT_SECONDS)
 
-    def open(self, side: str, sockets: int, place: Callable[[int], Place]) -> None:
-        """Open WebSockets of a side until it has so many; ``place`` says where each one is."""
-        places = [place(number) for number in range(self._open.get(side, 0), sockets)]
+    def open(self, side: str, sockets: int, endpoint: Callable[[int], Endpoint]) -> None:
+        """Open more WebSockets of a side, until it has this number."""
+        endpoints = [endpoint(number) for number in range(self._open.get(side, 0), sockets)]
         self._open[side] = sockets
-        self._pipe.send(("open", places))
-        self._answer()
+        self._pipe.send(("open", endpoints))
+        self._read_answer()
 
     def begin(self, side: str) -> None:
-        """Count anew what comes to a side; the process tells of each message that all have."""
+        """Reset the count; the process reports it each time all WebSockets have a message more."""
         self._received = 0
         self._pipe.send(("begin", self._open[side]))
-        self._answer()
+        self._read_answer()
 
     def wait(self, received: int) -> None:
-        """Wait until so many have come since `begin`."""
+        """Wait until this number of messages has been received since `begin`."""
         deadline = monotonic() + WAIT_SECONDS
         while self._received < received:
             if not self._pipe.poll(max(0.0, deadline - monotonic())):
                 raise TimeoutError(f"{received - self._received} messages are lost")
-            self._note(self._pipe.recv())
+            self._set_received(self._pipe.recv())
 
     def latencies(self) -> list[float]:
-        """Return in seconds how late each came since `begin`, sorted."""
+        """Return the latencies in seconds of all messages since `begin`, sorted."""
         self._pipe.send(("latencies",))
-        return sorted(late / 1e9 for late in self._answer())
+        return sorted(nanoseconds / 1e9 for nanoseconds in self._read_answer())
 
-    def _answer(self) -> Any:
+    def _read_answer(self) -> Any:
         while isinstance(answer := self._pipe.recv(), int):
-            self._note(answer)
+            self._set_received(answer)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def _note(self, told: Any) -> None:
-        if isinstance(told, Exception):
-            raise told
-        self._received = told
+    def _set_received(self, count: Any) -> None:
+        if isinstance(count, Exception):
+            raise count
+        self._received = count
 
 
 class _Reader:
-    """The process, from inside: all WebSockets, and what came since `begin`."""
+    """Runs in the process: reads all WebSockets, and stores the latencies since `begin`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -112,37 +112,38 @@ class _Reader:
         self._poll.register(pipe.fileno(), select.EPOLLIN)
         self._sockets: dict[int, socket.socket] = {}
         self._rests: dict[int, bytes] = {}
-        self._late = array("q")
-        self._step = self._tell_at = 1
+        self._latencies = array("q")
+        self._step = self._report_at = 1
 
     def run(self) -> None:
-        """Read until the other end says that it is enough."""
+        """Read until the command None arrives."""
         commands = self._pipe.fileno()
         while True:
             for number, _ in self._poll.poll():
                 if number != commands:
                     self._read(number)
-                elif not self._obey(self._pipe.recv()):
+                elif not self._run_command(self._pipe.recv()):
                     return
-            if len(self._late) >= self._tell_at:
-                self._tell_at = len(self._late) // self._step * self._step + self._step
-                self._pipe.send(len(self._late))
+            received = len(self._latencies)
+            if received >= self._report_at:
+                self._report_at = received // self._step * self._step + self._step
+                self._pipe.send(received)
 
-    def _obey(self, command: tuple[Any, ...] | None) -> bool:
+    def _run_command(self, command: tuple[Any, ...] | None) -> bool:
         match command:
-            case ("open", places):
-                with ThreadPoolExecutor(AT_ONCE) as pool:
-                    for opened in pool.map(connected, places):
+            case ("open", endpoints):
+                with ThreadPoolExecutor(PARALLEL_HANDSHAKES) as pool:
+                    for opened in pool.map(connect_websocket, endpoints):
                         self._sockets[opened.fileno()] = opened
                         self._rests[opened.fileno()] = b""
                         self._poll.register(opened.fileno(), select.EPOLLIN)
                 self._pipe.send("opened")
             case ("begin", step):
-                self._late = array("q")
-                self._step = self._tell_at = step
+                self._latencies = array("q")
+                self._step = self._report_at = step
                 self._pipe.send("begun")
             case ("latencies",):
-                self._pipe.send(self._late)
+                self._pipe.send(self._latencies)
             case _:
                 return False
         return True
@@ -162,17 +163,17 @@ class _Reader:
             if begin + length > end:
                 break
             if data[at] & 15 == _TEXT:
-                marked = data.find(MARK, begin, begin + length) + len(MARK)
-                self._late.append(now - int(data[marked : marked + DIGITS]))
+                time = data.find(TIME_PREFIX, begin, begin + length) + len(TIME_PREFIX)
+                self._latencies.append(now - int(data[time : time + TIME_DIGITS]))
             else:
-                self._answer(number, data[at] & 15, data[begin : begin + length])
+                self._answer_control(number, data[at] & 15, data[begin : begin + length])
             at = begin + length
         self._rests[number] = data[at:]
 
-    def _answer(self, number: int, kind: int, payload: bytes) -> None:
-        if kind == _CLOSE:
+    def _answer_control(self, number: int, opcode: int, payload: bytes) -> None:
+        if opcode == _CLOSE:
             raise ConnectionError(f"the server has closed a WebSocket: {payload!r}")
-        if kind == _PING:
+        if opcode == _PING:
             self._sockets[number].sendall(_frame(_PONG, payload))
 
 
@@ -183,36 +184,36 @@ def _serve(pipe: Connection) -> None:
         pipe.send(error)
 
 
-def connected(place: Place) -> socket.socket:
-    """Open a WebSocket, and say what is to be said there."""
-    opened = socket.create_connection(("127.0.0.1", place.port), timeout=WAIT_SECONDS)
+def connect_websocket(endpoint: Endpoint) -> socket.socket:
+    """Open a WebSocket, and send the requests of the endpoint."""
+    opened = socket.create_connection(("127.0.0.1", endpoint.port), timeout=WAIT_SECONDS)
     key = base64.b64encode(os.urandom(16)).decode()
     fields = {
-        "Host": f"127.0.0.1:{place.port}",
+        "Host": f"127.0.0.1:{endpoint.port}",
         "Upgrade": "websocket",
         "Connection": "Upgrade",
         "Sec-WebSocket-Key": key,
         "Sec-WebSocket-Version": "13",
-        **place.headers,
+        **endpoint.headers,
     }
-    lines = [f"GET {place.path} HTTP/1.1", *(f"{name}: {fields[name]}" for name in fields)]
+    lines = [f"GET {endpoint.path} HTTP/1.1", *(f"{name}: {fields[name]}" for name in fields)]
     opened.sendall("\r\n".join([*lines, "", ""]).encode())
-    # Nothing follows the handshake, nor an answer, before we say more.
+    # The server sends nothing else before the next request.
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
         answer += opened.recv(_READ_BYTES)
     if b" 101 " not in answer.partition(b"\r\n")[0]:
-        raise ConnectionError(f"{place.path}: {answer[:200]!r}")
-    for hello in place.hellos:
-        opened.sendall(_frame(_TEXT, hello.encode()))
+        raise ConnectionError(f"{endpoint.path}: {answer[:200]!r}")
+    for request in endpoint.requests:
+        opened.sendall(_frame(_TEXT, request.encode()))
         answer = opened.recv(_READ_BYTES)
         if b'"Err":"0"' not in answer:
-            raise ConnectionError(f"{hello}: {answer!r}")
+            raise ConnectionError(f"{request}: {answer!r}")
     return opened
 
 
-def _frame(kind: int, payload: bytes) -> bytes:
-    """Frame what a client says: masked, by a mask that changes nothing."""
+def _frame(opcode: int, payload: bytes) -> bytes:
+    """Return a frame of a client, with a mask of zeros."""
     size = len(payload)
     length = bytes([0x80 | size]) if size <= _SHORT else struct.pack("!BH", 0x80 | _LONGER, size)
-    return bytes([_FINAL | kind]) + length + bytes(4) + payload
+    return bytes([_FINAL | opcode]) + length + bytes(4) + payload

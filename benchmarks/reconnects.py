@@ -1,4 +1,4 @@
-"""How soon many nodes of one session come back when their connection was ended."""
+"""Reconnects: the time until all nodes of a session are registered again after it has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from time import perf_counter
 
 import psycopg
 
-from benchmarks.copies import copy
+from benchmarks.databases import create_database
 from benchmarks.results import Curve, Findings
 from project.postgres import Server
 from psqlmessages.client.gateway import Gateway
@@ -18,23 +18,22 @@ RULES = [("RETURNING.*", "Topic", TOPIC, "RW")]
 
 
 def measure(server: Server) -> Findings:
-    """Measure from the end of the connection until all listen again, the first pause included."""
-    dsn = copy(server, "returning", RULES)
-    points = [(float(size), asyncio.run(seconds(dsn, size))) for size in SIZES]
+    """Measure from the end of the connection until all listen again, with the first backoff."""
+    dsn = create_database(server, "returning", RULES)
+    points = [(float(size), asyncio.run(measure_seconds(dsn, size))) for size in SIZES]
     return Findings(
         curves=[
             Curve(
                 "scaling: nodes that return",
-                "nodes of one session that come back after its end and listen again",
-                "nodes", "s", {"gateway": points},
-                "the first attempt waits 0.1 to 0.2 s, as all lose a restarted server at once",
+                "reconnecting a session whose nodes listen", "nodes", "s", {"gateway": points},
+                "the first attempt waits 0.1 to 0.2 s: after a restart all sessions reconnect",
             )
         ]
     )  # fmt: skip
 
 
-async def seconds(dsn: str, size: int) -> float:
-    """Register so many, end their backend, and wait until all are back."""
+async def measure_seconds(dsn: str, size: int) -> float:
+    """Register nodes, end their backend, and wait until all are registered again."""
     gateway = Gateway("returning", dsn)
     is_back = asyncio.Event()
 

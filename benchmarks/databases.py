@@ -1,7 +1,4 @@
-"""Copies of the migrated database, for each of those that are measured beside others.
-
-A notification wakes all who listen in its database.
-"""
+"""Databases for the sides of a benchmark: a notification wakes all listeners of its database."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ INSERT = """
 """
 
 
-def copy(server: Server, name: str, rules: Iterable[Rule] = ()) -> str:
-    """Make one, with rules (ident, type, dest, mode) for its owner: its address."""
+def create_database(server: Server, name: str, rules: Iterable[Rule] = ()) -> str:
+    """Copy the migrated database, and add rules (ident, type, dest, mode); return its address."""
     with psycopg.connect(server.superuser_url(), autocommit=True) as connection:
         connection.execute(
             sql.SQL("CREATE DATABASE {} TEMPLATE {} OWNER {}").format(

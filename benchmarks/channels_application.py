@@ -1,6 +1,6 @@
 """The peer of the relay: an ASGI application of Channels whose WebSockets join one group.
 
-In the environment LAYER, a class of channels_redis, and REDIS_PORT say by which channel layer.
+The environment variables LAYER (a class of channels_redis) and REDIS_PORT name the channel layer.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ GROUP = "crowd"
 
 
 def options(layer: str, port: int) -> dict[str, Any]:
-    """Return what both ends tell the channel layer; all else is as it comes."""
-    # As before redis-py 8, whose limits end idle WebSockets, and refuse a connection where hundreds
-    # leave at once (django/channels_redis #422).
+    """Return the configuration of the channel layer; other settings have their defaults."""
+    # As before redis-py 8. Its limits end idle WebSockets, and refuse a connection if hundreds
+    # disconnect at the same time (django/channels_redis #422).
     unlimited = {"socket_timeout": None, "max_connections": 2**31}
     host = {"host": "127.0.0.1", "port": port, **unlimited}
     return {"hosts": [host], "prefix": layer.partition(".")[0]}
 
 
-def layer_of(layer: str, port: int) -> Any:
-    """Make a channel layer to send by, without Django."""
+def create_layer(layer: str, port: int) -> Any:
+    """Create a channel layer for sending, without Django."""
     module, _, name = layer.rpartition(".")
     return getattr(import_module(f"channels_redis.{module}"), name)(**options(layer, port))
 
 
-class Member(AsyncWebsocketConsumer):
-    """Hands on what the group is told: the chat of Channels' tutorial, without its JSON."""
+class GroupConsumer(AsyncWebsocketConsumer):
+    """Sends the group's messages to its WebSocket: Channels' tutorial chat, without its JSON."""
 
     async def connect(self) -> None:
-        """Join before the handshake is answered."""
+        """Join the group, then accept the handshake."""
         await self.channel_layer.group_add(GROUP, self.channel_name)
         await self.accept()
 
     async def disconnect(self, code: int) -> None:
-        """Leave."""
+        """Leave the group."""
         await self.channel_layer.group_discard(GROUP, self.channel_name)
 
-    async def told(self, event: dict[str, str]) -> None:
-        """Send it to the browser."""
+    async def group_message(self, event: dict[str, str]) -> None:
+        """Send a message of the group to the browser."""
         await self.send(text_data=event["text"])
 
 
 if "LAYER" in os.environ:
-    chosen = os.environ["LAYER"]
+    layer = os.environ["LAYER"]
     settings.configure(
         CHANNEL_LAYERS={
             "default": {
-                "BACKEND": f"channels_redis.{chosen}",
-                "CONFIG": options(chosen, int(os.environ["REDIS_PORT"])),
+                "BACKEND": f"channels_redis.{layer}",
+                "CONFIG": options(layer, int(os.environ["REDIS_PORT"])),
             }
         }
     )
-    application = Member.as_asgi()
+    application = GroupConsumer.as_asgi()

@@ -1,4 +1,4 @@
-"""What it takes to begin: opening a node, importing the package, and the memory of a node."""
+"""Start-up: the time to open a node and to import the package, and the memory of a node."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ print((resident() - before) / {0})
 for node in nodes:
     node.close()
 """
-IMPORTED = "from psqlmessages import Node"
+IMPORT_NODE = "from psqlmessages import Node"
 MEGABYTE = 1_000_000
 
 
 def measure(server: Server, rounds: int, *, is_quick: bool) -> Findings:
-    """Measure the rows of beginning."""
+    """Measure opening, importing and memory."""
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(RULE)
     count = QUICK_OPENINGS if is_quick else OPENINGS
@@ -62,8 +62,8 @@ def measure(server: Server, rounds: int, *, is_quick: bool) -> Findings:
     findings.rows.append(
         Row.of(
             "calls: open a node to connect and LISTEN",
-            "Node opened", "psycopg.connect and LISTEN", "ms", opened, connected,
-            reach=3, is_at_most=True,
+            "open a Node", "psycopg.connect and LISTEN", "ms", opened, connected,
+            goal=3, is_lower_better=True,
         )
     )  # fmt: skip
     if not is_quick:
@@ -71,8 +71,8 @@ def measure(server: Server, rounds: int, *, is_quick: bool) -> Findings:
         findings.rows.append(
             Row.of(
                 "calls: open an AsyncNode to connect and LISTEN",
-                "AsyncNode opened", "AsyncConnection.connect and LISTEN", "ms", opened, connected,
-                reach=3, is_at_most=True,
+                "open an AsyncNode", "AsyncConnection.connect and LISTEN", "ms", opened, connected,
+                goal=3, is_lower_better=True,
             )
         )  # fmt: skip
     findings.rows += imports(rounds, QUICK_IMPORTS if is_quick else IMPORTS, is_quick=is_quick)
@@ -81,71 +81,72 @@ def measure(server: Server, rounds: int, *, is_quick: bool) -> Findings:
 
 
 def openings(dsn: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
-    """Milliseconds until a node is ready, and until a bare session listens; medians by rounds."""
+    """Measure the ms to open a Node, and a psycopg session that listens; medians of each round."""
 
-    def by_node() -> Callable[[], None]:
+    def open_node() -> Callable[[], None]:
         node = Node("STARTING.ONE", dsn)
         node.open()
         return node.close
 
-    def by_hand() -> Callable[[], None]:
+    def open_session() -> Callable[[], None]:
         connection = psycopg.connect(dsn, autocommit=True)
         connection.execute("LISTEN starting")
         return connection.close
 
-    def timed(opening: Callable[[], Callable[[], None]]) -> float:
+    def time(opening: Callable[[], Callable[[], None]]) -> float:
         begun = perf_counter()
         close = opening()
         taken = perf_counter() - begun
         close()
         return taken * 1000
 
-    timed(by_node), timed(by_hand)
-    pairs = [[(timed(by_node), timed(by_hand)) for _ in range(count)] for _ in range(rounds)]
+    time(open_node), time(open_session)
+    pairs = [[(time(open_node), time(open_session)) for _ in range(count)] for _ in range(rounds)]
     return medians(pairs)
 
 
 async def async_openings(dsn: str, rounds: int, count: int) -> tuple[list[float], list[float]]:
-    """Do as :func:`openings`, on asyncio."""
+    """Do the same as :func:`openings` with asyncio."""
 
-    async def by_node() -> Callable[[], Awaitable[None]]:
+    async def open_node() -> Callable[[], Awaitable[None]]:
         node = AsyncNode("STARTING.ONE", dsn)
         await node.open()
         return node.close
 
-    async def by_hand() -> Callable[[], Awaitable[None]]:
+    async def open_session() -> Callable[[], Awaitable[None]]:
         connection = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
         await connection.execute("LISTEN starting")
         return connection.close
 
-    async def timed(opening: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]) -> float:
+    async def time(opening: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]) -> float:
         begun = perf_counter()
         close = await opening()
         taken = perf_counter() - begun
         await close()
         return taken * 1000
 
-    await timed(by_node), await timed(by_hand)
+    await time(open_node), await time(open_session)
     pairs = [
-        [(await timed(by_node), await timed(by_hand)) for _ in range(count)] for _ in range(rounds)
+        [(await time(open_node), await time(open_session)) for _ in range(count)]
+        for _ in range(rounds)
     ]
     return medians(pairs)
 
 
-def medians(pairs: list[list[tuple[float, float]]]) -> tuple[list[float], list[float]]:
-    """Make the medians of each round of what was measured in pairs."""
-    ours = [median(mine for mine, _ in of_round) for of_round in pairs]
-    return ours, [median(theirs for _, theirs in of_round) for of_round in pairs]
+def medians(rounds: list[list[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+    """Return the medians of our times and of the peer's in each round of pairs."""
+    ours = [median(mine for mine, _ in pairs) for pairs in rounds]
+    return ours, [median(theirs for _, theirs in pairs) for pairs in rounds]
 
 
 def imports(rounds: int, count: int, *, is_quick: bool) -> list[Row]:
-    """Compare imports in interpreters that have imported nothing yet.
+    """Compare imports in new interpreters.
 
-    What pip installs is compiled, so this package is too, whatever PYTHONDONTWRITEBYTECODE says.
+    Compiles this package first, because pip compiles the packages that it installs.
     """
     compileall.compile_dir(ROOT / "psqlmessages", quiet=1)
-    whats = [IMPORTED] if is_quick else [IMPORTED, IMPORTED.replace("Node", "AsyncNode")]
-    statements = [*whats, "import psycopg"]
+    ours = [IMPORT_NODE] if is_quick else [IMPORT_NODE, IMPORT_NODE.replace("Node", "AsyncNode")]
+    statements = [*ours, "import psycopg"]
     for statement in statements:
         import_seconds(statement)
     found: dict[str, list[float]] = {statement: [] for statement in statements}
@@ -157,29 +158,29 @@ def imports(rounds: int, count: int, *, is_quick: bool) -> list[Row]:
             found[statement].append(median(times))
     return [
         Row.of(
-            f"calls: {what} to import psycopg", what, "import psycopg", "ms",
-            found[what], found["import psycopg"], reach=1.3, is_at_most=True,
-            note="psycopg's own import is part of both",
+            f"calls: {statement} to import psycopg", statement, "import psycopg", "ms",
+            found[statement], found["import psycopg"], goal=1.3, is_lower_better=True,
+            note="both include the import of psycopg",
         )
-        for what in whats
+        for statement in ours
     ]  # fmt: skip
 
 
 def import_seconds(statement: str) -> float:
-    """Import in a fresh interpreter."""
-    return float(output(IMPORT.format(statement)))
+    """Run an import in a new interpreter; return the seconds that it took."""
+    return float(run_program(IMPORT.format(statement)))
 
 
 def memory(dsn: str, rounds: int) -> Row:
-    """Measure how much a process grows by each node, which listens."""
-    grown = [float(output(MEMORY.format(NODES), dsn)) / MEGABYTE for _ in range(rounds)]
+    """Measure how much memory a process needs for each listening node."""
+    grown = [float(run_program(MEMORY.format(NODES), dsn)) / MEGABYTE for _ in range(rounds)]
     return Row.of(
-        "calls: memory of a node", "memory of a Node", "the bound", "MB", grown, [5] * rounds,
-        reach=1, is_at_most=True, note=f"the mean of {NODES} in one process",
+        "calls: memory of a node", "memory of a Node", "the limit", "MB", grown, [5] * rounds,
+        goal=1, is_lower_better=True, note=f"the mean of {NODES} in one process",
     )  # fmt: skip
 
 
-def output(program: str, *arguments: str) -> str:
-    """Run a program in a fresh interpreter: what it prints."""
+def run_program(program: str, *arguments: str) -> str:
+    """Run a program in a new interpreter; return its output."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
