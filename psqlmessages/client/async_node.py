@@ -140,6 +140,8 @@ class AsyncNode(NodeBase):
     drain = async_acting_method(queue_calls.drain)
     configure_queue = async_acting_method(queue_calls.configure_queue)
     remove_queue = async_acting_method(queue_calls.remove_queue)
+    remove_elements = async_acting_method(queue_calls.remove_elements)
+    move_elements = async_acting_method(queue_calls.move_elements)
     sizes = async_acting_method(queue_calls.sizes)
 
     async def pop(

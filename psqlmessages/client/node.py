@@ -154,6 +154,8 @@ class Node(NodeBase):
     drain = acting_method(queue_calls.drain)
     configure_queue = acting_method(queue_calls.configure_queue)
     remove_queue = acting_method(queue_calls.remove_queue)
+    remove_elements = acting_method(queue_calls.remove_elements)
+    move_elements = acting_method(queue_calls.move_elements)
     sizes = acting_method(queue_calls.sizes)
 
     def pop(self, queue: str, count: int = 1, *, timeout: Duration | None = None) -> list[Element]:

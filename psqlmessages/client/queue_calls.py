@@ -398,6 +398,24 @@ def remove_queue(ident: str, queue: str) -> Call[None]:
     )
 
 
+def remove_elements(ident: str, queue: str, ids: Iterable[int]) -> Call[int]:
+    """Remove elements that are not reserved, by their ids; return their number."""
+    return Call(
+        "SELECT messages.remove_elements(%s, %s, %s::bigint[])",
+        (*check_names(ident, queue), list(ids)),
+        lambda answer: int(raise_for_error(answer)["Removed"]),
+    )
+
+
+def move_elements(ident: str, queue: str, to_queue: str, ids: Iterable[int]) -> Call[int]:
+    """Move elements that are not reserved to another queue, by their ids; return their number."""
+    return Call(
+        "SELECT messages.move_elements(%s, %s, %s, %s::bigint[])",
+        (*check_names(ident, queue, to_queue), list(ids)),
+        lambda answer: int(raise_for_error(answer)["Moved"]),
+    )
+
+
 def drain(ident: str, queue: str) -> Call[int]:
     """Remove all available elements of a queue; return their number."""
     return Call(

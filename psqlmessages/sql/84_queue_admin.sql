@@ -40,6 +40,120 @@ COMMENT ON FUNCTION messages.remove IS
     'Remove one element. Done: false if there is no such element, or it is reserved, or a transaction has locked it. Errors: 54, 1, 15, 16, 62, 2, 3.';
 
 
+CREATE OR REPLACE FUNCTION messages._lock_unreserved_elements(
+    queue_id bigint,
+    ids bigint[]
+)
+RETURNS bigint[]
+LANGUAGE sql
+AS $$
+    SELECT ARRAY(
+        SELECT e.id FROM psqlmessages_element AS e
+        WHERE e.id = ANY (ids) AND e.queue_id = _lock_unreserved_elements.queue_id
+          AND (e.lease IS NULL OR e.available_at <= clock_timestamp())
+        ORDER BY e.id FOR UPDATE SKIP LOCKED
+    )
+$$;
+
+COMMENT ON FUNCTION messages._lock_unreserved_elements IS
+    'Lock these elements of a queue, except reserved and locked ones; return their ids.';
+
+
+CREATE OR REPLACE FUNCTION messages.remove_elements(
+    client_id text,
+    queue text,
+    ids bigint[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_queue_id bigint;
+    v_ids bigint[];
+    v_removed bigint;
+BEGIN
+    PERFORM messages._log_command('remove_elements', client_id, queue);
+    IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, queue, 'A');
+    END IF;
+    SELECT q.id INTO v_queue_id FROM psqlmessages_queue AS q WHERE q.name = queue;
+    v_ids := messages._lock_unreserved_elements(v_queue_id, ids);
+    DELETE FROM psqlmessages_element AS e WHERE e.id = ANY (v_ids);
+    GET DIAGNOSTICS v_removed = ROW_COUNT;
+    IF v_removed > 0 THEN
+        PERFORM messages._add_queue_counts(v_queue_id, removes => v_removed);
+    END IF;
+    RETURN ('{"Err":"0","Removed":' || v_removed || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.remove_elements IS
+    'Remove elements by their ids. Removed: their number; reserved elements, those that a transaction has locked, and those of other queues stay. Needs mode A. Errors: 54, 1, 15, 16, 62, 2, 3.';
+
+
+CREATE OR REPLACE FUNCTION messages.move_elements(
+    client_id text,
+    queue text,
+    to_queue text,
+    ids bigint[]
+)
+RETURNS json
+LANGUAGE plpgsql
+SECURITY DEFINER
+SET search_path = pg_catalog, public, pg_temp
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DECLARE
+    v_error json;
+    v_from_id bigint;
+    v_to psqlmessages_queue;
+    v_ids bigint[];
+    v_now timestamp with time zone := clock_timestamp();
+    v_moved bigint;
+BEGIN
+    PERFORM messages._log_command('move_elements', client_id, queue);
+    IF messages._may_use_queue(client_id, queue, 'A') IS NOT TRUE THEN
+        RETURN messages._queue_error(client_id, queue, 'A');
+    END IF;
+    v_error := messages._queue_error_or_null(client_id, to_queue, 'W');
+    IF v_error IS NOT NULL THEN
+        RETURN v_error;
+    ELSIF to_queue = queue THEN
+        RETURN messages._error(63, 'to_queue', 'another queue than ' || queue || ' is needed');
+    END IF;
+    SELECT q.id INTO v_from_id FROM psqlmessages_queue AS q WHERE q.name = queue;
+    -- Before elements are locked, because this may wait.
+    v_to := messages._get_or_create_queue(to_queue);
+    v_ids := messages._lock_unreserved_elements(v_from_id, ids);
+    UPDATE psqlmessages_element AS e
+    SET queue_id = v_to.id, lease = NULL, tries = 0,
+        mature_at = greatest(e.mature_at, v_now), available_at = greatest(e.available_at, v_now), wait_began_at = v_now,
+        headers = e.headers - '{x-dl-from-queue,x-dl-t,x-dl-tries}'::text[],
+        -- An exchange reads its source only, so a dead letter keeps its marks only on its way back.
+        delivered = CASE
+            WHEN v_to.dead_letter_queue = queue AND e.headers ->> 'x-dl-from-queue' = to_queue THEN e.delivered
+        END
+    WHERE e.id = ANY (v_ids);
+    GET DIAGNOSTICS v_moved = ROW_COUNT;
+    IF v_moved > 0 THEN
+        PERFORM messages._reset_scan_start(v_to.id);
+        PERFORM messages._add_queue_counts(v_from_id, removes => v_moved);
+        PERFORM messages._add_queue_counts(v_to.id, puts => v_moved);
+        PERFORM messages._notify_waiting_readers(v_to);
+    END IF;
+    RETURN ('{"Err":"0","Moved":' || v_moved || '}')::json;
+END
+$$;
+
+COMMENT ON FUNCTION messages.move_elements IS
+    'Move elements by their ids to another queue, as if they were pushed now, with no tries and without the headers of dead letters; delays continue. Moved: their number; reserved elements, those that a transaction has locked, and those of other queues stay. Needs mode A, and mode W for to_queue, which is made if it does not exist. Errors: 54, 1, 15, 16, 62, 2, 3, 63.';
+
+
 CREATE OR REPLACE FUNCTION messages._begin_queue_change(
     client_id text,
     queue text,

@@ -71,7 +71,7 @@ GRANT EXECUTE ON FUNCTION
     messages.push_many, messages.pop,
     messages.commit, messages.release,
     messages.remove, messages.pause, messages.resume, messages.drain, messages.sizes, messages.peek, messages.queue_listen,
-    messages.configure_queue, messages.remove_queue,
+    messages.configure_queue, messages.remove_queue, messages.remove_elements, messages.move_elements,
     messages.take, messages.deliver,
     messages.publish_staged, messages.push_staged, messages.unstage,
     messages.list_topics, messages.list_streams, messages.list_subscriptions, messages.list_subscribers,

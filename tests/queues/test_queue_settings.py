@@ -41,6 +41,24 @@ def test_mode_a_allows_what_rw_does(desk: Desk) -> None:
         assert desk.pusher.error(function, "BOSS", "Q") == (3, "cannot auth A with Queue Q")
 
 
+def test_chosen_elements_are_removed_or_moved_unless_they_are_reserved(desk: Desk) -> None:
+    desk.world.rules("user1 ADMIN Queue DEAD W 1", "user2 GET Queue DEAD R 1")
+    reserved, removed, moved = (desk.push(name) for name in ("r", "x", "m"))
+    delayed = desk.push("delayed", delay=60.0)
+    desk.push("stays")
+    desk.lease()
+    ids = [reserved, removed, 0]
+    assert desk.pusher.ok("remove_elements", "ADMIN", "Q", ids)["Removed"] == 1
+    ids = [reserved, removed, moved, delayed]
+    assert desk.pusher.ok("move_elements", "ADMIN", "Q", "DEAD", ids)["Moved"] == 2
+    assert desk.pusher.ok("remove_elements", "ADMIN", "Q", [moved])["Removed"] == 0
+    assert desk.counts() == {"puts": 5, "reserves": 1, "removes": 3}
+    assert desk.reader.query("SELECT body FROM messages.pop('GET', 'DEAD', 9)") == "m"
+    sizes = desk.reader.ok("sizes", "GET", "DEAD")
+    assert (sizes["Total"], sizes["Scheduled"]) == (1, 1)
+    assert desk.pop(9) == ["stays"]
+
+
 def test_a_removed_queue_is_gone_with_its_settings_keys_and_counts(desk: Desk) -> None:
     first = desk.push("x", key="k")
     desk.pusher.ok("configure_queue", "ADMIN", "Q", 3)

@@ -16,6 +16,7 @@ WITHOUT_SESSION = {
     "topic_send_as", "topic_status_as", "publish", "publish_many", "subscribe", "unsubscribe",
     "subscription", "stream_horizons", "subscribe_from", "read_stream", "peek",
     "publish_staged", "push_staged", "unstage", "renew", "configure_queue", "remove_queue",
+    "remove_elements", "move_elements",
     "push", "push_many", "pop", "reserve", "commit", "rollback", "release", "remove", "pause",
     "resume", "drain", "sizes", "queue_listen", "take", "deliver",
 }  # fmt: skip

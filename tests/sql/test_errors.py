@@ -48,6 +48,7 @@ UNKNOWN = f"5.0.999999999999999.{'0' * 32}"
 TOO_BIG = {"size": 8193, "max": 8192}
 LEASE = "5.00000000-0000-0000-0000-000000000000"
 MAX_TRIES = "-1: 1 or more are needed, or 0 for no maximum"
+SAME_QUEUE = "another queue than QBOTH is needed"
 DELAY = "0 to 1,000,000,000 seconds are needed"
 TIMES = "infinity", "-infinity", "0001-01-01", "20000-01-01"
 TIME = "a delay of 0 to 1,000,000,000 seconds, or a mature from 1970 to 9000, is needed"
@@ -82,6 +83,8 @@ WITH_QUEUE: dict[str, tuple[Any, ...]] = {
     "reserve": ("ME", "QBOTH", 1, 60.0),
     "take": ("ME", "QBOTH", 1),
     "remove": ("ME", "QBOTH", 1),
+    "remove_elements": ("ME", "QBOTH", [1]),
+    "move_elements": ("ME", "QBOTH", "QWRITE", [1]),
     "deliver": ("ME", "QBOTH", *[[]] * 10),
     "renew": ("ME", "QBOTH", 5.0, LEASE),
     "push_staged": ("ME", "QBOTH", "query", 0, [], 0),
@@ -118,7 +121,7 @@ QUEUE_MODES = {
     "W": [*PUSHES, "push_staged"],
     "R": [*TAKES, "queue_listen", "deliver", "renew"],
     "RW": ["remove", "pause", "resume", "drain"],
-    "A": ["configure_queue", "remove_queue"],
+    "A": ["configure_queue", "remove_queue", "remove_elements", "move_elements"],
 }
 
 
@@ -184,6 +187,7 @@ CASES = [
     *wrong(3, QUEUE_MODES["RW"], "QBOTH", "QREAD", "QWRITE", mode="RW", type="Queue", dest=GIVEN),
     *wrong(3, QUEUE_MODES["A"], 1, "QUNUSED", mode="A", type="Queue", dest=GIVEN),
     *wrong(3, ["configure_queue"], 3, "QREAD", mode="W", type="Queue", dest=GIVEN),
+    *wrong(3, ["move_elements"], 2, "QREAD", mode="W", type="Queue", dest=GIVEN),
     *wrong(4, ["init", "connect_stream"], 0, "", None),
     *wrong(5, ["init", "connect_stream"], 0, "NOBODY", "OTHER", ident=GIVEN),
     *wrong(9, WITH_TOPIC, "BOTH", "NOWHERE", "both", "100% 'of'\n$topic", topic=GIVEN),
@@ -257,6 +261,7 @@ CASES = [
         63, [*ENDS, "renew"], LEASE, "", "junk", "5", "1.", "1.x", "-" + LEASE, LEASE[:-1] + "G",
         "9" * 30 + LEASE[1:], LEASE + "0", argument="lease", value=GIVEN,
     ),
+    *wrong(63, ["move_elements"], 2, "QBOTH", argument="to_queue", value=SAME_QUEUE),
     *wrong(63, ["rollback"], 1, -1.0, argument="delay", value=DELAY),
     *wrong(63, PUSHES[:1], 4, "[]", argument="headers", value=HEADERS),
     *wrong(63, PUSHES[1:], 4, ["[]"], argument="headers", value=HEADERS),
