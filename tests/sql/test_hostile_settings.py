@@ -24,7 +24,8 @@ ARGUMENTS = {
     "encs": [], "matures": [], "topics": ["MYTOPIC"], "positions": [0], "after": "{}",
     "query": "q", "batch": 0, "stagings": [], "row_count": 0, "names": ["*"], "after_id": 0,
     "up_to_id": 9, "with_bodies": True, "nodes": ["NODE2"], "tokens": ["T"], "params": ["x"],
-    "max_tries": None, "dead_letter_queue": None, "key_timeout": None, "to_queue": "OTHER", "ids": [1],
+    "max_tries": None, "dead_letter_queue": None, "key_timeout": None,
+    "to_queue": "OTHER", "ids": [1],
 }  # fmt: skip
 SHADOWED = r"""
     SELECT format('CREATE TEMP TABLE %%I (%%s)', c.relname, string_agg(
