@@ -204,8 +204,9 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
         raise ServerUnreachable("nobody is there")
 
     field.publish(1)
-    with pytest.raises(JobFailed, match=r"^nobody is there$"):
+    with pytest.raises(JobFailed) as raised:
         job_runner.follow(query(write), told.append, lambda: 0.0, lambda _: None)
+    assert str(raised.value) == "nobody is there"
     assert (told[-1].state, told[-1].error) == ("failed", "nobody is there")
 
 
