@@ -63,7 +63,7 @@ nightly-faults:
 	@$(MAKE) --no-print-directory --keep-going reliability soak mutation
 
 .PHONY: matrix
-matrix: .venv/test  ## test the Django part on each Python that is installed with each Django (ARGS="-k 6.1")
+matrix: .venv/test  ## test the Django part on each Python that is installed with each Django (ARGS="-s 'tests(3.13-6.1)'")
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input nox==2026.10.20
 	@$(BIN)/nox $(ARGS)
 
@@ -91,6 +91,19 @@ lint: .venv/test  ## check style, format, types, imports and that no migration i
 .PHONY: audit
 audit: .venv/test .venv/audited  ## check all installed packages for known vulnerabilities, with pip-audit
 	@$(BIN)/python -m tools.audit
+
+.PHONY: digest
+digest: .venv/run  ## after a change of psqlmessages/sql: write the digest of the scripts into the migration
+	@$(BIN)/python -m tools.digest
+
+.PHONY: check-deploy
+check-deploy: .venv/deploy  ## check the Dockerfile, compose.yaml, the Kubernetes manifests and the workflows
+	@.venv/deploy/bin/hadolint Dockerfile
+	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	@.venv/deploy/bin/check-jsonschema --quiet --builtin-schema vendor.readthedocs .readthedocs.yaml
+	@.venv/deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
 
 .PHONY: docs
 docs: .venv/docs  ## build the documentation into build/docs; a warning or a dead link is an error
@@ -150,9 +163,13 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 	@$(PIP) -r requirements-docs.txt
 	@touch $@
 
-.venv/test: .venv/pipeline .venv/docs requirements-test.txt
+.venv/test: .venv/pipeline requirements-docs.txt requirements-test.txt
 	@$(PIP) -r requirements-test.txt
 	@touch $@
+
+.venv/deploy: .venv/made requirements-deploy.txt
+	@$(PYTHON) -m venv --clear $@
+	@$@/bin/python -m pip install -qq --disable-pip-version-check --no-input -r requirements-deploy.txt
 
 # Where the package index has none, `make audit` says that nothing is known.
 .venv/audited: .venv/made

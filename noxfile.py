@@ -16,7 +16,7 @@ DJANGO_TESTS = ("tests/django", "tests/contract", "tests/rest", "tests/web")
 
 
 @nox.session
-@nox.parametrize("python,django", COMBINATIONS)
+@nox.parametrize("python,django", COMBINATIONS, ids=["-".join(each) for each in COMBINATIONS])
 def tests(session: nox.Session, django: str) -> None:
     """Run the tests that use Django, or those given after `--`."""
     session.install("-r", "requirements-test.txt")

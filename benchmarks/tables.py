@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import fill
 
 from benchmarks.results import Curve, Row
 from benchmarks.stored_results import StoredFindings
@@ -35,7 +36,9 @@ def to_markdown(machine: str, versions: dict[str, str], stored: list[StoredFindi
         "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
     ]
     parts += [_program_table(each) for each in stored if each.findings.rows]
-    return "\n\n".join(parts) + "\n"
+    # The pages have at most 120 characters in a line, except in tables.
+    lines = ("\n\n".join(parts) + "\n").split("\n")
+    return "\n".join(line if line.startswith("|") else fill(line, 120) for line in lines)
 
 
 def _program_table(stored: StoredFindings) -> str:

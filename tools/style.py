@@ -1,4 +1,4 @@
-"""Style check of `make lint`: unique names, refused words, unusual constructions, listed modules.
+"""Style check of `make lint`: names, refused words, unusual constructions, modules, pages.
 
 python -m tools.style [--list] [PATH ...]    with a PATH: only count unusual constructions in it
 """
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MAX_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0}
+MAX_PER_1000_WORDS = {"psqlmessages": 3.0, "docs": 3.0, "README.md": 3.0, "CONTRIBUTING.md": 3.0}
+MAX_LINE = 120
 ARCHITECTURE = "docs/explanation/architecture.md"
 # This page has a row for each module of these.
 LISTED = ("admin", "client", "exchanges", "management", "monitor", "pipeline", "relay", "rest")
@@ -127,13 +128,24 @@ def unlisted_modules() -> Iterator[str]:
                 yield f"{ARCHITECTURE} has no row for {folder}/{name}"
 
 
+def page_errors() -> Iterator[str]:
+    """Yield long lines of pages outside of tables, and gaps in the numbers of the decisions."""
+    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))):
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            if len(line) > MAX_LINE and not line.startswith("|"):
+                yield f"{path.relative_to(ROOT)}:{number}: a line of {len(line)} characters"
+    numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs/adr").glob("*.md"))
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield "docs/adr: the numbers of the decisions have a gap"
+
+
 def main(arguments: list[str]) -> int:
     """Print the errors; return 1 if there are any."""
     prints = "--list" in arguments
     if paths := [Path(each) for each in arguments if each != "--list"]:
         print(f"{rate(paths, prints=prints):.1f} unusual constructions per 1,000 words")
         return 0
-    errors = [*name_errors(), *unlisted_modules()]
+    errors = [*name_errors(), *unlisted_modules(), *page_errors()]
     for name, limit in MAX_PER_1000_WORDS.items():
         if (found := rate([ROOT / name], prints=prints)) > limit:
             errors.append(
