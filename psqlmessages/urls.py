@@ -10,7 +10,6 @@ from psqlmessages.monitor import graph, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.names import TopicConverter
-from psqlmessages.monitor.views import plotly
 from psqlmessages.rest.urls import patterns
 
 register_converter(TopicConverter, "topic")
@@ -27,7 +26,6 @@ urlpatterns = [
     path("monitor/traffic/topic/", traffic.traffic_topic, name="monitor_traffic_topic"),
     path("monitor/traffic/figures/", traffic.traffic_data, name="monitor_traffic_figures"),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
-    path("monitor/plotly-<str:version>.min.js", plotly, name="monitor_plotly"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),
     path("api/", include(patterns())),

@@ -68,7 +68,7 @@ def take_all(browser: Browser, example: Example) -> None:
     save(page, "monitor")
     page.goto("/monitor/topics/DEMO.ORDERS/")
     expect(page.locator(LIVE)).to_be_visible()
-    expect(page.locator("#chart .main-svg").first).to_be_visible()
+    expect(page.locator("#chart .plot").first).to_be_visible()
     expect(page.locator("#tail li")).not_to_have_count(0)
     page.set_viewport_size({"width": 1280, "height": 1200})
     save(page, "topic")

@@ -23,7 +23,6 @@ from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.queries import Query
 from psqlmessages.monitor.views import (
     admin_page,
-    chart_context,
     common_context,
     require_monitor_access,
     require_topic_name,
@@ -236,7 +235,6 @@ def traffic_topic(request: HttpRequest) -> HttpResponse:
     window, seconds = _selected_range(request, RANGES)
     context = {
         **_page_context(request, window, seconds, name),
-        **chart_context(),
         "topic": name,
         "topic_url": topic_url(name),
         "windows": [

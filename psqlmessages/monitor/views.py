@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, wraps
-from hashlib import sha256
-from importlib import metadata
-from pathlib import Path
+from functools import wraps
 from typing import Any, Final
 
 from django.apps import apps
@@ -20,7 +14,6 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import NoReverseMatch, get_script_prefix, reverse
-from django.utils.cache import get_conditional_response, patch_vary_headers
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
@@ -35,71 +28,6 @@ from psqlmessages.monitor.access import (
 )
 from psqlmessages.monitor.listing import FRAGMENT
 from psqlmessages.monitor.names import ident_pattern
-
-# Charts: plotly.min.js from the installed plotly package
-
-_PLOTLY_FILE: Final = "plotly/package_data/plotly.min.js"
-# While loading, plotly creates <style> elements, which the Content-Security-Policy forbids, unless
-# an element with the same id exists. So the pages contain empty elements with these ids, which
-# change with each version of plotly.
-_STYLE_ID: Final = re.compile(rb'document\.getElementById\("([0-9a-f]{64})"\)')
-_YEAR_SECONDS: Final = 365 * 24 * 60 * 60
-_GZIP_LEVEL: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class ChartScript:
-    """The script of the installed plotly version. ``style_ids``: see ``_STYLE_ID``."""
-
-    path: Path
-    compressed: bytes
-    etag: str
-    style_ids: tuple[str, ...]
-
-
-@cache
-def plotly_version() -> str | None:
-    """Return the installed plotly version, or None."""
-    try:
-        return metadata.version("plotly")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-@cache
-def chart_script() -> ChartScript | None:
-    """Read and compress plotly's script, once per process; None if plotly is not installed."""
-    if plotly_version() is None:
-        return None
-    path = Path(str(metadata.distribution("plotly").locate_file(_PLOTLY_FILE)))
-    if not path.is_file():
-        return None
-    plain = path.read_bytes()
-    ids = dict.fromkeys(style_id.decode() for style_id in _STYLE_ID.findall(plain))
-    digest = sha256(plain).hexdigest()[:32]
-    return ChartScript(
-        path, gzip.compress(plain, _GZIP_LEVEL, mtime=0), f'W/"{digest}"', tuple(ids)
-    )
-
-
-@require_safe
-def plotly(request: HttpRequest, version: str) -> HttpResponse:
-    """Serve plotly's script; browsers cache it, since the URL contains the version."""
-    script = chart_script()
-    if script is None or version != plotly_version():
-        raise Http404("This version of plotly is not installed.")
-    response = get_conditional_response(request, etag=script.etag)
-    if response is None:
-        accepts_gzip = "gzip" in request.headers.get("Accept-Encoding", "")
-        content = script.compressed if accepts_gzip else script.path.read_bytes()
-        response = HttpResponse(content, content_type="text/javascript; charset=utf-8")
-        if accepts_gzip:
-            response.headers["Content-Encoding"] = "gzip"
-    response.headers["ETag"] = script.etag
-    response.headers["Cache-Control"] = f"public, max-age={_YEAR_SECONDS}, immutable"
-    patch_vary_headers(response, ["Accept-Encoding"])
-    return response
-
 
 ADD_RULE: Final = "psqlmessages.add_auth"
 # The timeout in the monitor's rule has no effect, since observing stores no bodies.
@@ -168,7 +96,6 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     name = require_topic_name(name or request.GET.get("name", ""))
     context = {
         **common_context(request),
-        **chart_context(),
         "topic": name,
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
@@ -210,15 +137,6 @@ def require_topic_name(name: str) -> str:
     if not is_name(name) or name.endswith("*"):
         raise Http404("This is not a valid topic name.")
     return name
-
-
-def chart_context() -> dict[str, Any]:
-    """Return the additional template context of pages with charts."""
-    script = chart_script()
-    return {
-        "plotly_url": script and reverse("psqlmessages:monitor_plotly", args=[plotly_version()]),
-        "plotly_style_ids": script.style_ids if script else (),
-    }
 
 
 def common_context(request: HttpRequest) -> dict[str, Any]:

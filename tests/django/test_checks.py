@@ -171,7 +171,7 @@ def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(
 WITHOUT_EXTRAS = """
 import sys
 
-for name in ("adbc_driver_postgresql", "cel_expr_python", "daphne", "ninja", "plotly",
+for name in ("adbc_driver_postgresql", "cel_expr_python", "daphne", "ninja",
              "prometheus_client", "py4j", "pyarrow", "pyspark", "yaml"):
     sys.modules[name] = None
 import django

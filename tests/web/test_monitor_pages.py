@@ -1,13 +1,16 @@
 """The monitor's pages as Django serves them: who sees them, what they hold, what they may run."""
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.admin.models import LogEntry
+from django.contrib.staticfiles import finders
 from django.http import HttpResponse
 from django.test import Client
 from pytest_django import Settings
@@ -15,7 +18,6 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.models import Auth, Queue
 from psqlmessages.monitor import graph, json_views, queries
-from psqlmessages.monitor import views as views_module
 from psqlmessages.monitor.json_views import SharedText
 from psqlmessages.monitor.names import topic_url
 from tests.sql.conftest import World
@@ -121,18 +123,22 @@ def test_a_topic_of_any_name_has_its_page_and_no_other():
     assert topic_url("a/b c") == f"/monitor/topics/{quote('a/b c')}/"
 
 
-def test_the_page_brings_plotlys_styles_or_says_there_is_none(monkeypatch: pytest.MonkeyPatch):
+def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
     client = visitor("view_monitor")
-    ids = {attributes.get("id"): tag for tag, attributes in tags(client.get(TOPIC))}
-    script = views_module.chart_script()
-    assert script is not None
-    assert ids["plotly.js-style-global"] == "link"
-    assert [ids[each] for each in script.style_ids] == ["meta"]
-    monkeypatch.setattr(views_module, "chart_script", lambda: None)
-    page = client.get(TOPIC)
-    assert page.status_code == 200
-    assert "The chart needs plotly" in page.text
-    assert "plotly-" not in page.text
+    for address in PAGES:
+        response = client.get(address)
+        files = [tag.get("src") or tag.get("href", "") for _, tag in tags(response)]
+        waiting = [name for name in files if name.startswith("/static/")]
+        sizes = {address: len(response.content)}
+        for name in waiting:
+            if name not in sizes:
+                path = finders.find(name.removeprefix("/static/"))
+                text = Path(str(path)).read_text()
+                sizes[name] = len(text.encode())
+                imports = re.findall(r'^import .* from "(.+)";$', text, re.MULTILINE)
+                waiting += [urljoin(name, module) for module in imports]
+        # Uncompressed; the server compresses them to about a third.
+        assert sum(sizes.values()) < 150_000, (address, sizes)
 
 
 def test_the_rule_is_added_once_by_nobody_else_and_by_no_other_site():

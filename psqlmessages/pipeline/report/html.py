@@ -7,12 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
-from importlib import metadata, resources
-from pathlib import Path
+from importlib import resources
 from string import Template
 from typing import Final
 
-from psqlmessages.exceptions import MessagesError
 from psqlmessages.pipeline.report.contents import (
     TABLE_ROWS,
     ExchangeFlow,
@@ -21,7 +19,6 @@ from psqlmessages.pipeline.report.contents import (
     TrafficStatistics,
 )
 
-_PLOTLY: Final = "plotly/package_data/plotly.min.js"
 # JavaScript modules, in the order of their dependencies.
 _MODULES: Final = (
     *("dom", "format", "panels", "windows", "graph_layout", "graph_draw"),
@@ -39,12 +36,8 @@ _OUTCOMES: Final = {
 }
 
 
-class PlotlyMissing(MessagesError):
-    """The charts need plotly, which is not installed."""
-
-
 def render_page(report: Report) -> str:
-    """Return the page; raises PlotlyMissing."""
+    """Return the page."""
     statistics = report.statistics
     has_latency = statistics.total and statistics.total.latency
     return Template(_read_asset("report/page.html")).substitute(
@@ -67,7 +60,6 @@ def render_page(report: Report) -> str:
         exchanges=_render_exchanges(report.flows),
         copies=_render_copies(report.flows, report.home),
         data=json.dumps(report.as_json(), ensure_ascii=False).replace("<", r"\u003c"),
-        plotly=_escape_script(_read_plotly()),
         # All modules in one script: a page opened from disk may not import files.
         script=_escape_script("\n".join(map(_wrap_module, _MODULES))),
     )
@@ -187,14 +179,6 @@ def _format_duration(seconds: int) -> str:
 def _read_asset(name: str) -> str:
     folder = resources.files("psqlmessages").joinpath("static/psqlmessages")
     return folder.joinpath(name).read_text(encoding="utf-8")
-
-
-def _read_plotly() -> str:
-    try:
-        path = Path(str(metadata.distribution("plotly").locate_file(_PLOTLY)))
-        return path.read_text(encoding="utf-8")
-    except (metadata.PackageNotFoundError, FileNotFoundError):
-        raise PlotlyMissing("a report needs plotly: pip install 'psqlmessages[web]'") from None
 
 
 def _wrap_module(name: str) -> str:

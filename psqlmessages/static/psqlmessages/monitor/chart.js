@@ -1,8 +1,8 @@
-/** Chart: messages and bytes per second over the last 10 minutes, drawn by plotly. */
+/** Chart: messages and bytes per second over the last 10 minutes, as panels. */
 
 import { byId, setText } from "./dom.js";
 import { clock, count, rate, size } from "./format.js";
-import { BYTES, draw, localTime, onRedrawNeeded } from "./panels.js";
+import { BYTES, draw, localTime } from "./panels.js";
 import { wasObserved } from "./sparkline.js";
 
 const SECONDS = 600;
@@ -11,12 +11,7 @@ const SECONDS = 600;
 export class Chart {
   #element = byId("chart");
   #seconds = new Map();
-  #isDrawn = false;
   #drawnAt = 0;
-
-  constructor() {
-    onRedrawNeeded(() => (this.#drawnAt = 0));
-  }
 
   /** Add the seconds of a frame; a snapshot replaces them. */
   update(frame) {
@@ -29,7 +24,7 @@ export class Chart {
   /** Draw at most once per second, and only if the page is visible. */
   draw(now, state) {
     const second = Math.floor(now);
-    if (second === this.#drawnAt || !window.Plotly || document.hidden) return;
+    if (second === this.#drawnAt || document.hidden) return;
     this.#drawnAt = second;
     for (const at of this.#seconds.keys()) if (at <= second - SECONDS) this.#seconds.delete(at);
     // Without the newest second, which is still incomplete.
@@ -40,8 +35,6 @@ export class Chart {
       values: points.map((point) => point[name]),
       texts: points.map((point, index) => `${clock(times[index])}: ${describe(point[name])}`),
     });
-    if (!this.#isDrawn) this.#element.replaceChildren();
-    this.#isDrawn = true;
     draw(this.#element, times, 1, [
       { title: "messages/s", minAxisMax: 5, isStep: true, lines: [line("messages", "accent", (number) => `${count(number)} messages`)] },
       { title: "bytes/s", minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "second", size)] },

@@ -1,29 +1,35 @@
-/** Panels: stacked charts with a common time axis, drawn by plotly. */
+/** Panels: charts one above the other with a common time axis, in SVG. */
 
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
-const NARROW = "(max-width: 40rem)";
-const isNarrow = () => matchMedia(NARROW).matches;
-// The gap between two panels, as a share of the height.
-const GAP = 0.1;
-// An unknown period with more values than this gets a label: in a shorter one it does not fit.
-const MIN_LABELLED = 90;
+import { h, svg } from "./dom.js";
+
+const NARROW_PIXELS = 560;
+const AXIS_PIXELS = 34;
+const TITLE_PIXELS = 28;
+// An unknown period that is shorter than this share of the chart gets no label: it does not fit.
+const MIN_LABELLED_SHARE = 0.15;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
 // Name and colour of the 50th, 95th and 99th percentile.
 const PERCENTILES = [["half", "accent"], ["95 %", "second"], ["99 %", "third"]];
-// Axis formats of plotly, with SI prefixes: 1500 bytes are 1.5kB, 0.2 seconds are 200ms.
-export const SECONDS = { tickformat: "~s", ticksuffix: "s" };
-export const BYTES = { tickformat: "~s", ticksuffix: "B" };
+const PREFIXES = [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]];
+const DAY = 86400;
+const TICK_SECONDS = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 5 * DAY, 10 * DAY, 30 * DAY];
+const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
+
+// Axis formats: 1500 bytes are 1.5 kB, 0.2 seconds are 200 ms.
+export const SECONDS = (number) => withPrefix(number, "s");
+export const BYTES = (number) => withPrefix(number, "B");
+const PLAIN = (number) => (number < 1 ? `${significant(number)}` : withPrefix(number, ""));
 
 /**
- * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, dash?: string}} Line
- *   `colour` is the name of a CSS variable; null values are gaps
- * @typedef {{title: string, minAxisMax: number, axis?: object, isStep?: boolean, lines: Line[]}} Panel
- *   `minAxisMax`: lowest maximum of the axis; `isStep`: filled, each value as wide as its window
+ * @typedef {{name: string, values: (number|null)[], texts: string[], colour: string, from?: number[]}} Line
+ *   `colour` is the name of a CSS variable; null values are gaps; `from`: the lower edge of an area
+ * @typedef {{title: string, minAxisMax: number, axis?: (number: number) => string, isStep?: boolean, isStacked?: boolean, lines: Line[]}} Panel
+ *   `minAxisMax`: lowest maximum of the axis; `axis`: formats its numbers; `isStep`: filled, each value as wide as its window
  */
 
 /**
- * Draw panels into an element.
+ * Draw panels into an element; draw them again whenever its width changes.
  *
  * @param {HTMLElement} element
  * @param {number[]} times the starts of equal windows, as Unix times
@@ -33,14 +39,7 @@ export const BYTES = { tickformat: "~s", ticksuffix: "B" };
  * @param {string} unknownText the label of periods whose values are unknown; "": do not shade them
  */
 export function draw(element, times, window, panels, formatTime = localTime, unknownText = "") {
-  const colours = readColours(element);
-  const x = [...times, times.at(-1) + window].map(formatTime);
-  const traces = panels.flatMap((panel, index) => panel.lines.flatMap((line) => tracesOf(line, panel, axisName(index), x, colours)));
-  // If the width of the page changes, plotly redraws the chart with the height of the element.
-  element.style.height = `${heightOf(panels.length)}px`;
-  const layout = layoutOf(panels, x, colours);
-  if (unknownText) shadeUnknown(layout, panels, x, unknownText, colours);
-  globalThis.Plotly.react(element, traces, layout, CONFIG);
+  drawingOf(element).show({ times, window, panels, formatTime, unknownText });
 }
 
 /**
@@ -53,16 +52,13 @@ export function draw(element, times, window, panels, formatTime = localTime, unk
  * @param {(unix: number) => string} formatTime
  */
 export function stacked(element, times, window, layers, formatTime = localTime) {
-  const colours = readColours(element);
-  const x = [...times, times.at(-1) + window].map(formatTime);
-  const sums = times.map((_, index) => layers.reduce((sum, { values }) => sum + values[index], 0));
-  const panel = { title: "messages/s", minAxisMax: Math.max(0, ...sums), lines: [] };
-  element.style.height = `${heightOf(1) + 60}px`;
-  const traces = layers.map(({ name, colour, values, texts }) => ({
-    name, x, y: [...values, values.at(-1)], customdata: [...texts, texts.at(-1)], hovertemplate: "%{customdata}<extra></extra>",
-    mode: "lines", stackgroup: "one", fillcolor: `${colours.of(colour)}99`, line: { color: colours.of(colour), width: 1, shape: "hv" },
-  }));
-  globalThis.Plotly.react(element, traces, { ...layoutOf([panel], x, colours), hovermode: "x unified" }, CONFIG);
+  let sums = times.map(() => 0);
+  const lines = layers.map((layer) => {
+    const from = sums;
+    sums = from.map((sum, index) => sum + layer.values[index]);
+    return { ...layer, from, values: sums };
+  });
+  draw(element, times, window, [{ title: "messages/s", minAxisMax: 0, isStep: true, isStacked: true, lines }], formatTime);
 }
 
 /** A panel with a line for each percentile. `read` returns it, given a value and its index. */
@@ -75,87 +71,183 @@ export function percentilesPanel(title, axis, minAxisMax, steps, read, describe)
   return { title, axis, minAxisMax, lines };
 }
 
-/** Call `redraw` when the colour scheme or the class of page width has changed. */
-export function onRedrawNeeded(redraw) {
-  for (const query of ["(prefers-color-scheme: dark)", NARROW]) matchMedia(query).addEventListener("change", redraw);
+/** A Unix time in the reader's zone, as text without a zone. */
+export function localTime(unix) {
+  const offset = new Date(unix * 1000).getTimezoneOffset() * 60;
+  return new Date((unix - offset) * 1000).toISOString().slice(0, 19);
 }
 
-const heightOf = (panels) => (isNarrow() ? 170 : 200) * panels + 36;
+const drawings = new WeakMap();
 
-const axisName = (index) => (index ? `y${index + 1}` : "y");
+function drawingOf(element) {
+  if (!drawings.has(element)) drawings.set(element, new Drawing(element));
+  return drawings.get(element);
+}
 
-function tracesOf(line, { isStep }, yaxis, x, colours) {
-  const colour = colours[line.colour];
-  const common = { name: line.name, yaxis, hovertemplate: "%{customdata}<extra></extra>", mode: "lines" };
-  if (!isStep) {
-    const dots = { size: 4, color: colour };
-    return [{
-      ...common, x: x.slice(0, -1), y: line.values, customdata: line.texts, connectgaps: false,
-      mode: line.values.length > MAX_DOTS ? "lines" : "lines+markers", marker: dots, line: { color: colour, width: 1.5, dash: line.dash ?? "solid" },
-    }];
+/** The chart of an element. The texts of the window under the pointer stay in a tooltip, also if the chart is drawn again. */
+class Drawing {
+  #element;
+  #tooltip = h("p", { class: "tooltip", hidden: "" });
+  #chart = null;
+  #width = 0;
+  #pointer = null;
+
+  constructor(element) {
+    this.#element = element;
+    new ResizeObserver(() => this.#chart && this.#innerWidth() !== this.#width && this.#draw()).observe(element);
+    element.addEventListener("pointermove", (event) => {
+      const { left, top } = element.firstElementChild.getBoundingClientRect();
+      this.#pointAt({ x: event.clientX - left, y: event.clientY - top });
+    });
+    element.addEventListener("pointerleave", () => this.#pointAt(null));
   }
-  // A separate area for each period with data: plotly would fill the gaps within one area.
-  const known = spans(line.values, (value) => value !== null);
-  // Without any line, plotly would omit the axis.
-  if (!known.length) return [{ ...common, x, y: x.map(() => null) }];
-  return known.map(([from, to]) => ({
-    ...common, x: x.slice(from, to + 1), y: [...line.values.slice(from, to), line.values[to - 1]],
-    customdata: [...line.texts.slice(from, to), line.texts[to - 1]],
-    fill: "tozeroy", fillcolor: `${colour}26`, line: { color: colour, width: 1.5, shape: "hv" },
-  }));
+
+  show(chart) {
+    this.#chart = chart;
+    this.#draw();
+  }
+
+  #innerWidth() {
+    const { paddingLeft, paddingRight } = getComputedStyle(this.#element);
+    return Math.floor(this.#element.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
+  }
+
+  #draw() {
+    this.#width = this.#innerWidth();
+    if (this.#width <= 0) return;
+    const area = layOut(this.#chart, this.#width);
+    const parts = [...timeAxis(this.#chart, area), ...this.#chart.panels.flatMap((panel, index) => panelParts(panel, this.#chart, area.at(index)))];
+    const { width, height } = area;
+    const drawn = svg("svg", { class: "plot", width, height, viewBox: `0 0 ${width} ${height}` }, ...parts);
+    this.#element.replaceChildren(drawn, this.#tooltip);
+    this.#pointAt(this.#pointer);
+  }
+
+  #pointAt(pointer) {
+    this.#pointer = pointer;
+    const drawn = this.#element.firstElementChild;
+    drawn?.querySelector(".pointer")?.remove();
+    this.#tooltip.hidden = true;
+    if (pointer === null || !this.#chart) return;
+    const { times, panels, formatTime, unknownText } = this.#chart;
+    const area = layOut(this.#chart, this.#width);
+    const index = Math.floor(((pointer.x - area.left) / (area.right - area.left)) * times.length);
+    const number = Math.min(panels.length - 1, Math.floor(pointer.y / area.panelHeight));
+    if (!(index in times) || !(number in panels)) return;
+    const texts = panels[number].lines.filter(({ values }) => values[index] !== null).map(({ texts }) => texts[index]);
+    if (!texts.length && unknownText) texts.push(`${formatTime(times[index]).slice(11)}: ${unknownText}`);
+    if (!texts.length) return;
+    const { top, bottom } = area.at(number);
+    const x = area.x(index + 0.5);
+    drawn.append(svg("line", { class: "pointer", x1: x, x2: x, y1: top, y2: bottom }));
+    this.#tooltip.textContent = texts.join("\n");
+    this.#tooltip.hidden = false;
+    const left = x > area.width / 2 ? x - this.#tooltip.offsetWidth - 8 : x + 16;
+    this.#tooltip.style.left = `${Math.max(0, left)}px`;
+    this.#tooltip.style.top = `${top}px`;
+  }
 }
 
-function layoutOf(panels, x, colours) {
-  const { text, muted, line, surface } = colours;
-  const axis = { gridcolor: line, zerolinecolor: line, fixedrange: true, color: muted, nticks: 4, rangemode: "tozero" };
-  const layout = {
-    autosize: true,
-    margin: { l: isNarrow() ? 48 : 68, r: isNarrow() ? 12 : 24, t: 12, b: 52 },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: text, size: 12, family: "system-ui, sans-serif" },
-    showlegend: false, hovermode: "x", dragmode: false,
-    hoverlabel: { bgcolor: surface, bordercolor: line, font: { color: text } },
-    xaxis: {
-      ...axis, type: "date", range: [x[0], x.at(-1)], ticks: "outside", ticklen: 6, tickcolor: line, nticks: isNarrow() ? 4 : 8,
-      anchor: axisName(panels.length - 1), hoverformat: " ",
+/** The positions of the panels in a chart of this width. */
+function layOut({ times, panels }, width) {
+  const isNarrow = width < NARROW_PIXELS;
+  const panelHeight = (isNarrow ? 170 : 200) + (panels[0]?.isStacked ? 60 : 0);
+  const [left, right] = [isNarrow ? 48 : 64, width - (isNarrow ? 8 : 16)];
+  return {
+    width, left, right, panelHeight, isNarrow, height: panelHeight * panels.length + AXIS_PIXELS,
+    x: (index) => left + ((right - left) * index) / times.length,
+    at(index) {
+      const top = index * panelHeight + TITLE_PIXELS;
+      return { ...this, top, bottom: (index + 1) * panelHeight };
     },
-    annotations: panels.flatMap((panel, index) => annotationsOf(panel, index, panels.length, colours)),
   };
-  const height = (1 - GAP * (panels.length - 1)) / panels.length;
-  panels.forEach((panel, index) => {
-    const top = 1 - index * (height + GAP);
-    const max = Math.max(panel.minAxisMax, ...panel.lines.flatMap(({ values }) => values.map((value) => value ?? 0)));
-    layout[index ? `yaxis${index + 1}` : "yaxis"] = {
-      ...axis, ...panel.axis, domain: [Math.max(0, top - height), top - 0.03], range: [0, max * 1.1],
-    };
-  });
-  return layout;
 }
 
-/** Shade the unknown values of the first line, with a label if there is space. */
-function shadeUnknown(layout, panels, x, text, { muted }) {
-  const unknown = spans(panels[0].lines[0].values, (value) => value === null);
-  const font = { color: muted };
-  layout.shapes = unknown.flatMap(([from, to]) => panels.map((_, index) => ({
-    type: "rect", x0: x[from], x1: x[to], yref: `${axisName(index)} domain`, y0: 0, y1: 1,
-    line: { width: 0 }, fillcolor: `${muted}12`, layer: "below",
-  })));
-  for (const [from, to] of unknown.filter(([from, to]) => to - from > MIN_LABELLED)) {
-    layout.annotations.push({ x: x[(from + to) >> 1], yref: "y domain", y: 0.5, text, showarrow: false, font });
+function timeAxis({ times, window, panels, formatTime }, area) {
+  const [begin, end] = [times[0], times.at(-1) + window];
+  const maxTicks = area.isNarrow ? 4 : 8;
+  const step = TICK_SECONDS.find((seconds) => (end - begin) / seconds <= maxTicks) ?? TICK_SECONDS.at(-1);
+  // Ticks are at round times of the zone.
+  const offset = Date.parse(`${formatTime(begin)}Z`) / 1000 - Math.floor(begin);
+  const bottom = panels.length * area.panelHeight;
+  const ticks = [];
+  for (let at = Math.ceil((begin + offset) / step) * step - offset; at <= end; at += step) {
+    const x = area.left + ((area.right - area.left) * (at - begin)) / (end - begin);
+    const anchor = x > area.right - 16 ? "end" : "middle";
+    ticks.push(svg("line", { class: "tick", x1: x, x2: x, y1: bottom, y2: bottom + 5 }));
+    ticks.push(svg("text", { x, y: bottom + 19, "text-anchor": anchor }, tickText(formatTime(at), step)));
   }
+  return ticks;
+}
+
+function tickText(time, step) {
+  if (step >= DAY || (step >= 3600 && time.endsWith("T00:00:00"))) return dayFormat.format(Date.parse(`${time}Z`));
+  return time.slice(11, step < 60 ? 19 : 16);
+}
+
+function panelParts(panel, { unknownText }, area) {
+  const { left, right, top, bottom } = area;
+  const known = panel.lines.flatMap(({ values }) => values.filter((value) => value !== null));
+  const max = known.reduce((most, value) => Math.max(most, value), panel.minAxisMax) * 1.1 || 1;
+  const y = (value) => round(bottom - ((bottom - top) * value) / max);
+  const grid = axisNumbers(max).flatMap((number) => [
+    svg("line", { class: "grid", x1: left, x2: right, y1: y(number), y2: y(number) }),
+    svg("text", { x: left - 8, y: y(number) + 4, "text-anchor": "end" }, (panel.axis ?? PLAIN)(number)),
+  ]);
+  const unknown = unknownText ? spans(panel.lines[0].values, (value) => value === null) : [];
+  const paint = panel.isStep ? areaParts : lineParts;
+  return [...unknown.flatMap((span) => shade(span, panel, unknownText, area)), ...grid, ...titleParts(panel, area), ...panel.lines.flatMap((line) => paint(line, panel, area, y))];
+}
+
+/** Shade a period without values, with a label if there is space. */
+function shade([from, to], { lines }, text, { x, top, bottom }) {
+  const [left, right] = [x(from), x(to)];
+  const rectangle = svg("rect", { class: "unknown", x: left, width: right - left, y: top, height: bottom - top });
+  if (to - from < lines[0].values.length * MIN_LABELLED_SHARE) return [rectangle];
+  return [rectangle, svg("text", { x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, text)];
 }
 
 /** The title and the legend above a panel, which fit on a narrow page too. */
-function annotationsOf({ title, lines }, index, number, colours) {
-  const height = (1 - GAP * (number - 1)) / number;
-  const y = 1 - index * (height + GAP) + 0.015;
-  const common = { xref: "paper", yref: "paper", yanchor: "middle", y, showarrow: false };
-  const annotation = (text, colour) => ({ text, font: { size: 12, color: colours[colour] } });
-  const names = lines.length > 1 ? [...lines].reverse() : [];
+function titleParts({ title, lines, isStacked }, { left, right, top }) {
+  const names = lines.length > 1 && !isStacked ? [...lines].reverse() : [];
   return [
-    { ...common, ...annotation(title, "muted"), x: 0, xanchor: "left" },
-    ...names.map(({ name, colour }, at) => ({ ...common, ...annotation(name, colour), x: 1, xanchor: "right", xshift: -44 * at })),
+    svg("text", { x: left, y: top - 8 }, title),
+    ...names.map(({ name, colour }, at) => svg("text", { x: right - 44 * at, y: top - 8, "text-anchor": "end", fill: `var(--${colour})` }, name)),
   ];
+}
+
+/** A line, with gaps between the periods with values. */
+function lineParts({ values, colour }, _, { x }, y) {
+  const point = (index) => `${round(x(index))},${y(values[index])}`;
+  const paint = `var(--${colour})`;
+  return spans(values, (value) => value !== null).flatMap(([from, to]) => {
+    const points = Array.from({ length: to - from }, (_, index) => point(from + index));
+    const line = svg("polyline", { class: "line", points: points.join(" "), stroke: paint });
+    if (values.length > MAX_DOTS && points.length > 1) return [line];
+    return [line, ...points.map((each) => svg("circle", { cx: each.split(",")[0], cy: each.split(",")[1], r: 2, fill: paint }))];
+  });
+}
+
+/** A filled area for each period with values; each value is as wide as its window. */
+function areaParts({ values, colour, from: lower }, { isStacked }, { x }, y) {
+  const paint = `var(--${colour})`;
+  return spans(values, (value) => value !== null).flatMap(([from, to]) => {
+    const indexes = Array.from({ length: to - from }, (_, index) => from + index);
+    const upperEdge = indexes.map((index) => `V${y(values[index])}H${round(x(index + 1))}`).join("");
+    const lowerEdge = lower ? indexes.reverse().map((index) => `V${y(lower[index])}H${round(x(index))}`).join("") : `V${y(0)}`;
+    const start = `${round(x(from))},${y(values[from])}`;
+    return [
+      svg("path", { class: isStacked ? "area stacked" : "area", d: `M${start}${upperEdge}${lowerEdge}${lower ? "" : `H${round(x(from))}`}Z`, fill: paint }),
+      svg("path", { class: "line", d: `M${start}${upperEdge}`, stroke: paint }),
+    ];
+  });
+}
+
+/** At most five round numbers from 0 up to the maximum. */
+function axisNumbers(max) {
+  const power = 10 ** Math.floor(Math.log10(max));
+  const step = [0.2, 0.5, 1, 2].map((factor) => factor * power).find((size) => max / size < 5) ?? power;
+  return Array.from({ length: Math.floor(max / step) + 1 }, (_, index) => index * step);
 }
 
 /** The ranges of consecutive values that match, as [start, end), by index. */
@@ -169,17 +261,10 @@ function spans(values, isMatch) {
   return result;
 }
 
-/** The page's colours, from its CSS variables. */
-function readColours(element) {
-  const style = getComputedStyle(element);
-  const names = ["accent", "second", "third", "text", "muted", "line", "surface"];
-  const of = (name) => style.getPropertyValue(`--${name}`).trim();
-  return { ...Object.fromEntries(names.map((name) => [name, of(name)])), of };
-}
+const round = (pixels) => Math.round(pixels * 10) / 10;
+const significant = (number) => Number(number.toPrecision(3));
 
-/** A Unix time in the reader's zone, as text without a zone: plotly does not support zones. */
-export function localTime(unix) {
-  const offset = new Date(unix * 1000).getTimezoneOffset() * 60;
-  return new Date((unix - offset) * 1000).toISOString().slice(0, 19);
+function withPrefix(number, unit) {
+  const [factor, prefix] = PREFIXES.find(([factor]) => number >= factor * 0.9995) ?? [1, ""];
+  return `${significant(number / factor)}${unit && " "}${prefix}${unit}`;
 }
-

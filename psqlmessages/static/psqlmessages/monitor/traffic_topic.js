@@ -3,7 +3,7 @@
 import { byId, h, setText, show } from "./dom.js";
 import { clock, count, date, duration, percent, rate, size } from "./format.js";
 import { settings, start } from "./page.js";
-import { BYTES, draw as drawPanels, onRedrawNeeded, percentilesPanel, SECONDS } from "./panels.js";
+import { BYTES, draw as drawPanels, percentilesPanel, SECONDS } from "./panels.js";
 import { polling } from "./poll.js";
 import { Table } from "./table.js";
 import { countedSeconds, windows } from "./windows.js";
@@ -11,11 +11,9 @@ import { countedSeconds, windows } from "./windows.js";
 const NONE = { count: 0, bytes: 0, latency: [null, null, null], size: [null, null, null] };
 
 const table = new Table(byId("senders"), ["", "number", "number", "number wide", "number", "number wide"]);
-let lastFrame = null;
 let drawnKey = "";
 
-start(null, (frame) => draw((lastFrame = frame)), polling(settings.url));
-onRedrawNeeded(() => lastFrame && drawCharts(lastFrame));
+start(null, draw, polling(settings.url));
 
 function draw(frame) {
   drawTotals(frame);
@@ -55,7 +53,6 @@ function drawTotals(frame) {
 }
 
 function drawCharts(frame) {
-  if (!globalThis.Plotly) return;
   const formatTime = frame.window < 3600 ? clock : date;
   const steps = windows(frame, new Map(frame.windows), NONE).map((step) => ({ ...step, label: formatTime(step.at) }));
   const times = steps.map(({ at }) => at);

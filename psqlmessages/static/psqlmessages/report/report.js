@@ -2,7 +2,7 @@
 
 import { byId, h } from "../monitor/dom.js";
 import { count, duration, rate, size } from "../monitor/format.js";
-import { BYTES, draw, onRedrawNeeded, percentilesPanel, SECONDS, stacked } from "../monitor/panels.js";
+import { BYTES, draw, percentilesPanel, SECONDS, stacked } from "../monitor/panels.js";
 import { Graph } from "../monitor/graph_draw.js";
 
 const PRINTED_WIDTH = "680px";
@@ -60,11 +60,10 @@ const layer = (name, colour, countAt) => ({
   texts: times.map((at) => `${shorten(name)}: ${rate(countAt(at) / data.step)}/s`),
 });
 
-/** A short name for a plotly label. Escaped, because plotly interprets tags. */
+/** A short name for a tooltip. */
 const shorten = (name) => {
   const letters = [...name];
-  const text = letters.length > 40 ? `${letters.slice(0, 39).join("")}…` : name;
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return letters.length > 40 ? `${letters.slice(0, 39).join("")}…` : name;
 };
 
 function drawGraph() {
@@ -91,12 +90,10 @@ function edge(id, from, to, kind, number, what) {
 
 if (data.steps.length) {
   drawCharts();
-  onRedrawNeeded(drawCharts);
   // Print charts in the width of the paper and in the light colour scheme.
   const print = (isPrinting) => () => {
     for (const chart of document.querySelectorAll(".chart")) chart.style.width = isPrinting ? PRINTED_WIDTH : "";
     drawCharts();
-    for (const chart of document.querySelectorAll(".chart")) globalThis.Plotly.Plots.resize(chart);
   };
   addEventListener("beforeprint", print(true));
   addEventListener("afterprint", print(false));
