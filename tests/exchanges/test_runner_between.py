@@ -52,7 +52,9 @@ def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, rese
     field.define(
         x1=flow("a", *destinations, reserve=reserve, parallel=2),
         x2=flow("strays", ("eu/b", "false"), reserve=reserve),
+        x3=flow("junk", ("eu/b", "false"), reserve=reserve) | {"no_route": "discard"},
     )
+    field.default.push("junk", "gone")
     bodies = ["text", "", {"a": [1, 2.5, None]}, 0, None, b"\x00"]
     for body in bodies:
         field.default.push("a", body, lane=1)
@@ -61,7 +63,7 @@ def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, rese
     field.run_until_idle()
     for bed, queue, lanes in (
         (field.default, "a", ()), (field.default, "b", (1,)), (field.default, "c", (2,)),
-        (eu, "b", (1, 2)),
+        (eu, "b", (1, 2)), (field.default, "junk", ()),
     ):  # fmt: skip
         copies = [str((body, {"lane": lane, HOP: 1})) for body in bodies for lane in lanes]
         assert sorted(map(str, bed.contents(queue))) == sorted(copies), queue
