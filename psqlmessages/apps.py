@@ -5,13 +5,14 @@ import sys
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
 
 
 class PsqlMessagesConfig(AppConfig):
     """The app: its system checks, limits of connections, and the handlers of all apps."""
 
     name = "psqlmessages"
-    verbose_name = "Messages"
+    verbose_name = _("Messages")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

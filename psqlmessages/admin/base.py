@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import psycopg
 from django.contrib import admin, messages
-from django.contrib.admin import ModelAdmin, SimpleListFilter, helpers
+from django.contrib.admin import AdminSite, ModelAdmin, SimpleListFilter, helpers
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
@@ -18,6 +18,8 @@ from django.forms import CharField, ModelForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop as noop
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
@@ -26,6 +28,21 @@ from psqlmessages.rules.document import RuleEntry
 LOCK_TIMEOUT = "10s"
 # Context of all templates that have actions.
 _CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
+# Django derives these names from those of models and fields, and would not translate them.
+_NAMES = frozenset((
+    noop("bytes"), noop("changed at"), noop("connected at"), noop("dead letter queue"),
+    noop("destination"), noop("destinations"), noop("error"), noop("exchange"), noop("exchanges"),
+    noop("group"), noop("ident"), noop("key timeout"), noop("lag seconds"), noop("last batch"),
+    noop("last batch at"), noop("latency p50"), noop("latency p95"), noop("latency p99"),
+    noop("listeners"), noop("max tries"), noop("mode"), noop("name"), noop("namespace"),
+    noop("parallel"), noop("pid"), noop("pinged at"), noop("position"), noop("queue"),
+    noop("queues"), noop("reserve"), noop("retention"), noop("role"), noop("rows"),
+    noop("rows per second"), noop("seen at"), noop("selector"), noop("sender"), noop("session"),
+    noop("size p50"), noop("size p95"), noop("size p99"), noop("source queue"),
+    noop("started at"), noop("starts at"), noop("state"), noop("subscription"),
+    noop("subscriptions"), noop("timeout"), noop("topic"), noop("topics"),
+    noop("type"), noop("user"),
+))  # fmt: skip
 
 
 class BaseAdmin(ModelAdmin):
@@ -40,6 +57,15 @@ class BaseAdmin(ModelAdmin):
 
     class Media:
         css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+
+    def __init__(self, model: type[Model], admin_site: AdminSite) -> None:
+        super().__init__(model, admin_site)
+        for each in (model, *(inline.model for inline in self.inlines)):
+            if str(each._meta.verbose_name_plural) in _NAMES:
+                each._meta.verbose_name_plural = _(str(each._meta.verbose_name_plural))
+            for named in (each._meta, *each._meta.fields):
+                if named.verbose_name in _NAMES:
+                    named.verbose_name = _(named.verbose_name)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may add objects."""
@@ -129,8 +155,10 @@ class VerbatimForm(ModelForm):
 def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
     """Return the first names as text, and the number of the others."""
     texts = [str(name) for name in names]
-    more = f" and {len(texts) - maximum:,} more" if len(texts) > maximum else ""
-    return separator.join(texts[:maximum]) + more
+    listed = separator.join(texts[:maximum])
+    if len(texts) <= maximum:
+        return listed
+    return _("{names} and {number} more").format(names=listed, number=f"{len(texts) - maximum:,}")
 
 
 class RuleLock:
@@ -159,7 +187,7 @@ def error_text(error: OperationalError) -> str:
         raise error
     text = cause.diag.message_primary or str(cause)
     hint = f" {cause.diag.message_hint}" if cause.diag.message_hint else ""
-    return f"Nothing was saved: {text}.{hint}"
+    return _("Nothing was saved: {error}.").format(error=text) + hint
 
 
 def current_role() -> str:
@@ -257,13 +285,15 @@ class FrequentValuesFilter(SimpleListFilter):
 class RoleFilter(FrequentValuesFilter):
     """Filter by role."""
 
-    title = parameter_name = "role"
+    title = _("role")
+    parameter_name = "role"
 
 
 class IdentFilter(FrequentValuesFilter):
     """Filter by ident."""
 
-    title = parameter_name = "ident"
+    title = _("ident")
+    parameter_name = "ident"
 
 
 # Lock timeouts of a save
@@ -339,7 +369,9 @@ def find_remarks(rules: Iterable[RuleEntry]) -> list[str]:
         [[rule.role for rule in rules]],
     )
     sentences = [
-        f"PostgreSQL has no role {role}: the rule has no effect until the role exists."
+        _("PostgreSQL has no role {role}: the rule has no effect until the role exists.").format(
+            role=role
+        )
         for (role,) in missing
     ]
     return list(dict.fromkeys([*sentences, *(text for rule in rules for text in rule.remarks())]))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import DEFAULT_DB_ALIAS
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.exchanges.model import QueueRef, SelectorInput
 from psqlmessages.exchanges.store import definitions
@@ -87,8 +88,10 @@ class ExchangeForm(_DefinitionForm):
         cleaned = super().clean() or self.cleaned_data
         if self.instance.pk and cleaned.get("version") != self.instance.changed_at.isoformat():
             raise ValidationError(
-                "Somebody else changed this exchange. Reload the page, and repeat your change if it"
-                " is still needed."
+                _(
+                    "Somebody else changed this exchange. Reload the page, and repeat your change"
+                    " if it is still needed."
+                )
             )
         exchange = DefinedExchange(
             cleaned.get("name", ""),
@@ -105,7 +108,10 @@ class DestinationForm(_DefinitionForm):
     """A destination. ``order`` starts at 1 and is by default the last."""
 
     order = forms.IntegerField(
-        required=False, min_value=1, widget=forms.NumberInput(attrs={"class": "vSmallIntegerField"})
+        label=_("Order"),
+        required=False,
+        min_value=1,
+        widget=forms.NumberInput(attrs={"class": "vSmallIntegerField"}),
     )
 
     class Meta:
@@ -154,7 +160,7 @@ class DestinationFormSet(forms.BaseInlineFormSet):
         for error in exchange.errors():
             if error.path == ("dst",):
                 raise ValidationError(error.sentence)
-        for position, (_, form) in enumerate(sorted(enumerate(remaining), key=_sort_key)):
+        for position, (_index, form) in enumerate(sorted(enumerate(remaining), key=_sort_key)):
             form.instance.position = position
 
     def save_positions(self) -> None:
@@ -169,26 +175,28 @@ class DryRunForm(forms.Form):
     """An element for a dry run."""
 
     headers = forms.CharField(
+        label=_("Headers"),
         required=False,
         initial="{}",
         max_length=_MAX_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 3, "cols": 60, "spellcheck": "false"}),
-        help_text="A JSON object, or empty.",
+        help_text=_("A JSON object, or empty."),
     )
     body = forms.CharField(
+        label=_("Body"),
         required=False,
         strip=False,
         max_length=_MAX_CHARACTERS,
         widget=forms.Textarea(attrs={"rows": 5, "cols": 60, "spellcheck": "false"}),
     )
-    is_json = forms.BooleanField(required=False, label="The body is JSON")
-    tries = forms.IntegerField(min_value=0, max_value=2**31 - 1, initial=0)
+    is_json = forms.BooleanField(required=False, label=_("The body is JSON"))
+    tries = forms.IntegerField(label=_("Tries"), min_value=0, max_value=2**31 - 1, initial=0)
 
     def clean_headers(self) -> dict[str, Any]:
         """Parse the headers."""
         headers = _parse_json(self.cleaned_data["headers"] or "{}")
         if not isinstance(headers, dict):
-            raise ValidationError("Headers must be a JSON object.")
+            raise ValidationError(_("Headers must be a JSON object."))
         return headers
 
     def clean(self) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from django.db.models import CharField, Count, Q, QuerySet, Sum, Value
 from django.db.models.functions import Concat
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin, column, list_names
@@ -78,7 +80,7 @@ def _format_duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds == float("inf"):
-        return f"over {BUCKET_SECONDS[-1]:g} s"
+        return _("over {time}").format(time=f"{BUCKET_SECONDS[-1]:g} s")
     if seconds < 0.001:
         return f"{seconds * 1_000_000:.0f} µs"
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
@@ -96,9 +98,9 @@ def _outcome_row(label: str, histogram: Histogram) -> dict[str, Any]:
 
 
 _OUTCOME_SENTENCES = {
-    "no_route": "No selector accepts the element: it would go to {}.",
-    "discarded": "No selector accepts the element: it would be discarded.",
-    "too_many_hops": (
+    "no_route": _("No selector accepts the element: it would go to {}."),
+    "discarded": _("No selector accepts the element: it would be discarded."),
+    "too_many_hops": _(
         "The element exceeds the hop limit: it would go to {}, and no selector would run."
     ),
 }
@@ -164,7 +166,7 @@ class ExchangeAdmin(BaseAdmin):
     )
     list_filter = ("is_running",)
     search_fields = ("name", "source_queue", "destinations__queue")
-    search_help_text = "Searches the name, the source and the destinations."
+    search_help_text = _("Searches the name, the source and the destinations.")
     fieldsets = (
         (
             None,
@@ -175,28 +177,30 @@ class ExchangeAdmin(BaseAdmin):
                 )
             },
         ),
-        ("Consumers", {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
+        (_("Consumers"), {"fields": (("parallel", "wsize"), "reserve"), "classes": ("collapse",)}),
     )
     actions = ("start_selected", "stop_selected")
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
-    source = column("from", lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE)
+    source = column(
+        _("from"), lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE
+    )
     destination_queues = column(
-        "to", lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-"
+        _("to"), lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-"
     )
     state = column(
-        "state",
+        _("state"),
         lambda found: format_state(is_running=found.is_running, is_blocked=found.blocked > 0),
         "is_running",
     )
-    processes = column("processes", lambda found: found.workers, "workers")
-    routed = column("routed", lambda found: f"{found.n_ok:,}", "n_ok")
-    no_route = column("no route", lambda found: f"{found.n_no_route:,}", "n_no_route")
-    discarded = column("discarded", lambda found: f"{found.n_discarded:,}", "n_discarded")
+    processes = column(_("processes"), lambda found: found.workers, "workers")
+    routed = column(_("routed"), lambda found: f"{found.n_ok:,}", "n_ok")
+    no_route = column(_("no route"), lambda found: f"{found.n_no_route:,}", "n_no_route")
+    discarded = column(_("discarded"), lambda found: f"{found.n_discarded:,}", "n_discarded")
     too_many_hops = column(
-        "too many hops", lambda found: f"{found.n_too_many_hops:,}", "n_too_many_hops"
+        _("too many hops"), lambda found: f"{found.n_too_many_hops:,}", "n_too_many_hops"
     )
-    failed = column("failed", lambda found: f"{found.n_failed:,}", "n_failed")
+    failed = column(_("failed"), lambda found: f"{found.n_failed:,}", "n_failed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
         """Read exchanges with their destinations and counts, in two statements."""
@@ -212,12 +216,12 @@ class ExchangeAdmin(BaseAdmin):
 
     # Starting and stopping
 
-    @admin.action(description="Start selected exchanges", permissions=["change"])
+    @admin.action(description=_("Start selected exchanges"), permissions=["change"])
     def start_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
         """Let workers take elements."""
         return self._set_running(request, list(queryset), is_running=True)
 
-    @admin.action(description="Stop selected exchanges", permissions=["change"])
+    @admin.action(description=_("Stop selected exchanges"), permissions=["change"])
     def stop_selected(self, request: HttpRequest, queryset: QuerySet[Exchange]) -> Any:
         """Let workers finish their current batch, and then take no elements."""
         return self._set_running(request, list(queryset), is_running=False)
@@ -226,17 +230,25 @@ class ExchangeAdmin(BaseAdmin):
         self, request: HttpRequest, exchanges: list[Exchange], *, is_running: bool
     ) -> Any:
         verb, using = "Started" if is_running else "Stopped", base.database()
+        done = _("Started: {exchange}.") if is_running else _("Stopped: {exchange}.")
+        undone = (
+            _("Started already: {exchange}.") if is_running else _("Stopped already: {exchange}.")
+        )
         for exchange in exchanges:
             try:
                 is_changed = repository.set_running(exchange.name, is_running, using)
             except Exchange.DoesNotExist:
-                self.message_user(request, f"Already deleted: {exchange}.", messages.WARNING)
+                self.message_user(
+                    request,
+                    _("Already deleted: {exchange}.").format(exchange=exchange),
+                    messages.WARNING,
+                )
                 continue
             if is_changed:
                 base.record_history(request, [(exchange, CHANGE, f"{verb}.")])
-            text = f"{verb}{'' if is_changed else ' already'}: {exchange}."
+            text = done if is_changed else undone
             level = messages.SUCCESS if is_changed else messages.INFO
-            self.message_user(request, text, level)
+            self.message_user(request, text.format(exchange=exchange), level)
         return self.after_action(request, exchanges)
 
     # Adding, changing, deleting
@@ -321,7 +333,12 @@ class ExchangeAdmin(BaseAdmin):
                 context["dry_run"] = _format_dry_run(
                     dry_run_exchange(compiled, form.message(compiled.source))
                 )
-        return self.page(request, "exchange/dry_run", f"Dry run of {exchange}", **context)
+        return self.page(
+            request,
+            "exchange/dry_run",
+            _("Dry run of {exchange}").format(exchange=exchange),
+            **context,
+        )
 
     def rules_view(self, request: HttpRequest, key: int) -> HttpResponse:
         """Add the rules that are missing in this database, and log each one."""
@@ -335,8 +352,8 @@ class ExchangeAdmin(BaseAdmin):
         else:
             entries = [(exchange, CHANGE, f"Rule added: {rule.statement}") for rule in added]
             base.record_history(request, entries)
-            text = f"Added: {len(added)} rule{'' if len(added) == 1 else 's'}."
-            self.message_user(request, text, messages.SUCCESS)
+            text = ngettext("Added: {number} rule.", "Added: {number} rules.", len(added))
+            self.message_user(request, text.format(number=len(added)), messages.SUCCESS)
         return self.redirect("change", key)
 
     def _may_add_rules(self, request: HttpRequest, exchange: Exchange) -> bool:

@@ -8,6 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth import get_user_model
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter, VerbatimForm
 from psqlmessages.models import WebIdentity
@@ -21,8 +22,8 @@ class WebIdentityForm(VerbatimForm):
         model = WebIdentity
         fields = ("user", "group", "ident")
         help_texts: ClassVar = {
-            "user": "Choose either a user or a group.",
-            "group": "Applies to every member of the group.",
+            "user": _("Choose either a user or a group."),
+            "group": _("Applies to every member of the group."),
         }
 
 
@@ -37,7 +38,7 @@ class WebIdentityAdmin(HistoryMixin, BaseAdmin):
     list_select_related = ("user", "group")
     raw_id_fields = ("user", "group")
     search_fields = ("ident", f"user__{get_user_model().USERNAME_FIELD}", "group__name")
-    search_help_text = "Searches the ident, the user name and the group name."
+    search_help_text = _("Searches the ident, the user name and the group name.")
 
     def get_autocomplete_fields(self, request: HttpRequest) -> list[str]:
         """Return the fields with a search: those whose model the project's admin can search.

@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from django.contrib import messages
 from django.contrib.postgres.fields import ArrayField
 from django.db.models import F, Func, QuerySet, TextField
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from psqlmessages.admin import base, open_transactions
 from psqlmessages.models import Client, Membership, Observation
 
 _MAX_NAMES = 20
 _ENDED_TEXTS = {
-    Membership.Kind.LISTEN: "no longer listens to",
-    Membership.Kind.NOTIFY: "no longer sends to",
-    "observe": "no longer observes",
+    "": _("{node} is disconnected"),
+    Membership.Kind.LISTEN: _("{node} no longer listens to {topic}"),
+    Membership.Kind.NOTIFY: _("{node} no longer sends to {topic}"),
+    "observe": _("{node} no longer observes {topic}"),
 }
 
 # Client id, ident, kind and topic of a membership or observation. Kind and topic are empty for the
@@ -60,13 +63,18 @@ class RuleImpact:
         if not self.is_changed:
             return
         if self.ended:
-            yield messages.WARNING, f"Immediately: {base.list_names(self.ended, _MAX_NAMES, '; ')}."
+            ended = base.list_names(self.ended, _MAX_NAMES, "; ")
+            yield messages.WARNING, _("Immediately: {changes}.").format(changes=ended)
         if self.idents:
-            nodes = "node" if len(self.idents) == 1 else "nodes"
+            text = ngettext(
+                "Applies to the connected node {nodes}.",
+                "Applies to the connected nodes {nodes}.",
+                len(self.idents),
+            )
             idents = base.list_names(sorted(self.idents), _MAX_NAMES)
-            yield messages.INFO, f"Applies to the connected {nodes} {idents}."
+            yield messages.INFO, text.format(nodes=idents)
         if not self.ended and not self.idents:
-            yield messages.INFO, "No connected node is affected."
+            yield messages.INFO, _("No connected node is affected.")
         for remark in self.remarks:
             yield messages.WARNING, remark
         if warning := open_transactions.warn_of_delays():
@@ -106,7 +114,9 @@ def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
     ended = sorted(before - after, key=lambda activity: activity[1:])
     disconnected = {client for client, _, kind, _ in ended if not kind}
     return [
-        f"{ident} {_ENDED_TEXTS[kind]} {topic}" if kind else f"{ident} is disconnected"
+        (_ENDED_TEXTS[kind] if kind else _("{node} is disconnected")).format(
+            node=ident, topic=topic
+        )
         for client, ident, kind, topic in ended
         if not kind or client not in disconnected
     ]

@@ -10,6 +10,7 @@ from django.contrib.admin.models import DELETION
 from django.db import OperationalError
 from django.db.models import BooleanField, Case, Prefetch, Q, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import RoleFilter, StateFilter, column, list_names
@@ -22,10 +23,11 @@ _MAX_NAMES = 10
 class ConnectionFilter(StateFilter):
     """Nodes by the state of their connection: open or closed."""
 
-    title = parameter_name = "connection"
+    title = _("connection")
+    parameter_name = "connection"
     states: ClassVar = {
-        "open": ("Open", Q(is_live=True)),
-        "closed": ("Closed", Q(is_live=False)),
+        "open": (_("Open"), Q(is_live=True)),
+        "closed": (_("Closed"), Q(is_live=False)),
     }
 
 
@@ -36,17 +38,18 @@ class ClientAdmin(OpenTransactionsMixin):
     list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
     list_filter = (ConnectionFilter, RoleFilter)
     search_fields = ("ident",)
-    search_help_text = "Searches the ident."
+    search_help_text = _("Searches the ident.")
     fields = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
     readonly_fields = fields
     actions = ("disconnect",)
 
     # Nodes register themselves. To disconnect one, the action calls an SQL function.
     refused = ("add", "change", "delete")
-    listens = column("listens to", lambda found: _topics(found, Membership.Kind.LISTEN))
-    sends = column("sends to", lambda found: _topics(found, Membership.Kind.NOTIFY))
+    listens = column(_("listens to"), lambda found: _topics(found, Membership.Kind.LISTEN))
+    sends = column(_("sends to"), lambda found: _topics(found, Membership.Kind.NOTIFY))
     observes = column(
-        "observes", lambda found: _format_names(each.pattern for each in found.observations.all())
+        _("observes"),
+        lambda found: _format_names(each.pattern for each in found.observations.all()),
     )
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
@@ -68,22 +71,22 @@ class ClientAdmin(OpenTransactionsMixin):
             )
         )
 
-    @admin.display(description="session", ordering="session__pid")
+    @admin.display(description=_("session"), ordering="session__pid")
     def connection(self, client: Client) -> str:
         """Describe the PostgreSQL connection."""
         pid = f"pid {client.session.pid}"
-        return pid if client.is_live else f"closed (was {pid})"
+        return pid if client.is_live else _("closed (was {pid})").format(pid=pid)
 
     def object_context(self, request: HttpRequest, obj: Client) -> dict[str, Any]:
         """Return whether to show the button that disconnects a node."""
         return {"may_disconnect": self.has_disconnect_permission(request)}
 
-    @admin.action(description="Disconnect selected nodes", permissions=["disconnect"])
+    @admin.action(description=_("Disconnect selected nodes"), permissions=["disconnect"])
     def disconnect(self, request: HttpRequest, queryset: QuerySet[Client]) -> HttpResponse | None:
         """Ask for confirmation, then disconnect the nodes, but not others of their sessions."""
         clients = list(queryset)
         if "confirmed" not in request.POST:
-            return self.page(request, "client/disconnect", "Disconnect nodes", clients=clients)
+            return self.page(request, "client/disconnect", _("Disconnect nodes"), clients=clients)
         self._disconnect(request, clients)
         return None
 
@@ -105,10 +108,10 @@ class ClientAdmin(OpenTransactionsMixin):
             request, ((each, DELETION, text.format(each.session)) for each in disconnected)
         )
         if disconnected:
-            text = f"Disconnected: {_format_names(disconnected)}."
+            text = _("Disconnected: {nodes}.").format(nodes=_format_names(disconnected))
             self.message_user(request, text, messages.SUCCESS)
         if closed:
-            text = f"Already disconnected: {_format_names(closed)}."
+            text = _("Already disconnected: {nodes}.").format(nodes=_format_names(closed))
             self.message_user(request, text, messages.INFO)
 
 

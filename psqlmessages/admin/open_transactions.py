@@ -12,6 +12,7 @@ from django.contrib.admin.models import DELETION
 from django.core.exceptions import PermissionDenied
 from django.db import ProgrammingError, transaction
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import BaseAdmin
@@ -43,8 +44,9 @@ class OpenTransaction:
 
     def __str__(self) -> str:
         if self.prepared is not None:
-            return f"prepared transaction {self.prepared} of {self.role}"
-        return f"pid {self.pid} ({self.role}, {self.program or 'no application_name'})"
+            text = _("prepared transaction {name} of {role}")
+            return text.format(name=self.prepared, role=self.role)
+        return f"pid {self.pid} ({self.role}, {self.program or _('no application_name')})"
 
 
 def open_transactions(*, min_seconds: float = 0) -> list[OpenTransaction]:
@@ -68,11 +70,11 @@ def warn_of_delays() -> str:
     if not has_delayed_events or not (holders := open_transactions(min_seconds=_MIN_OPEN_SECONDS)):
         return ""
     names = "; ".join(map(str, holders[:5]))
-    return (
+    return _(
         "The rules apply from now on. But open transactions may delay the events for some nodes,"
-        f" which are shown as connected until then: {names}. See Connected nodes / Open"
+        " which are shown as connected until then: {transactions}. See Connected nodes / Open"
         " transactions."
-    )
+    ).format(transactions=names)
 
 
 class OpenTransactionsMixin(BaseAdmin):
@@ -97,7 +99,7 @@ class OpenTransactionsMixin(BaseAdmin):
             matching = (each for each in found if (str(each.pid), each.transaction) == key)
             chosen = next(matching, None)
             if chosen is None:
-                self.message_user(request, "This transaction has already ended.", messages.INFO)
+                self.message_user(request, _("This transaction has already ended."), messages.INFO)
             elif "confirmed" in request.POST:
                 self._terminate(request, chosen)
             if chosen is None or "confirmed" in request.POST:
@@ -106,7 +108,7 @@ class OpenTransactionsMixin(BaseAdmin):
         return self.page(
             request,
             "client/open_transactions",
-            "End a connection" if chosen else "Open transactions",
+            _("End a connection") if chosen else _("Open transactions"),
             transactions=found,
             chosen=chosen,
             may_terminate=self.has_terminate_permission(request),
@@ -125,12 +127,14 @@ class OpenTransactionsMixin(BaseAdmin):
             if not isinstance(cause := error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise
             text = f"{cause.diag.message_primary}. {cause.diag.message_hint or ''}"
-            self.message_user(request, f"Not ended: {text}", messages.ERROR)
+            self.message_user(request, _("Not ended: {reason}").format(reason=text), messages.ERROR)
             return
         if not is_ended:
-            self.message_user(request, "This transaction has already ended.", messages.INFO)
+            self.message_user(request, _("This transaction has already ended."), messages.INFO)
             return
         session = Session(id=chosen.pid, pid=chosen.pid, role=chosen.role or "")
         text = f"Ended the connection of {chosen}, in a transaction since {chosen.began_at}."
         base.record_history(request, [(session, DELETION, text)])
-        self.message_user(request, f"Ended: {chosen}.", messages.SUCCESS)
+        self.message_user(
+            request, _("Ended: {connection}.").format(connection=chosen), messages.SUCCESS
+        )

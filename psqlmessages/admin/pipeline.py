@@ -13,6 +13,7 @@ from django.db.models import Q, QuerySet, Sum
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.timesince import timesince
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import BaseAdmin, FrequentValuesFilter, column
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
@@ -24,7 +25,7 @@ _BUSY_WITHIN = timedelta(days=7)
 class WindowFilter(admin.SimpleListFilter):
     """Windows of one length, by default a minute. Windows of each length count all messages."""
 
-    title = "window"
+    title = _("window")
     parameter_name = "window_seconds"
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
@@ -53,7 +54,8 @@ class WindowFilter(admin.SimpleListFilter):
 class TopicFilter(FrequentValuesFilter):
     """Filter by a topic, one of the busiest of the last 7 days."""
 
-    title = parameter_name = "topic"
+    title = _("topic")
+    parameter_name = "topic"
 
     def most_frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
         """Return the topics and their number of messages, the busiest first."""
@@ -76,7 +78,7 @@ class TrafficAdmin(BaseAdmin):
     list_filter = (WindowFilter, TopicFilter)
     date_hierarchy = "starts_at"
     search_fields = ("topic", "sender")
-    search_help_text = "Searches the topic and the sender."
+    search_help_text = _("Searches the topic and the sender.")
     ordering = ("-starts_at", "topic", "sender")
     list_per_page = 50
     show_full_result_count = False
@@ -85,10 +87,12 @@ class TrafficAdmin(BaseAdmin):
         *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
     )
 
-    median_latency = column("latency p50", lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50")
-    p95_latency = column("latency p95", lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
-    median_size = column("size p50", lambda row: f"{row.size_p50:,.0f} B", "size_p50")
-    p95_size = column("size p95", lambda row: f"{row.size_p95:,.0f} B", "size_p95")
+    median_latency = column(
+        _("latency p50"), lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50"
+    )
+    p95_latency = column(_("latency p95"), lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
+    median_size = column(_("size p50"), lambda row: f"{row.size_p50:,.0f} B", "size_p50")
+    p95_size = column(_("size p95"), lambda row: f"{row.size_p95:,.0f} B", "size_p95")
 
 
 @admin.register(PipelineJob)
@@ -104,9 +108,9 @@ class PipelineJobAdmin(BaseAdmin):
     )
     readonly_fields = fields
     search_fields = ("name",)
-    search_help_text = "Searches the name."
+    search_help_text = _("Searches the name.")
     rate = column(
-        "rows/s",
+        _("rows/s"),
         lambda job: f"{job.rows_per_second:,.1f}" if job.is_alive else "-",
         "rows_per_second",
     )
@@ -125,12 +129,12 @@ class PipelineJobAdmin(BaseAdmin):
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Refuse to delete live jobs, also in the action of the list."""
         found, counts, missing, protected = super().get_deleted_objects(objs, request)
-        alive = [f"{job}, which is alive" for job in objs if job.is_alive]
+        alive = [_("{job}, which is alive").format(job=job) for job in objs if job.is_alive]
         if alive and super().has_delete_permission(request):
             missing = set()
         return found, counts, missing, [*protected, *alive]
 
-    @admin.display(description="state", ordering="state")
+    @admin.display(description=_("state"), ordering="state")
     def current_state(self, job: PipelineJob) -> str:
         """Return the state; for a dead job, the time since its last heartbeat."""
         state = PipelineJob.State
@@ -138,11 +142,11 @@ class PipelineJobAdmin(BaseAdmin):
             return job.get_state_display()
         seconds = (job.now - job.seen_at).total_seconds()
         passed = f"{seconds:.0f} s" if seconds < 60 else timesince(job.seen_at, job.now)
-        return f"no heartbeat for {passed}"
+        return _("no heartbeat for {time}").format(time=passed)
 
-    @admin.display(description="lag", ordering="lag_seconds", empty_value="unknown")
+    @admin.display(description=_("lag"), ordering="lag_seconds", empty_value=_("unknown"))
     def lag(self, job: PipelineJob) -> str | None:
         """Return the age of the oldest unread message."""
         if job.lag_seconds is None or not job.is_alive:
             return None
-        return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else "none"
+        return f"{job.lag_seconds:,.1f} s" if job.lag_seconds else _("none")

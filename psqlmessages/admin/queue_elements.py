@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
@@ -88,7 +89,7 @@ MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
-_ENCODINGS: Final = {None: "text", "json": "JSON", "b64": "bytes, as base64"}
+_ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
 
 
 class ElementsMixin:
@@ -117,7 +118,7 @@ class ElementsMixin:
         return self.page(
             request,
             "queue/elements",
-            f"Elements of {found}",
+            _("Elements of {queue}").format(queue=found),
             **_read_page(found, request.GET, with_bodies=with_bodies),
             queue=found,
             may_redrive=may_redrive,
@@ -135,7 +136,7 @@ class ElementsMixin:
         dead_letters = dead_letters.order_by("available_at", "id")[:MAX_REDRIVEN]
         queue_by_id = dict(dead_letters.values_list("pk", f"headers__{FROM_QUEUE}"))
         if not queue_by_id:
-            self.message_user(request, "No dead letter was selected.", messages.WARNING)
+            self.message_user(request, _("No dead letter was selected."), messages.WARNING)
             return
         ((moved,),) = fetch_rows("SELECT messages._redrive_dead_letters(%s)", [list(queue_by_id)])
         counts = Counter(str(name) for name in queue_by_id.values()).most_common(5)
@@ -200,9 +201,9 @@ def _after_previous_page(elements: QuerySet[Element], query: Any, order: str) ->
 def _describe(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the values of an element that the page shows, without its lease."""
     is_waiting = entry["available_at"] > entry["now"]
-    state = "available"
+    state = _("available")
     if is_waiting:
-        state = "reserved" if entry["is_leased"] else "scheduled"
+        state = _("reserved") if entry["is_leased"] else _("scheduled")
     headers, body = entry["headers"], entry.get("body_start")
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
     dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None

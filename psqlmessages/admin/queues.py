@@ -12,6 +12,8 @@ from django.db.models import BigIntegerField, Exists, OuterRef, Q, QuerySet
 from django.db.models.expressions import RawSQL
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
 
 from psqlmessages.admin import base, queue_elements
 from psqlmessages.admin.base import (
@@ -50,17 +52,21 @@ class Confirmation(NamedTuple):
 
 _DRAINING = Confirmation(
     "drain_selected",
-    "Drain queues",
-    "All available elements will be permanently deleted. Reserved and scheduled elements stay, and"
-    " pushes still work.",
-    "Drain",
+    _("Drain queues"),
+    _(
+        "All available elements will be permanently deleted. Reserved and scheduled elements stay,"
+        " and pushes still work."
+    ),
+    _("Drain"),
 )
 _DELETING = Confirmation(
     "delete_empty",
-    "Delete queues",
-    "These queues will be deleted, with their settings and counters. Queues with elements stay. A"
-    " later push creates a deleted queue again, with default settings.",
-    "Delete",
+    _("Delete queues"),
+    _(
+        "These queues will be deleted, with their settings and counters. Queues with elements stay."
+        " A later push creates a deleted queue again, with default settings."
+    ),
+    _("Delete"),
 )
 
 
@@ -71,12 +77,13 @@ _HAS_ELEMENTS = Exists(Element.objects.filter(queue=OuterRef("pk")))
 class QueueStateFilter(StateFilter):
     """Queues by state: paused, filled, empty, or a dead-letter queue."""
 
-    title = parameter_name = "state"
+    title = _("state")
+    parameter_name = "state"
     states: ClassVar = {
-        "paused": ("Paused", Q(is_paused=True)),
-        "filled": ("With elements", Q(_HAS_ELEMENTS)),
-        "empty": ("Empty", ~Q(_HAS_ELEMENTS)),
-        "dead": ("Dead-letter queues", Q(name__in=Queue.objects.values("dead_letter_queue"))),
+        "paused": (_("Paused"), Q(is_paused=True)),
+        "filled": (_("With elements"), Q(_HAS_ELEMENTS)),
+        "empty": (_("Empty"), ~Q(_HAS_ELEMENTS)),
+        "dead": (_("Dead-letter queues"), Q(name__in=Queue.objects.values("dead_letter_queue"))),
     }
 
 
@@ -105,25 +112,27 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     list_filter = (QueueStateFilter,)
     list_per_page = 50
     search_fields = ("name",)
-    search_help_text = "Searches the name."
+    search_help_text = _("Searches the name.")
     fields = ("name", "max_tries", "dead_letter_queue", "key_timeout")
 
     actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
     # An action deletes empty queues instead.
     refused = ("delete",)
 
-    state = column("state", lambda queue: "paused" if queue.is_paused else "open", "is_paused")
-    total = column("elements", lambda queue: sizes_of(queue).format_count("total"))
-    available = column("available", lambda queue: sizes_of(queue).format_count("available"))
-    scheduled = column("scheduled", lambda queue: sizes_of(queue).format_count("scheduled"))
-    reserved = column("reserved", lambda queue: sizes_of(queue).format_count("reserved"))
-    puts = column("pushed", lambda queue: f"{counters_of(queue).puts:,}")
-    gets = column("popped", lambda queue: f"{counters_of(queue).gets:,}")
-    reserves = column("reserves", lambda queue: f"{counters_of(queue).reserves:,}")
-    commits = column("commits", lambda queue: f"{counters_of(queue).commits:,}")
-    rollbacks = column("rollbacks", lambda queue: f"{counters_of(queue).rollbacks:,}")
-    dead_letters = column("dead letters", lambda queue: f"{counters_of(queue).dead_letters:,}")
-    removes = column("removed", lambda queue: f"{counters_of(queue).removes:,}")
+    state = column(
+        _("state"), lambda queue: _("paused") if queue.is_paused else _("open"), "is_paused"
+    )
+    total = column(_("elements"), lambda queue: sizes_of(queue).format_count("total"))
+    available = column(_("available"), lambda queue: sizes_of(queue).format_count("available"))
+    scheduled = column(_("scheduled"), lambda queue: sizes_of(queue).format_count("scheduled"))
+    reserved = column(_("reserved"), lambda queue: sizes_of(queue).format_count("reserved"))
+    puts = column(_("pushed"), lambda queue: f"{counters_of(queue).puts:,}")
+    gets = column(_("popped"), lambda queue: f"{counters_of(queue).gets:,}")
+    reserves = column(_("reserves"), lambda queue: f"{counters_of(queue).reserves:,}")
+    commits = column(_("commits"), lambda queue: f"{counters_of(queue).commits:,}")
+    rollbacks = column(_("rollbacks"), lambda queue: f"{counters_of(queue).rollbacks:,}")
+    dead_letters = column(_("dead letters"), lambda queue: f"{counters_of(queue).dead_letters:,}")
+    removes = column(_("removed"), lambda queue: f"{counters_of(queue).removes:,}")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
         """Make the name of an existing queue read-only."""
@@ -136,13 +145,13 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         queues = super().get_queryset(request).defer("channel", "awaited_until")
         return queues.annotate(sizes=sizes, counters=counters)
 
-    @admin.display(description="dead after", ordering="max_tries")
+    @admin.display(description=_("dead after"), ordering="max_tries")
     def tries(self, queue: Queue) -> str:
         """Return the maximum number of tries, and the dead-letter queue."""
         if queue.max_tries is None:
             return "-"
-        tries = f"{queue.max_tries:,} {'try' if queue.max_tries == 1 else 'tries'}"
-        return f"{tries}, to {queue.dead_letter_queue}"
+        text = ngettext("{number} try, to {queue}", "{number} tries, to {queue}", queue.max_tries)
+        return text.format(number=f"{queue.max_tries:,}", queue=queue.dead_letter_queue)
 
     # Adding and changing
 
@@ -180,24 +189,26 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def _actions_on(self, request: HttpRequest, queue: Queue) -> list[tuple[str, str]]:
         """Return the actions that a queue's page offers to this user, and their labels."""
-        pausing = ("resume_selected", "Resume") if queue.is_paused else ("pause_selected", "Pause")
+        pausing = (
+            ("resume_selected", _("Resume")) if queue.is_paused else ("pause_selected", _("Pause"))
+        )
         return [
             *([pausing] if self.has_change_permission(request) else ()),
-            *([("drain_selected", "Drain…")] if self.has_drain_permission(request) else ()),
-            *([("delete_empty", "Delete…")] if self.has_removal_permission(request) else ()),
+            *([("drain_selected", _("Drain…"))] if self.has_drain_permission(request) else ()),
+            *([("delete_empty", _("Delete…"))] if self.has_removal_permission(request) else ()),
         ]
 
-    @admin.action(description="Pause selected queues", permissions=["change"])
+    @admin.action(description=_("Pause selected queues"), permissions=["change"])
     def pause_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
         """Stop delivering elements; pushes still work."""
         return self._set_paused(request, list(queryset), is_paused=True)
 
-    @admin.action(description="Resume selected queues", permissions=["change"])
+    @admin.action(description=_("Resume selected queues"), permissions=["change"])
     def resume_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
         """Deliver elements again."""
         return self._set_paused(request, list(queryset), is_paused=False)
 
-    @admin.action(description="Drain selected queues", permissions=["drain"])
+    @admin.action(description=_("Drain selected queues"), permissions=["drain"])
     def drain_selected(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
         """Ask for confirmation, then remove the available elements of the queues."""
         queues = list(queryset)
@@ -208,10 +219,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             elements = f"{removed:,} element{'' if removed == 1 else 's'}"
             if removed:
                 base.record_history(request, [(queue, CHANGE, f"Drained: {elements} removed.")])
-            self.message_user(request, f"Removed from {queue}: {elements}.", messages.SUCCESS)
+            text = ngettext(
+                "Removed from {queue}: {number} element.",
+                "Removed from {queue}: {number} elements.",
+                removed,
+            ).format(queue=queue, number=f"{removed:,}")
+            self.message_user(request, text, messages.SUCCESS)
         return self.after_action(request, queues)
 
-    @admin.action(description="Delete selected empty queues", permissions=["removal"])
+    @admin.action(description=_("Delete selected empty queues"), permissions=["removal"])
     def delete_empty(self, request: HttpRequest, queryset: QuerySet[Queue]) -> Any:
         """Ask for confirmation, then delete the queues that are empty."""
         queues = list(queryset)
@@ -221,19 +237,24 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
             try:
                 is_removed = queue_elements.remove_empty(queue.name)
             except OperationalError as error:
-                text = f"Not deleted: {queue}. {base.error_text(error)}"
+                text = f"{_('Not deleted')}: {queue}. {base.error_text(error)}"
                 self.message_user(request, text, messages.ERROR)
                 continue
             if is_removed:
                 base.record_history(request, [(queue, DELETION, "Deleted.")])
-                self.message_user(request, f"Deleted: {queue}.", messages.SUCCESS)
+                text = _("Deleted: {queue}.").format(queue=queue)
+                self.message_user(request, text, messages.SUCCESS)
             else:
-                text = f"Not deleted because it has elements: {queue}. Drain it first."
+                text = _("Not deleted because it has elements: {queue}. Drain it first.").format(
+                    queue=queue
+                )
                 self.message_user(request, text, messages.ERROR)
         return None
 
     def _set_paused(self, request: HttpRequest, queues: list[Queue], *, is_paused: bool) -> Any:
         verb = "Paused" if is_paused else "Resumed"
+        done = _("Paused: {queues}.") if is_paused else _("Resumed: {queues}.")
+        undone = _("Paused already: {queues}.") if is_paused else _("Resumed already: {queues}.")
         try:
             keys = [queue.pk for queue in queues]
             changed_keys = queue_elements.set_paused(keys, is_paused=is_paused)
@@ -243,10 +264,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         changed = [queue for queue in queues if queue.pk in changed_keys]
         base.record_history(request, ((queue, CHANGE, f"{verb}.") for queue in changed))
         if changed:
-            text = f"{verb}: {list_names(changed, _MAX_NAMES)}."
+            text = done.format(queues=list_names(changed, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
         if unchanged := [queue for queue in queues if queue.pk not in changed_keys]:
-            text = f"{verb} already: {list_names(unchanged, _MAX_NAMES)}."
+            text = undone.format(queues=list_names(unchanged, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
         return self.after_action(request, queues)
 

@@ -19,6 +19,7 @@ from django.db import OperationalError, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import find_remarks
@@ -68,10 +69,13 @@ class ImportPlan:
             changes.check_users_and_groups(wanted, base.database())
         except signing.BadSignature as error:
             raise UnusablePlan(
-                "Nothing was saved: the page has expired or was altered. Choose the document again."
+                _(
+                    "Nothing was saved: the page has expired or was altered. Choose the document"
+                    " again."
+                )
             ) from error
         except document.MalformedDefinitions as error:
-            raise UnusablePlan(f"Nothing was saved. {error}") from error
+            raise UnusablePlan(f"{_('Nothing was saved.')} {error}") from error
         current = changes.read_current(base.database())
         return cls(wanted, fields["replace"], current, fields["fingerprint"])
 
@@ -155,17 +159,17 @@ def _describe_change(old: RuleEntry, new: RuleEntry) -> str:
     )
 
 
-_TEMPLATE, _TITLE = "auth/import", "Import of rules"
+_TEMPLATE, _TITLE = "auth/import", _("Import of rules")
 
 
 class UploadForm(forms.Form):
     """A document, and whether to remove rules that it does not contain."""
 
-    document = forms.FileField(help_text="A file written by Export.")
+    document = forms.FileField(label=_("Document"), help_text=_("A file written by Export."))
     replace = forms.BooleanField(
         required=False,
-        label="Remove entries that the document does not contain",
-        help_text="Entries are rules and web identities.",
+        label=_("Remove entries that the document does not contain"),
+        help_text=_("Entries are rules and web identities."),
     )
 
     def __init__(self, *args: Any, may_replace: bool, **kwargs: Any) -> None:
@@ -177,8 +181,9 @@ class UploadForm(forms.Form):
         upload = self.cleaned_data["document"]
         if upload.size > document.MAX_BYTES:
             raise forms.ValidationError(
-                f"The document has {upload.size:,} bytes; at most"
-                f" {document.MAX_BYTES:,} are allowed."
+                _("The document has {size} bytes; at most {limit} are allowed.").format(
+                    size=f"{upload.size:,}", limit=f"{document.MAX_BYTES:,}"
+                )
             )
         return upload.read()
 
@@ -245,7 +250,8 @@ class TransferMixin:
         except OperationalError as error:
             self.report_transient_error(request, error)
             return self._preview(request, plan)
-        self.message_user(request, f"Imported: {plan.difference.summary()}.", messages.SUCCESS)
+        text = _("Imported: {changes}.").format(changes=plan.difference.summary())
+        self.message_user(request, text, messages.SUCCESS)
         self.show_impact(request, impact)
         return self.redirect("changelist")
 
@@ -257,8 +263,10 @@ class TransferMixin:
     def _show_conflict(self, request: HttpRequest, plan: ImportPlan) -> HttpResponse:
         self.message_user(
             request,
-            "Nothing was saved: somebody else changed rules or web identities. The differences"
-            " below are up to date.",
+            _(
+                "Nothing was saved: somebody else changed rules or web identities. The differences"
+                " below are up to date."
+            ),
             messages.ERROR,
         )
         return self._preview(request, ImportPlan.of(plan.wanted, is_replacing=plan.is_replacing))

@@ -12,6 +12,7 @@ from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import escape
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import (
@@ -40,8 +41,10 @@ class RuleForm(VerbatimForm):
         model = Auth
         fields: ClassVar = list(RuleEntry._fields)
         help_texts: ClassVar = {
-            "role": "The PostgreSQL role that may do this: the role that connects, or its group.",
-            "mode": (
+            "role": _(
+                "The PostgreSQL role that may do this: the role that connects, or its group."
+            ),
+            "mode": _(
                 "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
                 " a listener (topics only). A: RW, and may change the settings of a queue or remove"
                 " it. Rpc: always W, may call; answering needs no rule."
@@ -76,9 +79,11 @@ class RuleForm(VerbatimForm):
         rules = Auth.objects.using(base.database()).filter(pk=self.instance.pk)
         current = rules.values(*RuleEntry._fields).first()
         if current is None:
-            raise ValidationError("Somebody else deleted this rule.")
+            raise ValidationError(_("Somebody else deleted this rule."))
         changed = [
-            f"{self.fields[name].label or name} is now {current[name]}"
+            _("{field} is now {value}").format(
+                field=self.fields[name].label or name, value=current[name]
+            )
             for name in self.fields
             if name in current
             and self.data.get(self.add_initial_prefix(name), str(current[name]))
@@ -86,8 +91,10 @@ class RuleForm(VerbatimForm):
         ]
         if changed:
             raise ValidationError(
-                f"Somebody else changed this rule: {', '.join(changed)}. Reload the page, and"
-                " repeat your change if it is still needed."
+                _(
+                    "Somebody else changed this rule: {changes}. Reload the page, and repeat your"
+                    " change if it is still needed."
+                ).format(changes=", ".join(changed))
             )
         return current
 
@@ -110,7 +117,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     list_editable = ("mode", "timeout")
     list_filter = (RoleFilter, IdentFilter, "type", "mode")
     search_fields = ("ident", "dest", "role")
-    search_help_text = "Searches the ident, the destination and the role."
+    search_help_text = _("Searches the ident, the destination and the role.")
 
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
@@ -120,7 +127,8 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         form.lock = base.RuleLock()
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
-            field.help_text += f" This site connects as {escape(base.current_role())}."
+            site = _("This site connects as {role}.").format(role=escape(base.current_role()))
+            field.help_text = f"{field.help_text} {site}"
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:

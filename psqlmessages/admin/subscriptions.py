@@ -10,6 +10,7 @@ from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet, V
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin.base import BaseAdmin, StateFilter, column
 from psqlmessages.models import Subscription
@@ -29,10 +30,11 @@ _BACKLOG = """(
 class SubscriptionStateFilter(StateFilter):
     """Subscriptions by state: alive or timed out."""
 
-    title = parameter_name = "state"
+    title = _("state")
+    parameter_name = "state"
     states: ClassVar = {
-        "alive": ("Alive", Q(expires_at__gt=Now())),
-        "over": ("Timed out", Q(expires_at__lte=Now())),
+        "alive": (_("Alive"), Q(expires_at__gt=Now())),
+        "over": (_("Timed out"), Q(expires_at__lte=Now())),
     }
 
 
@@ -43,14 +45,14 @@ class SubscriptionAdmin(BaseAdmin):
     list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
     list_filter = (SubscriptionStateFilter,)
     search_fields = ("ident", "topic")
-    search_help_text = "Searches the ident and the topic."
+    search_help_text = _("Searches the ident and the topic.")
     fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
     readonly_fields = fields
 
     # Nodes subscribe themselves, and unused subscriptions expire. A changed position could lose
     # messages.
     refused = ("add", "change", "delete")
-    expires = column("expires", lambda subscription: subscription.expires_at, "expires_at")
+    expires = column(_("expires"), lambda subscription: subscription.expires_at, "expires_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""
@@ -62,20 +64,24 @@ class SubscriptionAdmin(BaseAdmin):
         unread = RawSQL(_BACKLOG, [_MAX_COUNTED + 1])  # noqa: S611 - contains no input
         return super().get_queryset(request).annotate(expires_at=expires_at, unread=unread)
 
-    @admin.display(description="backlog")
+    @admin.display(description=_("backlog"))
     def backlog(self, subscription: Subscription) -> str:
         """Return the number of unread messages."""
         if not _is_alive(subscription):
             return "-"
         unread = subscription.unread
-        return f"over {_MAX_COUNTED:,}" if unread > _MAX_COUNTED else f"{unread:,}"
+        return (
+            _("over {number}").format(number=f"{_MAX_COUNTED:,}")
+            if unread > _MAX_COUNTED
+            else f"{unread:,}"
+        )
 
-    @admin.display(description="state")
+    @admin.display(description=_("state"))
     def state(self, subscription: Subscription) -> str:
         """Return whether the subscription is alive, and whether it has missed messages."""
         if not _is_alive(subscription):
-            return "timed out"
-        return "alive" if subscription.is_recovered else "alive, after a gap"
+            return _("timed out")
+        return _("alive") if subscription.is_recovered else _("alive, after a gap")
 
 
 def _is_alive(subscription: Subscription) -> bool:

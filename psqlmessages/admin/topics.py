@@ -14,6 +14,7 @@ from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils.decorators import method_decorator
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
 
 from psqlmessages import archive_marks
@@ -37,17 +38,18 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
             is_new = change(topic, using)
     except (IdentNotExistent, NotAuthorized):
         rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
-        text = f"Nothing was changed: the archive may not read {topic}. Add a rule: {rule}."
-        return text, messages.ERROR
+        text = _("Nothing was changed: the archive may not read {topic}. Add a rule: {rule}.")
+        return text.format(topic=topic, rule=rule), messages.ERROR
     except MessagesError as error:
-        return f"Nothing was changed: {error}.", messages.ERROR
+        return _("Nothing was changed: {error}.").format(error=error), messages.ERROR
     except OperationalError as error:
         return base.error_text(error), messages.ERROR
     if not is_new:
-        return "Nothing changed.", messages.INFO
+        return _("Nothing changed."), messages.INFO
     if is_marked:
-        return "From now on its messages are stored until they are archived.", messages.SUCCESS
-    return "Its messages are no longer stored for the archive.", messages.SUCCESS
+        text = _("From now on its messages are stored until they are archived.")
+        return text, messages.SUCCESS
+    return _("Its messages are no longer stored for the archive."), messages.SUCCESS
 
 
 @admin.register(Topic)
@@ -56,15 +58,15 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
     list_display = ("name", "listeners_now", "senders_now", "subscriptions", "retention")
     search_fields = ("name",)
-    search_help_text = "Searches the name."
+    search_help_text = _("Searches the name.")
     fields = ("name", "retention")
     readonly_fields = ("name",)
 
     # A rule that names a topic creates it. An unused topic costs nothing.
     refused = ("add", "delete")
     pages: ClassVar = {"archive": "<int:key>/archive/"}
-    listeners_now = column("listeners", lambda topic: topic.listening, "listening")
-    senders_now = column("senders", lambda topic: topic.sending, "sending")
+    listeners_now = column(_("listeners"), lambda topic: topic.listening, "listening")
+    senders_now = column(_("senders"), lambda topic: topic.sending, "sending")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read topics with their numbers of listeners and senders."""

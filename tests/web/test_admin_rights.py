@@ -1,10 +1,12 @@
 """The admin as a whole: who may only look changes nothing, forms need their token, few queries."""
 
+import re
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core import checks
+from django.utils import translation
 from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages import models
@@ -153,3 +155,40 @@ def test_long_lists_are_cheap(desk: Desk, django_assert_max_num_queries: DjangoA
             page = desk.open(path)
         assert said in page.text
         assert len(page.html) < 400_000, "the filters do not list all idents"
+
+
+# What is a label, a button or a heading of a page.
+LABEL = re.compile(
+    r"<(h[12]|label|caption|legend|dt|summary)\b[^>]*>(.*?)</\1>"
+    r"|<th scope=\"col\"(?: class=\"[^>]*)?>(.*?)</th>"
+    r"|<input type=\"submit\"[^>]*? value=\"([^\"]*)",
+    re.DOTALL,
+)
+# Names, and abbreviations that are the same in every language.
+NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1", "p95"}
+
+
+def test_labels_buttons_and_headings_are_translated(
+    furnished: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    # In this language each text stands in brackets.
+    for name, chosen in (("gettext", 0), ("ngettext", 1)):
+        monkeypatch.setattr(
+            translation._trans, name, lambda *texts, chosen=chosen: f"[{texts[chosen]}]"
+        )
+    queue, exchange = Queue.objects.get(), Exchange.objects.get()
+    pages = [path for path in posts() if path.endswith(("change/", "add/", "import/"))]
+    pages += [RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, desks.SUBSCRIPTIONS,
+              desks.TRAFFIC, desks.JOBS, f"{CLIENTS}open-transactions/",
+              page_of(Client.objects.get()), page_of(queue, "elements"),
+              page_of(exchange, "dry-run")]  # fmt: skip
+    untranslated = [
+        (path, text)
+        for path in pages
+        for groups in LABEL.findall(furnished.open(path).html)
+        if (text := " ".join(re.sub(r"<[^>]*>", " ", "".join(groups[1:])).split()))
+        and "[" not in text
+        and "]" not in text
+        and text.rstrip(":") not in NAMES
+    ]
+    assert untranslated == []
