@@ -36,17 +36,27 @@ from tests.web.browser import LIVE, chromium
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "tutorial", "how-to/rules-in-code", "how-to/test-handlers", "how-to/scale-workers",
-    "reference/django",
+    "reference/django", "explanation/failures", "how-to/monitor", "how-to/debug-a-queue",
+    "how-to/upgrade", "how-to/back-up", "how-to/secure", "how-to/from-pgmq",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text()
-GUIDE = "".join((ROOT / f"docs/{page}.md").read_text() for page in PAGES)
+GUIDE = [(ROOT / f"docs/{page}.md").read_text() for page in PAGES]
 DJANGO_MD = (ROOT / "docs/reference/django.md").read_text()
 COMMANDS_MD = (ROOT / "docs/reference/commands.md").read_text()
 BLOCK = re.compile(
-    r"^(?:(Replace) `[^`]*`[^`]*\n\n)?```(console|python|text)\n(.*?)^```",
+    r"^(?:(Replace) `[^`]*`[^`]*\n\n)?```(console|python|sql|text)\n(.*?)^```",
     re.MULTILINE | re.DOTALL,
 )
-INSTALL = 'pip install "psqlmessages[web]" "psycopg[binary]"'
+# The users of the examples about users, and pgmq as far as its page needs it.
+USERS = """
+from django.contrib.auth.models import User
+alice, wanda = map(User.objects.create_user, ("alice", "wanda"))
+"""
+PGMQ = """
+CREATE SCHEMA pgmq;
+CREATE TABLE pgmq.q_mails AS SELECT 1::bigint AS msg_id, now() AS vt, '{"a": 1}'::jsonb AS message;
+CREATE FUNCTION pgmq.purge_queue(text) RETURNS bigint RETURN 1;
+"""
 # What the pages start in further terminals.
 LASTING = re.compile(r"manage.py (psqlmessages run|runserver|pack|bill)\b")
 
@@ -137,10 +147,12 @@ class Newcomer:
         self.folder = folder
         self.wheel = wheel
         self.port = str(urlsplit(server.superuser_url).port)
+        self.shop = f"postgresql://shop:secret@127.0.0.1:{self.port}/shop"
         self.web = f"127.0.0.1:{free_port()}"
         bin_folders = (folder / ".venv/bin", Path(sys.executable).parent, server.psql.parent)
         self.environment = {
-            "HOME": str(folder), "LANG": "C.UTF-8", "PGPORT": self.port, "PYTHONUNBUFFERED": "1",
+            "HOME": str(folder), "LANG": "C.UTF-8", "PGPORT": self.port, "PGHOST": "127.0.0.1",
+            "PGUSER": "postgres", "PYTHONUNBUFFERED": "1",
             "PATH": ":".join(map(str, (*bin_folders, os.environ["PATH"]))),
             "PGPASSWORD": str(server.server.home.passwords.get(server.server.superuser)),
         }  # fmt: skip
@@ -154,6 +166,8 @@ class Newcomer:
                 self.write(text, "w" if verb else "a")
             elif kind == "text":
                 self.sees(text)
+            elif kind == "sql":
+                self.type(f"psql {self.shop} -v ON_ERROR_STOP=1 -c {shlex.quote(text)}", "")
             else:
                 for command, shown in commands(text):
                     self.type(command, shown)
@@ -172,7 +186,7 @@ class Newcomer:
 
     def type(self, command: str, shown: str) -> None:
         """Type a command into a terminal; into another one if it does not end."""
-        if command == INSTALL:
+        if command.startswith("pip install"):
             self.install()
         elif LASTING.search(command):
             command = command.replace("runserver", f"runserver {self.web}")
@@ -240,16 +254,24 @@ def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newc
 
 def clean(server: TestedServer) -> None:
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
-        for name in ("shop", "test_shop"):
+        for name in ("shop", "test_shop", "restored"):
             superuser.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
         superuser.execute("DROP ROLE IF EXISTS shop")
 
 
 @pytest.mark.timeout(900)
 def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) -> None:
-    newcomer.follow(GUIDE)
+    tutorial, *guides = GUIDE
+    newcomer.follow(tutorial)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     newcomer.type(f"python manage.py shell -v 0 -c {shlex.quote(example)}", "{'order': 1}\n")
+    with psycopg.connect(newcomer.shop, autocommit=True) as connection:
+        connection.execute(PGMQ)
+    for page in guides:
+        newcomer.follow(page)
+    others = "".join((ROOT / f"docs/reference/{name}.md").read_text() for name in ("relay", "rest"))
+    about_users = "".join(re.findall(r"```python\n(?!# )(.*?)```", others, re.DOTALL))
+    newcomer.type(f"python manage.py shell -v 0 -c {shlex.quote(USERS + about_users)}", "")
     with chromium() as browser:
         page = browser.new_page(base_url=f"http://{newcomer.web}")
         page.goto("/admin/login/?next=/monitor/")
