@@ -1,7 +1,8 @@
 """The Django setting PSQLMESSAGES: its keys, defaults and checks."""
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ KIB = 1024
 MIB = 1024 * KIB
 # Names have at most 100 characters; the session of `call` appends a suffix.
 MAX_NODE_CHARACTERS = 70
+# A Bearer token of RFC 6750 that cannot be guessed; empty: none.
+_TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")
 
 
 def _setting(check: str, default: Any, *bounds: int) -> Any:
@@ -48,6 +51,13 @@ class Settings:
     TRAFFIC_DAYS_OF_TEN_SECONDS: int = _setting("E012", 3, 1, 36_500)
     TRAFFIC_DAYS_OF_MINUTES: int = _setting("E013", 30, 1, 36_500)
     TRAFFIC_DAYS_OF_HOURS: int = _setting("E014", 730, 1, 36_500)
+    PROBLEM_DEAD_LETTERS: int = _setting("E023", 1, 1, 10_000)
+    PROBLEM_WAIT_SECONDS: int = _setting("E024", 300, 1, 30 * 86_400)
+    PROBLEM_LAG_SECONDS: int = _setting("E025", 300, 1, 30 * 86_400)
+    PROBLEM_TRANSACTION_SECONDS: int = _setting("E026", 10, 1, 86_400)
+    PROBLEM_QUEUE_PERCENT: int = _setting("E027", 10, 1, 100)
+    PROBLEM_RESTART_SECONDS: int = _setting("E028", 900, 0, 7 * 86_400)
+    HEALTH_TOKEN: str = _setting("E029", "")
 
 
 def json_default(value: Any) -> Any:
@@ -92,26 +102,36 @@ def find_errors(values: Any) -> Iterator[SettingError]:
             yield SettingError(metadata["check"], text)
 
 
-def _find_problem(  # noqa: PLR0911 - one sentence per kind of setting
-    key: str, value: Any, minimum: int | None, maximum: int | None
-) -> str:
+def _find_problem(key: str, value: Any, minimum: int | None, maximum: int | None) -> str:
     """Describe why the value of a setting is invalid; "" if it is valid."""
-    if minimum is not None and maximum is not None:
-        if type(value) is not int or not minimum <= value <= maximum:
-            return f"it must be a number between {minimum} and {maximum}"
-    elif key == "METRICS":
-        if not isinstance(value, bool):
-            return "it must be True or False"
-    elif key == "NODE":
-        if not isinstance(value, str) or len(value) > MAX_NODE_CHARACTERS or "\0" in value:
-            return f"it must be text of at most {MAX_NODE_CHARACTERS} characters"
-        if value.endswith("*"):
-            return "a name that ends in * is a pattern and cannot be a node name"
-    elif key == "JSON_ENCODER":
-        return _find_encoder_problem(value)
-    elif not isinstance(value, str) or (value and value not in settings.DATABASES):
+    if minimum is None or maximum is None:
+        return _FINDERS.get(key, _find_alias_problem)(value)
+    if type(value) is not int or not minimum <= value <= maximum:
+        return f"it must be a number between {minimum} and {maximum}"
+    return ""
+
+
+def _find_alias_problem(alias: Any) -> str:
+    if not isinstance(alias, str) or (alias and alias not in settings.DATABASES):
         return f"it must be an alias of DATABASES ({', '.join(settings.DATABASES)})"
     return ""
+
+
+def _find_node_problem(name: Any) -> str:
+    if not isinstance(name, str) or len(name) > MAX_NODE_CHARACTERS or "\0" in name:
+        return f"it must be text of at most {MAX_NODE_CHARACTERS} characters"
+    if name.endswith("*"):
+        return "a name that ends in * is a pattern and cannot be a node name"
+    return ""
+
+
+def _find_switch_problem(value: Any) -> str:
+    return "" if isinstance(value, bool) else "it must be True or False"
+
+
+def _find_token_problem(token: Any) -> str:
+    is_token = isinstance(token, str) and _TOKEN.fullmatch(token)
+    return "" if is_token else "it must be 16 or more letters, digits and . _ ~ + / = -, or empty"
 
 
 def _find_encoder_problem(path: Any) -> str:
@@ -120,6 +140,16 @@ def _find_encoder_problem(path: Any) -> str:
     except (ImportError, AttributeError, TypeError):
         is_encoder = False
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
+
+
+# By the name of a setting: the function that describes an error in its value. Other settings are
+# numbers or aliases.
+_FINDERS: dict[str, Callable[[Any], str]] = {
+    "METRICS": _find_switch_problem,
+    "NODE": _find_node_problem,
+    "JSON_ENCODER": _find_encoder_problem,
+    "HEALTH_TOKEN": _find_token_problem,
+}
 
 
 def _clear_cache(*, setting: str, **_: Any) -> None:

@@ -6,7 +6,7 @@ from inspect import iscoroutinefunction
 from django.db import connections, transaction
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 
-from psqlmessages.monitor import graph, traffic, views
+from psqlmessages.monitor import graph, now, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.names import TopicConverter
@@ -17,7 +17,7 @@ register_converter(TopicConverter, "topic")
 app_name = "psqlmessages"
 
 urlpatterns = [
-    path("monitor/", views.monitor, name="monitor"),
+    path("monitor/", now.now, name="monitor"),
     path("monitor/topics/", views.topics, name="monitor_topics"),
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),

@@ -104,26 +104,30 @@ MAX_HOLDERS = 5
 # The monitor runs these queries too.
 QUEUE_USAGE_QUERY = "SELECT pg_notification_queue_usage()"
 
-# Backends that hold the queue back. A backend reads notifications only between transactions, and
-# only after its client has read the previous ones. Backends with a node have an advisory lock of
-# class 1886612839. PostgreSQL does not show which other backends listen.
+# The usage of the queue, and the backends that hold it back; if there is none, one row with nulls.
+# A backend reads notifications only between transactions, and only after its client has read the
+# previous ones. Backends with a node have an advisory lock of class 1886612839. PostgreSQL does not
+# show which other backends listen: they are named only if the queue is full.
 HOLDERS_QUERY = """
-    SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
-        extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
-    FROM pg_stat_activity AS a
-    CROSS JOIN LATERAL (
-        SELECT EXISTS (
-            SELECT FROM pg_locks AS l
-            WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
-              AND l.objsubid = 2
-        ) AS has_node
-    ) AS n
-    WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
-      AND (a.xact_start < clock_timestamp() - make_interval(secs => %s)
-          OR a.wait_event = 'ClientWrite')
-      AND (%s OR n.has_node)
-    ORDER BY n.has_node DESC, a.xact_start NULLS LAST
-    LIMIT %s
+    SELECT u.usage, h.* FROM (SELECT pg_notification_queue_usage() AS usage) AS u
+    LEFT JOIN LATERAL (
+        SELECT n.has_node, a.pid, quote_ident(a.usename), a.application_name, a.state, a.wait_event,
+            extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change))::float8
+        FROM pg_stat_activity AS a
+        CROSS JOIN LATERAL (
+            SELECT EXISTS (
+                SELECT FROM pg_locks AS l
+                WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid = 1886612839
+                  AND l.objsubid = 2
+            ) AS has_node
+        ) AS n
+        WHERE a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
+          AND (a.xact_start < clock_timestamp() - make_interval(secs => %s)
+              OR a.wait_event = 'ClientWrite')
+          AND (u.usage >= %s OR n.has_node)
+        ORDER BY n.has_node DESC, a.xact_start NULLS LAST
+        LIMIT %s
+    ) AS h ON true
 """
 # The lock that a transaction with notifications takes for its commit.
 COMMIT_LOCK_QUERY = """
@@ -147,9 +151,9 @@ OPEN_TRANSACTIONS_QUERY = """
 
 def queue(context: CheckContext) -> Iterator[Finding]:
     """Check how full the notification queue is, and which backends hold it back."""
-    usage = float(context.value(QUEUE_USAGE_QUERY))
+    rows = context.rows(HOLDERS_QUERY, MIN_OPEN_SECONDS, MAX_QUEUE_USAGE, MAX_HOLDERS)
+    usage, holders = rows[0][0], [holder for _, *holder in rows if holder[0] is not None]
     is_full = usage >= MAX_QUEUE_USAGE
-    holders = context.rows(HOLDERS_QUERY, MIN_OPEN_SECONDS, is_full, MAX_HOLDERS)
     found = f"{usage:.4%} full"
     if not is_full and not holders:
         yield ok(found)
@@ -161,17 +165,31 @@ def queue(context: CheckContext) -> Iterator[Finding]:
             "once it is full, every NOTIFY and every send fails",
             f"GRANT pg_read_all_stats TO {role}; then run doctor again",
         )
-    for has_node, pid, role, program, state, wait, seconds in holders:
-        perhaps = "" if has_node else "perhaps "
-        problem = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
-        yield wrong(
-            f"{found}; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
-            f" which {problem} for {seconds:.0f} s",
-            "it receives nothing, and the server stores all notifications until it reads them;"
-            " once the queue is full, every NOTIFY and every send fails",
-            f"SELECT pg_terminate_backend({pid}); to prevent it:"
-            f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
-        )
+    for holder in holders:
+        yield holder_finding(usage, *holder)
+
+
+def holder_finding(
+    usage: float,
+    has_node: bool,
+    pid: int,
+    role: str,
+    program: str,
+    state: str,
+    wait: str | None,
+    seconds: float,
+) -> Finding:
+    """Return the finding for a backend that holds the notification queue back."""
+    perhaps = "" if has_node else "perhaps "
+    problem = "has not read its notifications" if wait == "ClientWrite" else f"is {state}"
+    return wrong(
+        f"{usage:.4%} full; {perhaps}held back by pid {pid} ({role}, {program or 'no name'}),"
+        f" which {problem} for {seconds:.0f} s",
+        "it receives nothing, and the server stores all notifications until it reads them;"
+        " once the queue is full, every NOTIFY and every send fails",
+        f"SELECT pg_terminate_backend({pid}); to prevent it:"
+        f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
+    )
 
 
 def commit_lock(context: CheckContext) -> Iterator[Finding]:
@@ -181,7 +199,12 @@ def commit_lock(context: CheckContext) -> Iterator[Finding]:
         yield ok(f"{waiting} waiting")
         return
     event = context.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", holder)
-    yield wrong(
+    yield commit_lock_finding(waiting, seconds, holder, event)
+
+
+def commit_lock_finding(waiting: int, seconds: float, holder: int, event: str | None) -> Finding:
+    """Return the finding for a commit that hangs."""
+    return wrong(
         f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
         f" (which waits for {event or 'nothing visible'})",
         "transactions with notifications commit one at a time: one that hangs blocks all senders",
@@ -192,25 +215,35 @@ def commit_lock(context: CheckContext) -> Iterator[Finding]:
 
 def open_transactions(context: CheckContext) -> Iterator[Finding]:
     """Check for transactions that have had locks of the message system for long."""
-    has_findings = False
-    for pid, transaction, prepared, role, program, seconds, waiting in context.rows(
-        OPEN_TRANSACTIONS_QUERY, MIN_OPEN_SECONDS
-    ):
-        has_findings = True
-        duration = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
-        holder = f"pid {pid} ({role}, {program or 'no name'})"
-        fix = f"SELECT messages._terminate({pid}, '{transaction}')"
-        if prepared is not None:
-            holder = f"the prepared transaction {prepared} of {role}"
-            fix = f"ROLLBACK PREPARED {prepared}"
-        yield wrong(
-            f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
-            "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
-            " receive the event late, although their permissions have ended",
-            fix,
-        )
-    if not has_findings:
+    rows = context.rows(OPEN_TRANSACTIONS_QUERY, MIN_OPEN_SECONDS)
+    for row in rows:
+        yield transaction_finding(*row)
+    if not rows:
         yield ok(f"none longer than {MIN_OPEN_SECONDS:.0f} s, none that others wait for")
+
+
+def transaction_finding(
+    pid: int | None,
+    transaction: str,
+    prepared: str | None,
+    role: str,
+    program: str | None,
+    seconds: float | None,
+    waiting: int,
+) -> Finding:
+    """Return the finding for a transaction that has been open for long."""
+    duration = "for an unknown time" if seconds is None else f"for {seconds:.0f} s"
+    holder = f"pid {pid} ({role}, {program or 'no name'})"
+    fix = f"SELECT messages._terminate({pid}, '{transaction}')"
+    if prepared is not None:
+        holder = f"the prepared transaction {prepared} of {role}"
+        fix = f"ROLLBACK PREPARED {prepared}"
+    return wrong(
+        f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
+        "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
+        " receive the event late, although their permissions have ended",
+        fix,
+    )
 
 
 # Checks of server and connection: version, digest, clock, notifications, pooler

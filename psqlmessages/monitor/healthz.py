@@ -6,11 +6,18 @@ import asyncio
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError
 from django.http import HttpRequest, JsonResponse
+from django.utils.crypto import constant_time_compare
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from psqlmessages.conf import get_settings
 from psqlmessages.health import broken_parts
+from psqlmessages.monitor.access import VIEW_MONITOR
+from psqlmessages.monitor.json_views import load_request_access
+from psqlmessages.monitor.now import current_problems_async, describe
 from psqlmessages.monitor.queries import run_queries
 
 _TIMEOUT_SECONDS: Final = 2.0
@@ -28,12 +35,39 @@ async def healthz(request: HttpRequest) -> JsonResponse:
 
     "database" is listed if a query on a new connection is not answered within two seconds. Other
     names are parts of this process whose own connections get no answer. Needs no login.
+
+    ``?full`` adds the problems. It needs the token of the setting HEALTH_TOKEN as ``Authorization:
+    Bearer``, or the session of a user of the monitor; others get 401 or 403.
     """
+    is_full = "full" in request.GET
+    if is_full and (refusal := await _refuse(request)):
+        return refusal
     broken = [] if await _is_database_answering() else ["database"]
     broken += broken_parts()
-    if not broken:
-        return JsonResponse({"status": "ok"})
-    return JsonResponse({"status": "unavailable", "broken": broken}, status=503)
+    answer: dict[str, Any] = {"status": "unavailable" if broken else "ok"}
+    if broken:
+        answer["broken"] = broken
+    if is_full:
+        answer["problems"] = [describe(each) for each in await current_problems_async()]
+    return JsonResponse(answer, status=503 if broken else 200)
+
+
+async def _refuse(request: HttpRequest) -> JsonResponse | None:
+    """Return the answer to a request that may not see the problems, or None."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    own = get_settings().HEALTH_TOKEN
+    if own and scheme.lower() == "bearer" and constant_time_compare(token.strip(), own):
+        return None
+    try:
+        access = await sync_to_async(load_request_access)(request)
+    except DatabaseError:
+        return JsonResponse({"status": "unavailable", "broken": ["database"]}, status=503)
+    if access is None:
+        error = "Log in, or send the token of the setting HEALTH_TOKEN."
+        return JsonResponse({"error": error}, status=401, headers={"WWW-Authenticate": "Bearer"})
+    if not access.can_view:
+        return JsonResponse({"error": f"The permission {VIEW_MONITOR} is missing."}, status=403)
+    return None
 
 
 async def _is_database_answering() -> bool:

@@ -82,7 +82,7 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
     @wraps(read)
     async def view(request: HttpRequest) -> HttpResponse:
         try:
-            access = await sync_to_async(_load_access)(request)
+            access = await sync_to_async(load_request_access)(request)
         except DatabaseError:
             return _error(503, "PostgreSQL cannot be reached.")
         if access is None:
@@ -96,7 +96,8 @@ def json_view(read: Callable[[HttpRequest], Awaitable[str | None]]) -> Callable[
     return view
 
 
-def _load_access(request: HttpRequest) -> MonitorAccess | None:
+def load_request_access(request: HttpRequest) -> MonitorAccess | None:
+    """Read the permissions of the user of a request; None if nobody is logged in."""
     user: Any = request.user
     return load_access(user) if user.is_authenticated else None
 

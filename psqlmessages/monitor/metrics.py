@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import nlargest
 from itertools import accumulate
@@ -29,7 +29,9 @@ from psqlmessages.exchanges.store.stats import (
     QueueCounters,
     size_limits,
 )
+from psqlmessages.monitor.now import current_problems_async
 from psqlmessages.monitor.observer import running_observer
+from psqlmessages.monitor.problems import ALERTS, Problem, Severity
 from psqlmessages.monitor.queries import Rows, read_once
 from psqlmessages.orm import direct_alias, resolve_alias
 from psqlmessages.relay.hub import get_hub
@@ -161,6 +163,18 @@ def _sum_by_destination(
     return sums.items()
 
 
+def problem_family(problems: Iterable[Problem]) -> Any:
+    """Count the problems by check and severity. A check that could not run has no count."""
+    text = "Problems on the first page of the monitor, by check"
+    family = _family("Gauge", "problems", text, "check", "severity")
+    numbers = Counter((problem.check, problem.severity) for problem in problems)
+    unknown = {problem.name for problem in problems if problem.check == "unchecked"}
+    for check in ALERTS:
+        for severity in Severity if check not in unknown else ():
+            family.add_metric((check, severity.value), numbers[check, severity])
+    return family
+
+
 # Metrics of pipeline jobs
 
 MAX_JOBS: Final = 200
@@ -241,11 +255,9 @@ async def metrics(request: HttpRequest) -> HttpResponse:
     except ImportError:
         text = "/metrics needs prometheus-client: pip install 'psqlmessages[web]'\n"
         return HttpResponse(text, status=503, content_type="text/plain; charset=utf-8")
-    aliases = _aliases()
-    answers = await asyncio.gather(*map(_read_namespace, aliases))
+    problems, known = await asyncio.gather(current_problems_async(), _read_namespaces())
     registry = prometheus_client.CollectorRegistry()
-    known = dict(zip(aliases, answers, strict=True))
-    registry.register(MetricsCollector(known))
+    registry.register(MetricsCollector(known, problems))
     return HttpResponse(
         prometheus_client.generate_latest(registry),
         content_type=prometheus_client.CONTENT_TYPE_LATEST,
@@ -258,6 +270,12 @@ def _aliases() -> list[str]:
     return [own, *(alias for alias in namespaces() if alias not in (own, direct))]
 
 
+async def _read_namespaces() -> dict[str, list[Rows | None] | None]:
+    aliases = _aliases()
+    answers = await asyncio.gather(*map(_read_namespace, aliases))
+    return dict(zip(aliases, answers, strict=True))
+
+
 async def _read_namespace(alias: str) -> list[Rows | None] | None:
     queries = (_INSTALLED_QUERY, _DATABASE_QUERY, _QUEUES_QUERY, _EXCHANGES_QUERY, _JOBS_QUERY)
     return await read_once(
@@ -268,7 +286,10 @@ async def _read_namespace(alias: str) -> list[Rows | None] | None:
 class MetricsCollector:
     """A Prometheus collector for one response, from the answers of each namespace."""
 
-    def __init__(self, answers: dict[str, list[Rows | None] | None]) -> None:
+    def __init__(
+        self, answers: dict[str, list[Rows | None] | None], problems: Iterable[Problem] = ()
+    ) -> None:
+        self._problems = problems
         self._answers = {
             namespace: answer
             for namespace, answer in answers.items()
@@ -280,6 +301,7 @@ class MetricsCollector:
         """Yield all metric families."""
         yield from self.collect_database()
         yield from self.collect_queues()
+        yield problem_family(self._problems)
         text = "Django connections closed because an answer was lost"
         yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
         yield from _hub_metrics()

@@ -1,4 +1,4 @@
-"""Names of the monitor's nodes, and URLs of topic pages."""
+"""Names of the monitor's nodes, and URLs of pages of objects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,16 @@ def new_ident() -> str:
 
 
 def topic_url(name: str) -> str:
-    """Return the URL of a topic page; a name that cannot be a path goes into the query string."""
-    base = reverse("psqlmessages:monitor_topics")
+    """Return the URL of a topic page."""
+    return object_url("topic", name)
+
+
+def object_url(kind: str, name: str) -> str:
+    """Return the URL of the page of a topic, queue, stream or node.
+
+    A name that cannot be a path goes into the query string.
+    """
+    base = reverse(f"psqlmessages:monitor_{kind}s")
     if any(part in ("", ".", "..") for part in name.split("/")) or "\n" in name:
         return f"{base}?{urlencode({'name': name})}"
     return f"{base}{quote(name)}/"

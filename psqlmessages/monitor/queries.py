@@ -162,6 +162,8 @@ async def _fetch_or_none(
     except (
         psycopg.errors.QueryCanceled,
         psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.InvalidSchemaName,
+        psycopg.errors.UndefinedFunction,
         psycopg.errors.UndefinedTable,
     ):
         return None
@@ -229,9 +231,10 @@ async def read_health(reader: MonitorReader, at: float) -> Health:
 
 
 async def _read_holders(reader: MonitorReader, *, is_full: bool) -> list[dict[str, Any]] | None:
-    rows = await reader.fetch(HOLDERS_QUERY, (MIN_OPEN_SECONDS, is_full, MAX_HOLDERS))
-    if is_full and not rows:
+    rows = await reader.fetch(HOLDERS_QUERY, (MIN_OPEN_SECONDS, MAX_QUEUE_USAGE, MAX_HOLDERS))
+    holders = [holder for _, *holder in rows if holder[0] is not None]
+    if is_full and not holders:
         # This role has no permission to see the session that prevents the clean-up.
         return None
     names = ("has_node", "pid", "role", "program", "state", "wait", "seconds")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [dict(zip(names, holder, strict=True)) for holder in holders]

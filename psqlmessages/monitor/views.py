@@ -12,7 +12,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.contrib.messages import get_messages
 from django.db import DatabaseError, InterfaceError, OperationalError, connection
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
@@ -55,7 +55,7 @@ def require_monitor_access(view: View) -> View:
         if not request.user.is_authenticated and FRAGMENT in request.GET:
             response = HttpResponse("You are logged out.", status=401)
         elif not request.user.is_authenticated:
-            login_url = _reverse("admin:login") or settings.LOGIN_URL
+            login_url = find_url("admin:login") or settings.LOGIN_URL
             response = redirect_to_login(request.get_full_path(), login_url)
         elif not load_access(request.user).can_view:
             response = forbidden(request, VIEW_MONITOR)
@@ -71,13 +71,6 @@ def forbidden(request: HttpRequest, permission: str) -> HttpResponse:
     """Answer 403, and explain which permission is missing."""
     context = {**common_context(request), "permission": permission, "view_monitor": VIEW_MONITOR}
     return render(request, "psqlmessages/monitor/forbidden.html", context, status=403)
-
-
-@require_safe
-@require_monitor_access
-def monitor(_request: HttpRequest) -> HttpResponse:
-    """Redirect to the topic list."""
-    return redirect("psqlmessages:monitor_topics")
 
 
 @require_safe
@@ -144,8 +137,8 @@ def common_context(request: HttpRequest) -> dict[str, Any]:
     return {
         "notices": get_messages(request),
         "socket_path": f"{get_script_prefix()}ws/monitor/",
-        "admin_url": _reverse("admin:index"),
-        "logout_url": _reverse("admin:logout") or _reverse("logout"),
+        "admin_url": find_url("admin:index"),
+        "logout_url": find_url("admin:logout") or find_url("logout"),
         "may_add_rule": request.user.has_perm(ADD_RULE),
         "rule_permission": ADD_RULE,
         "rule_ident": ident_pattern(),
@@ -163,12 +156,12 @@ def admin_page(
     if not request.user.has_perm(f"psqlmessages.view_{model}"):
         return ""
     if change:
-        return _reverse(f"admin:psqlmessages_{model}_change", "0")
-    url = _reverse(f"admin:psqlmessages_{model}_changelist")
+        return find_url(f"admin:psqlmessages_{model}_change", "0")
+    url = find_url(f"admin:psqlmessages_{model}_changelist")
     return f"{url}?{urlencode(query)}" if url and query else url
 
 
-def _reverse(name: str, *arguments: str) -> str:
+def find_url(name: str, *arguments: str) -> str:
     """Return the URL of a view, or "" if the project has no view of this name."""
     try:
         return reverse(name, args=arguments)

@@ -65,6 +65,13 @@ WRONG = (
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),
     ({"DIRECT_DATABASE": 5}, "E020", "an alias of DATABASES"),
     ({"JSON_ENCODER": "json.JSONDecoder"}, "E021", "a subclass of json.JSONEncoder"),
+    ({"PROBLEM_DEAD_LETTERS": 0}, "E023", "between 1 and 10000"),
+    ({"PROBLEM_WAIT_SECONDS": 0}, "E024", "between 1 and 2592000"),
+    ({"PROBLEM_LAG_SECONDS": 0}, "E025", "between 1 and 2592000"),
+    ({"PROBLEM_TRANSACTION_SECONDS": 0}, "E026", "between 1 and 86400"),
+    ({"PROBLEM_QUEUE_PERCENT": 101}, "E027", "between 1 and 100"),
+    ({"PROBLEM_RESTART_SECONDS": -1}, "E028", "between 0 and 604800"),
+    ({"HEALTH_TOKEN": "too short"}, "E029", "16 or more letters"),
     ({"JSON_ENCODER": None}, "E021", "a subclass of json.JSONEncoder"),
 )  # fmt: skip
 

@@ -274,7 +274,7 @@ def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) ->
     newcomer.type(f"python manage.py shell -v 0 -c {shlex.quote(USERS + about_users)}", "")
     with chromium() as browser:
         page = browser.new_page(base_url=f"http://{newcomer.web}")
-        page.goto("/admin/login/?next=/monitor/")
+        page.goto("/admin/login/?next=/monitor/topics/")
         page.get_by_label("Username").fill("admin")
         page.get_by_label("Password").fill("secret")
         page.get_by_role("button", name="Log in").click()

@@ -28,6 +28,7 @@ from psqlmessages.models import (
 )
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
+from tests.web import test_now
 from tests.web.browser import AWAY, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, page_of
 from tests.web.measured import HOSTILE, count, forget, job, report, window
@@ -36,6 +37,7 @@ from tests.web.test_admin_exchanges import new
 from tests.web.test_relay_bounds import database_away
 
 TRAFFIC = "/monitor/traffic/"
+ENTRIES = ("/monitor/", "/monitor/topics/", "/monitor/exchanges/")
 NARROW = {"width": 400, "height": 800}
 
 
@@ -53,7 +55,7 @@ def listeners(page: Page) -> Locator:
 
 def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, world: World):
     page, admin = visitors("chief"), visitors("chief")
-    page.goto("/monitor/")
+    page.goto("/monitor/topics/")
     expect(page.locator("#banner")).to_contain_text("example.monitor.*")
     page.get_by_role("button", name="Add this rule").click()
     expect(page.locator(LIVE)).to_be_visible()
@@ -148,6 +150,35 @@ AREAS = """[...document.querySelectorAll("#rates .area[fill='var(--accent)']")]
     .map((area) => area.getAttribute("d").split("V").length - 1).join()"""
 
 
+# How to make it, the problem on the first page, and words of the page behind it.
+FAULTS = (
+    (test_now.paused, "The queue orders is paused", "orders"),
+    (test_now.blocked, "The exchange sort it is blocked", "INSERT INTO messages.auth"),
+    (test_now.waiting, "no consumer takes elements", "<b>"),
+    (test_now.slow_reader, "SUB reads the stream T too slowly", "SUB"),
+)
+
+
+def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visitors, world: World):
+    page = live(visitors("chief"), "/monitor/")
+    world.rule("user1", "W", "Queue", "*", "RW", 60)
+    for make, words, _ in FAULTS:
+        make(world)
+        # It appears without a reload.
+        expect(page.get_by_role("link", name=words)).to_be_visible()
+    assert too_wide(page) == []
+    for _, words, behind in FAULTS:
+        page.goto("/monitor/")
+        page.get_by_role("link", name=words).click()
+        expect(
+            page.get_by_role("main").get_by_text(behind).locator("visible=true").first
+        ).to_be_visible()
+    # What is mended disappears.
+    page.goto("/monitor/")
+    Queue.objects.update(is_paused=False)
+    expect(page.get_by_text("The queue orders is paused")).to_have_count(0)
+
+
 def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors):
     page = live(visitors("chief"), "/monitor/exchanges/")
     page.get_by_role("link", name="Traffic").click()
@@ -240,7 +271,7 @@ def furnish(site: Site, world: World) -> list[str]:
     topic, node = Topic.objects.get(name=HOSTILE).pk, Client.objects.get(ident=HOSTILE).pk
     name = quote(HOSTILE, safe="")
     return [
-        "/", "/chat/", "/monitor/topics/", "/monitor/exchanges/", TRAFFIC,
+        "/", "/chat/", *ENTRIES, TRAFFIC,
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}", "/admin/",
         RULES, f"{RULES}add/", f"{RULES}import/",
         f"{RULES}{rule}/change/", f"{RULES}{rule}/history/", CLIENTS, f"{CLIENTS}{node}/change/",
@@ -280,8 +311,9 @@ def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
     world.rules(MONITOR_RULE)
     new("sort", "orders", "eu")
     pages = {
-        live(visitors("chief"), "/monitor/"): "reconnects automatically",
+        live(visitors("chief"), "/monitor/topics/"): "reconnects automatically",
         live(visitors("chief"), "/monitor/exchanges/"): "retries automatically",
+        live(visitors("chief"), "/monitor/"): "retries automatically",
     }
     topics = next(iter(pages))
     with database_away(server):
@@ -303,7 +335,7 @@ def test_a_permission_taken_away_ends_each_page(site: Site, visitors: Visitors, 
     visitors.expect("Failed to load resource")
     looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])
     world.rules(MONITOR_RULE)
-    pages = [live(visitors("looker"), path) for path in ("/monitor/", "/monitor/exchanges/")]
+    pages = [live(visitors("looker"), path) for path in ENTRIES]
     looker.user_permissions.clear()
     for page in pages:
         expect(page.locator("#banner")).to_contain_text("no longer have permission")
@@ -318,7 +350,7 @@ def test_a_server_that_falls_silent_is_not_taken_for_live(
     site: Site, visitors: Visitors, world: World
 ):
     world.rules(MONITOR_RULE)
-    page = live(visitors("chief"), "/monitor/")
+    page = live(visitors("chief"), "/monitor/topics/")
     os.kill(site.pid, signal.SIGSTOP)
     try:
         expect(page.locator("#banner")).to_contain_text("The server has not sent anything")
@@ -337,7 +369,7 @@ def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors):
             "window.WebSocket = class { static OPEN = 1; constructor() {"
             f" setTimeout(() => this.onclose({{ code: {code}, reason: '{reason}' }})); }} }};"
         )
-        page.goto("/monitor/")
+        page.goto("/monitor/topics/")
         said = reason or "There is no WebSocket at /ws/monitor/"
         expect(page.locator("#banner")).to_contain_text(said)
         expect(page.locator("#banner")).not_to_contain_text("numbers")
@@ -346,7 +378,7 @@ def test_a_page_whose_socket_never_opens_says_why(visitors: Visitors):
 @pytest.mark.nightly
 def test_a_session_that_holds_the_queue_back_is_named_live(visitors: Visitors, world: World):
     world.rules(MONITOR_RULE, f"{Server.owner} HOLDER Topic T R 60")
-    page = live(visitors("chief"), "/monitor/")
+    page = live(visitors("chief"), "/monitor/topics/")
     card = page.locator("#health > div").filter(has_text="Notification queue")
     expect(card).to_contain_text("no session holds it back")
     # Of the role as which Django connects: what others do it may not see.

@@ -1,0 +1,97 @@
+"""Now: the first page of the monitor. Reads the problems; /healthz and /metrics use them too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_safe
+
+from psqlmessages.conf import get_settings
+from psqlmessages.health import broken_parts
+from psqlmessages.monitor.listing import check_parameters, render_page, shared
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import (
+    CHECKS,
+    Link,
+    Problem,
+    database_problem,
+    find_problems,
+    process_problems,
+)
+from psqlmessages.monitor.queries import read_once
+from psqlmessages.monitor.views import (
+    admin_page,
+    common_context,
+    find_url,
+    require_monitor_access,
+)
+
+# For connecting and all queries; for one query.
+_TIMEOUT_SECONDS: Final = 5.0
+_QUERY_TIMEOUT_SECONDS: Final = 2.0
+
+
+async def read_problems() -> list[Problem]:
+    """Run all checks, and return the problems, errors first."""
+    settings = get_settings()
+    queries = [(check.query, check.values(settings)) for check in CHECKS]
+    answers = await read_once(
+        "problems", None, queries, _TIMEOUT_SECONDS, query_seconds=_QUERY_TIMEOUT_SECONDS
+    )
+    found = process_problems(broken_parts())
+    if answers is None:
+        return [database_problem(), *found]
+    return [*found, *find_problems(answers, datetime.now(UTC), settings)]
+
+
+def current_problems() -> list[Problem]:
+    """Return the problems of the last second, which all viewers of this process share."""
+    return shared("problems", async_to_sync(read_problems))
+
+
+async def current_problems_async() -> list[Problem]:
+    """Do what current_problems does. A slow database does not delay the synchronous views."""
+    return await sync_to_async(current_problems, thread_sensitive=False)()
+
+
+@require_safe
+@require_monitor_access
+def now(request: HttpRequest) -> HttpResponse:
+    """Show the problems."""
+    check_parameters(request, [])
+    found = [(problem, problem_url(problem.link, request)) for problem in current_problems()]
+    context = {**common_context(request), "problems": found, "number_of_checks": len(CHECKS)}
+    fragments = {"problems": "psqlmessages/monitor/_problems.html"}
+    return render_page(request, "psqlmessages/monitor/now.html", fragments, context)
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """Describe a problem for JSON."""
+    return {
+        "id": problem.id,
+        "check": problem.check,
+        "severity": problem.severity,
+        "sentence": problem.sentence,
+        "since": problem.since and problem.since.isoformat(timespec="seconds"),
+        "url": problem_url(problem.link),
+        "cure": problem.cure,
+    }
+
+
+# The lists in the admin, for objects that have no page in the monitor.
+_ADMIN_MODELS: Final = {"queue": "queue", "stream": "subscription"}
+
+
+def problem_url(link: Link, request: HttpRequest | None = None) -> str:
+    """Return the URL of the page that shows a problem; "" if there is none, or no permission."""
+    if link.page == "transactions":
+        is_allowed = request is None or request.user.has_perm("psqlmessages.view_client")
+        return find_url("admin:psqlmessages_client_open_transactions") if is_allowed else ""
+    if not link.name:
+        return find_url(f"psqlmessages:monitor_{link.page}")
+    if find_url(f"psqlmessages:monitor_{link.page}s"):
+        return object_url(link.page, link.name)
+    return admin_page(request, _ADMIN_MODELS[link.page], {"q": link.name}) if request else ""

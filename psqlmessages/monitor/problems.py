@@ -1,0 +1,480 @@
+"""Problems: everything that an operator must act on now, as values from rows of queries. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from psqlmessages.cli.doctor_checks import (
+    COMMIT_LOCK_QUERY,
+    HOLDERS_QUERY,
+    MAX_HOLDERS,
+    MIN_LOCK_SECONDS,
+    OPEN_TRANSACTIONS_QUERY,
+    commit_lock_finding,
+    holder_finding,
+    transaction_finding,
+    wrong,
+)
+from psqlmessages.cli.output import one_line
+from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
+
+if TYPE_CHECKING:
+    from psqlmessages.conf import Settings
+
+Rows = Sequence[Sequence[Any]]
+
+# A check lists this number of problems, the oldest or largest first.
+MAX_PER_CHECK: Final = 20
+# Elements and messages are counted up to this number.
+MAX_COUNTED: Final = 10_000
+
+
+class Severity(StrEnum):
+    """How urgent a problem is. ERROR: messages are blocked or lost. WARNING: look soon."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Link(NamedTuple):
+    """The page that shows a problem: the name of its URL after ``monitor_``, and an object."""
+
+    page: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong now, and its cure. ``since``: None if the time is unknown."""
+
+    check: str
+    name: str
+    severity: Severity
+    sentence: str
+    link: Link
+    cure: str
+    since: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """Return an id that stays the same as long as the problem exists."""
+        return f"{self.check}:{self.name}" if self.name else self.check
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemCheck:
+    """A check: a query with its values, and the function that describes its rows.
+
+    ``summary`` is the text of the alert for Prometheus.
+    """
+
+    name: str
+    summary: str
+    query: str
+    values: Callable[[Settings], Sequence[Any]]
+    describe: Callable[[Rows, datetime, Settings], Iterator[Problem]]
+
+
+def find_problems(
+    answers: Iterable[Rows | None], now: datetime, settings: Settings
+) -> list[Problem]:
+    """Describe the answers to the queries of CHECKS, errors first; None: the query failed."""
+    problems: list[Problem] = []
+    for check, rows in zip(CHECKS, answers, strict=True):
+        if rows is None:
+            problems.append(_unchecked(check))
+        else:
+            problems += check.describe(rows, now, settings)
+    # Names may contain control characters, also those that change the direction of text.
+    shown = [
+        replace(
+            each,
+            name=one_line(each.name),
+            sentence=one_line(each.sentence),
+            cure=one_line(each.cure),
+        )
+        for each in problems
+    ]
+    return sorted(shown, key=lambda problem: problem.severity)
+
+
+def database_problem() -> Problem:
+    """Return the problem of a database that does not answer."""
+    return Problem(
+        "database",
+        "",
+        Severity.ERROR,
+        "PostgreSQL cannot be reached.",
+        Link("now"),
+        "Check that the server runs, then run: psqlmessages doctor",
+    )
+
+
+def process_problems(parts: Iterable[str]) -> list[Problem]:
+    """Return the problems of the parts of this process that do not work."""
+    return [
+        Problem(
+            "process",
+            part,
+            Severity.ERROR,
+            f"The part “{part}” of this server process does not work.",
+            Link("now"),
+            "Look into the log of the process, and restart it if this stays.",
+        )
+        for part in parts
+    ]
+
+
+def _unchecked(check: ProblemCheck) -> Problem:
+    return Problem(
+        "unchecked",
+        check.name,
+        Severity.WARNING,
+        f"The check “{check.name}” could not run: its query took too long or is not allowed.",
+        Link("now"),
+        "Run: psqlmessages doctor",
+    )
+
+
+def format_age(age: timedelta) -> str:
+    """Format a duration for people, as in ``3 min``."""
+    seconds = max(0, int(age.total_seconds()))
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Format a number of things that was counted up to MAX_COUNTED."""
+    if number > MAX_COUNTED:
+        return f"Over {MAX_COUNTED:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# Queues
+
+_COUNT: Final = f"""(
+    SELECT count(*) FROM (
+        SELECT FROM psqlmessages_element AS e
+        WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
+        LIMIT {MAX_COUNTED + 1}
+    ) AS available
+)"""  # noqa: S608 - built from constants
+_OLDEST: Final = """
+    CROSS JOIN LATERAL (
+        SELECT e.available_at FROM psqlmessages_element AS e
+        WHERE e.queue_id = q.id AND e.available_at <= statement_timestamp()
+        ORDER BY e.available_at LIMIT 1
+    ) AS oldest (at)
+"""
+UNROUTED: Final = {
+    "__no_route__": "found no route",
+    "__too_many_hops__": "passed too many exchanges",
+}
+_IS_DEAD: Final = """(
+    q.name IN ('__no_route__', '__too_many_hops__')
+    OR q.name IN (SELECT d.dead_letter_queue FROM psqlmessages_queue AS d)
+)"""
+
+_DEAD_LETTERS_QUERY: Final = f"""
+    SELECT found.name, found.number, found.at FROM (
+        SELECT q.name, {_COUNT} AS number, oldest.at
+        FROM psqlmessages_queue AS q {_OLDEST} WHERE {_IS_DEAD}
+    ) AS found
+    WHERE found.number >= %s ORDER BY found.number DESC, found.name LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for queue, number, since in rows:
+        if queue in UNROUTED:
+            sentence = f"{format_count(number, 'element')} {UNROUTED[queue]}: see {queue}."
+            cure = "Correct the selectors of the exchanges, then redrive the elements."
+        else:
+            sentence = f"{format_count(number, 'dead letter')} in {queue}."
+            cure = "Read why they failed, correct the cause, then redrive or delete them."
+        link = Link("queue", queue)
+        yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
+
+
+# A consumer that waits for elements renews awaited_until; one that works on them holds leases.
+_WAITING_QUERY: Final = f"""
+    SELECT q.name, oldest.at, q.awaited_until > statement_timestamp() OR EXISTS (
+        SELECT FROM psqlmessages_element AS e
+        WHERE e.queue_id = q.id AND e.lease IS NOT NULL AND e.available_at > statement_timestamp()
+    )
+    FROM psqlmessages_queue AS q {_OLDEST}
+    WHERE NOT q.is_paused AND oldest.at < statement_timestamp() - make_interval(secs => %s)
+        AND NOT {_IS_DEAD}
+    ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for queue, since, has_consumer in rows:
+        sentence = f"The oldest element of {queue} has waited for {format_age(now - since)}"
+        if has_consumer:
+            severity, sentence = Severity.WARNING, f"{sentence}: its consumers are too slow."
+            cure = "Start more consumers; see whether the same elements fail repeatedly."
+        else:
+            severity, sentence = Severity.ERROR, f"{sentence}: no consumer takes elements."
+            cure = "Start the worker that consumes it: python manage.py psqlmessages run NODE"
+        yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
+
+
+_PAUSED_QUERY: Final = f"""
+    SELECT q.name, {_COUNT}, oldest.at
+    FROM psqlmessages_queue AS q {_OLDEST}
+    WHERE q.is_paused ORDER BY oldest.at, q.name LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for queue, number, since in rows:
+        sentence = (
+            f"The queue {queue} is paused: {format_count(number, 'element').lower()} waiting."
+        )
+        cure = "Resume the queue when its consumers are ready."
+        link = Link("queue", queue)
+        yield Problem("paused", queue, Severity.WARNING, sentence, link, cure, since)
+
+
+# Exchanges and jobs
+
+# The heartbeats of an exchange's workers: their rows of the outcome ok.
+_EXCHANGES_QUERY: Final = f"""
+    SELECT x.name, x.is_running, x.source_queue, beats.live, beats.last, beats.missing,
+        waiting.since
+    FROM psqlmessages_exchange AS x
+    CROSS JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE is_live) AS live, max(seen_at) AS last,
+            coalesce(min(rule) FILTER (WHERE is_live), '') AS missing
+        FROM (
+            SELECT c.seen_at, c.missing_rules[1] AS rule,
+                c.seen_at > statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s' AS is_live
+            FROM psqlmessages_exchangecount AS c WHERE c.exchange_id = x.id AND c.outcome = 'ok'
+        ) AS beat
+    ) AS beats
+    LEFT JOIN LATERAL (
+        SELECT oldest.at AS since FROM psqlmessages_queue AS q {_OLDEST}
+        WHERE q.name = x.source_queue AND x.source_namespace = %s
+    ) AS waiting ON NOT x.is_running
+    WHERE x.is_running AND (beats.live = 0 OR beats.missing <> '')
+        OR NOT x.is_running AND waiting.since IS NOT NULL
+    ORDER BY x.name LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
+        if not is_running:
+            severity, since = Severity.WARNING, waiting_since
+            sentence = f"The exchange {name} is stopped, and elements wait in {queue}."
+            cure = f"Start it: python manage.py psqlmessages exchange start {quote(name)}"
+        elif not workers:
+            severity, since = Severity.ERROR, last_beat
+            silence = "" if since is None else f" for {format_age(now - since)}"
+            sentence = f"No worker has run the exchange {name}{silence}."
+            cure = f"Start one: python manage.py psqlmessages exchange run {quote(name)}"
+        else:
+            severity, since = Severity.ERROR, None
+            sentence = f"The exchange {name} is blocked: it lacks a rule."
+            namespace, _, statement = missing_rule.partition(": ")
+            cure = f"Run in the database {namespace}: {statement}"
+        yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
+
+
+_JOBS_QUERY: Final = f"""
+    SELECT name, state, seen_at, error FROM psqlmessages_pipelinejob
+    WHERE state = 'failed' OR state <> 'stopped'
+        AND seen_at < statement_timestamp() - interval '{WORKER_TIMEOUT_SECONDS} s'
+    ORDER BY name LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for job, state, since, error in rows:
+        if state == "failed":
+            sentence = f"The job {job} has failed: {error or 'it left no error'}"[:300]
+        else:
+            sentence = f"The job {job} has sent no heartbeat for {format_age(now - since)}."
+        cure = "Start the job again, or delete it in the admin if it is not needed."
+        yield Problem("jobs", job, Severity.ERROR, sentence, Link("traffic"), cure, since)
+
+
+# Streams: subscriptions whose oldest unread message is too old
+
+_SUBSCRIPTIONS_QUERY: Final = f"""
+    SELECT s.ident, s.topic, unread.at, s.pinged_at, (
+        SELECT count(*) FROM (
+            SELECT FROM psqlmessages_streammessage AS m
+            WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
+        ) AS counted
+    )
+    FROM psqlmessages_subscription AS s
+    JOIN psqlmessages_topic AS t ON t.name = s.topic
+    CROSS JOIN LATERAL (
+        SELECT m.published_at FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
+    ) AS unread (at)
+    WHERE s.is_alive AND s.pinged_at + make_interval(secs => s.timeout) > statement_timestamp()
+        AND unread.at < statement_timestamp() - make_interval(secs => %s)
+    ORDER BY unread.at, s.topic, s.ident LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for ident, topic, since, pinged_at, number in rows:
+        lag = f"{format_count(number, 'message')}, {format_age(now - since)} behind"
+        if pinged_at < since:
+            severity = Severity.ERROR
+            silence = format_age(now - pinged_at)
+            sentence = f"{ident} has not read the stream {topic} for {silence}: {lag}."
+            cure = f"Start the node {ident}, or delete its subscription if it is not needed."
+        else:
+            severity = Severity.WARNING
+            sentence = f"{ident} reads the stream {topic} too slowly: {lag}."
+            cure = f"See what keeps the node {ident} busy, and read larger batches."
+        link, name = Link("stream", topic), f"{ident}/{topic}"
+        yield Problem("subscriptions", name, severity, sentence, link, cure, since)
+
+
+# The server
+
+
+def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterator[Problem]:
+    for usage, *holder in rows:
+        is_full = 100 * usage >= settings.PROBLEM_QUEUE_PERCENT
+        severity = Severity.ERROR if is_full else Severity.WARNING
+        if holder[0] is not None:
+            finding = holder_finding(usage, *holder)
+            since = now - timedelta(seconds=holder[-1])
+            name = f"pid {holder[1]}"
+        elif is_full:
+            why = "once it is full, every send fails"
+            fix = "Run psqlmessages doctor as a member of pg_read_all_stats: it names the sessions."
+            finding, since, name = wrong(f"{usage:.4%} full", why, fix), None, ""
+        else:
+            continue
+        sentence = f"Notification queue: {finding.found}."
+        link = Link("topics")
+        yield Problem("notification_queue", name, severity, sentence, link, finding.fix, since)
+
+
+def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for waiting, seconds, holder in rows:
+        if waiting and seconds >= MIN_LOCK_SECONDS:
+            finding = commit_lock_finding(waiting, seconds, holder, None)
+            since = now - timedelta(seconds=seconds)
+            sentence = f"NOTIFY lock: {finding.found}."
+            link = Link("topics")
+            yield Problem("commit_lock", "", Severity.ERROR, sentence, link, finding.fix, since)
+
+
+def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for row in rows[:MAX_PER_CHECK]:
+        pid, transaction, prepared, _, _, seconds, waiting = row
+        finding = transaction_finding(*row)
+        severity = Severity.ERROR if waiting else Severity.WARNING
+        since = None if seconds is None else now - timedelta(seconds=seconds)
+        name = f"pid {pid}" if prepared is None else transaction
+        sentence = f"{finding.found[0].upper()}{finding.found[1:]}."
+        link = Link("transactions")
+        yield Problem("transactions", name, severity, sentence, link, finding.fix, since)
+
+
+_START_QUERY: Final = """
+    SELECT pg_postmaster_start_time()
+    WHERE pg_postmaster_start_time() > statement_timestamp() - make_interval(secs => %s)
+"""
+
+
+def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for (since,) in rows:
+        sentence = f"PostgreSQL was started {format_age(now - since)} ago."
+        cure = "Nodes reconnect automatically. If this was not planned, read the server's log."
+        yield Problem("restart", "", Severity.WARNING, sentence, Link("nodes"), cure, since)
+
+
+CHECKS: Final[tuple[ProblemCheck, ...]] = (
+    ProblemCheck(
+        "dead_letters",
+        "Elements failed too often, or found no route",
+        _DEAD_LETTERS_QUERY,
+        lambda settings: [settings.PROBLEM_DEAD_LETTERS],
+        _dead_letters,
+    ),
+    ProblemCheck(
+        "waiting",
+        "Elements wait too long in a queue",
+        _WAITING_QUERY,
+        lambda settings: [settings.PROBLEM_WAIT_SECONDS],
+        _waiting_elements,
+    ),
+    ProblemCheck(
+        "paused", "Elements wait in a paused queue", _PAUSED_QUERY, lambda _: [], _paused_queues
+    ),
+    ProblemCheck(
+        "exchanges",
+        "An exchange is stopped, has no worker, or lacks a rule",
+        _EXCHANGES_QUERY,
+        lambda settings: [settings.DATABASE],
+        _exchanges,
+    ),
+    ProblemCheck(
+        "jobs", "A pipeline job has failed or is silent", _JOBS_QUERY, lambda _: [], _jobs
+    ),
+    ProblemCheck(
+        "subscriptions",
+        "A reader of a stream is silent or too slow",
+        _SUBSCRIPTIONS_QUERY,
+        lambda settings: [settings.PROBLEM_LAG_SECONDS],
+        _subscriptions,
+    ),
+    ProblemCheck(
+        "notification_queue",
+        "A session holds the notification queue back",
+        HOLDERS_QUERY,
+        lambda settings: [
+            settings.PROBLEM_TRANSACTION_SECONDS,
+            settings.PROBLEM_QUEUE_PERCENT / 100,
+            MAX_HOLDERS,
+        ],
+        _notification_queue,
+    ),
+    ProblemCheck(
+        "commit_lock",
+        "Commits with notifications wait for a commit that hangs",
+        COMMIT_LOCK_QUERY,
+        lambda _: [],
+        _commit_lock,
+    ),
+    ProblemCheck(
+        "transactions",
+        "A transaction has held locks of the message system for long",
+        OPEN_TRANSACTIONS_QUERY,
+        lambda settings: [settings.PROBLEM_TRANSACTION_SECONDS],
+        _open_transactions,
+    ),
+    ProblemCheck(
+        "restart",
+        "PostgreSQL was started a short time ago",
+        _START_QUERY,
+        lambda settings: [settings.PROBLEM_RESTART_SECONDS],
+        _restart,
+    ),
+)
+
+# By check: the summary of its alert.
+ALERTS: Final = {
+    "database": "PostgreSQL cannot be reached",
+    "process": "A part of a server process does not work",
+    "unchecked": "A check of problems could not run",
+    **{check.name: check.summary for check in CHECKS},
+}

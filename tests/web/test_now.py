@@ -1,0 +1,229 @@
+"""Now: each problem is found with its cure, on the page, in /healthz?full and as an alert."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from django.test import Client, RequestFactory
+from django.utils import timezone
+from pytest_django import Settings
+
+from psqlmessages.conf import get_settings
+from psqlmessages.models import Element, Exchange, PipelineJob, Queue, Subscription
+from psqlmessages.monitor import listing, metrics, now
+from psqlmessages.monitor.problems import ALERTS, CHECKS, database_problem, find_problems
+from tests.sql.conftest import World
+from tests.web.desks import visitor
+from tests.web.measured import count, job
+
+FULL = "/healthz?full"
+TOKEN = "a-token-of-the-tests"
+HOSTILE = "<b>\N{RIGHT-TO-LEFT OVERRIDE}x"
+
+
+@pytest.fixture(autouse=True)
+def quiet(database: World, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A database without problems: its server was not started lately."""
+    monkeypatch.setattr(now, "_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(now, "_QUERY_TIMEOUT_SECONDS", 60.0)
+    settings.PSQLMESSAGES = {"NODE": "example", "HEALTH_TOKEN": TOKEN, "PROBLEM_RESTART_SECONDS": 0}
+    database.rule("user1", "W", "Queue", "*", "RW", 60)
+    return database
+
+
+def push(world: World, queue: str, minutes: int = 0) -> None:
+    world.program("user1").ok("push_many", "W", queue, ["x"])
+    Element.objects.update(available_at=timezone.now() - timedelta(minutes=minutes))
+
+
+def dead_letters(world: World) -> None:
+    push(world, "__deadletter__", 7)
+
+
+def unrouted(world: World) -> None:
+    push(world, "__no_route__")
+
+
+def waiting(world: World) -> None:
+    push(world, HOSTILE, 7)
+
+
+def slow_consumer(world: World) -> None:
+    push(world, "jobs", 7)
+    Queue.objects.update(awaited_until=timezone.now() + timedelta(hours=1))
+
+
+def paused(world: World) -> None:
+    push(world, "orders")
+    Queue.objects.update(is_paused=True)
+
+
+def exchange(*, rules: tuple[str, ...] = (), **values: Any) -> None:
+    made = Exchange.objects.create(name="sort it", source_queue="orders", **values)
+    if rules:
+        count(made, ("ok", -1, 1), missing_rules=list(rules))
+
+
+def blocked(_world: World) -> None:
+    exchange(rules=("default: INSERT INTO messages.auth …;",))
+
+
+def stopped_exchange(world: World) -> None:
+    exchange(is_running=False)
+    push(world, "orders")
+
+
+def slow_reader(world: World) -> None:
+    subscribe(world)
+
+
+def subscribe(world: World, **values: Any) -> None:
+    world.rules("user1 PUB Topic T W 60", "user2 SUB Topic T R 60")
+    world.program("user2").ok("subscribe", "SUB", "T", 3600)
+    world.program("user1").ok("publish", "PUB", "T", "x")
+    world.execute("UPDATE psqlmessages_streammessage SET published_at = now() - interval '7 min'")
+    Subscription.objects.update(**values)
+
+
+def silent(world: World) -> None:
+    subscribe(world, pinged_at=timezone.now() - timedelta(minutes=9))
+
+
+def transaction(world: World) -> None:
+    program = world.program(is_fresh=True)
+    program.connection.execute(
+        "BEGIN; UPDATE psqlmessages_topic SET retention = 0; SELECT pg_sleep(1)"
+    )
+
+
+# The problem: how to make it, its id, its severity, and words of sentence, URL and cure.
+PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = (
+    (dead_letters, "dead_letters:__deadletter__", "error", "1 dead letter in", "", "redrive"),
+    (unrouted, "dead_letters:__no_route__", "error", "1 element found no route", "", "selectors"),
+    (waiting, r"waiting:<b>\u202ex", "error", r"<b>\u202ex has waited for 7 min: no consumer", "",
+     "psqlmessages run NODE"),
+    (slow_consumer, "waiting:jobs", "warning", "its consumers are too slow", "", "more consumers"),
+    (paused, "paused:orders", "warning", "The queue orders is paused: 1 element", "", "Resume"),
+    (lambda _: exchange(), "exchanges:sort it", "error", "No worker has run the exchange sort it.",
+     "/monitor/exchanges/", "psqlmessages exchange run 'sort it'"),
+    (blocked, "exchanges:sort it", "error",
+     "is blocked: it lacks a rule", "/monitor/exchanges/", "database default: INSERT INTO"),
+    (stopped_exchange, "exchanges:sort it", "warning", "stopped, and elements wait in orders",
+     "/monitor/exchanges/", "exchange start 'sort it'"),
+    (lambda _: job(state=PipelineJob.State.FAILED, error="No disk."), "jobs:traffic", "error",
+     "The job traffic has failed: No disk.", "/monitor/traffic/", "Start the job again"),
+    (lambda _: job(silent=600), "jobs:traffic", "error", "no heartbeat for 10 min",
+     "/monitor/traffic/", "Start the job again"),
+    (slow_reader, "subscriptions:SUB/T", "warning",
+     "reads the stream T too slowly: 1 message, 7 min", "", "keeps the node SUB busy"),
+    (silent, "subscriptions:SUB/T", "error", "SUB has not read the stream T for 9 min",
+     "", "Start the node"),
+    (transaction, "transactions:", "warning", "has been in a transaction for", "open-transactions",
+     "messages._terminate("),
+)  # fmt: skip
+
+
+def read(client: Client, **headers: str) -> list[dict[str, Any]]:
+    listing._results.clear()
+    response = client.get(FULL, headers=headers)
+    assert response.status_code == 200, response.text
+    return response.json()["problems"]
+
+
+def test_each_problem_is_found_with_its_cure_and_only_it(
+    quiet: World, settings: Settings, client: Client
+):
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    viewer = visitor("view_monitor", "view_queue", "view_subscription", "view_client")
+    wrong = []
+    for make, id_, severity, words, url, cure in PROBLEMS:
+        quiet.begin()
+        PipelineJob.objects.all().delete()
+        quiet.rule("user1", "W", "Queue", "*", "RW", 60)
+        assert read(client, **token) == []
+        settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
+        make(quiet)
+        found = read(client, **token)
+        page = viewer.get("/monitor/?fragment=problems").text
+        expected = (len(found) == 1 and found[0]["id"].startswith(id_)
+                    and found[0]["severity"] == severity and words in found[0]["sentence"]
+                    and url in found[0]["url"] and cure in found[0]["cure"]
+                    and 'href="/' in page and "\N{RIGHT-TO-LEFT OVERRIDE}" not in page)  # fmt: skip
+        if not expected:
+            wrong.append(f"{make.__name__}: {found} {page}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
+    current = get_settings()
+    answers = [None if check.name == "waiting" else [] for check in CHECKS]
+    (unchecked,) = find_problems(answers, timezone.now(), current)
+    assert (unchecked.id, unchecked.severity) == ("unchecked:waiting", "warning")
+    (full,) = find_problems(
+        [[(0.5, *[None] * 7)] if check.name == "notification_queue" else [] for check in CHECKS],
+        timezone.now(), current,
+    )  # fmt: skip
+    assert (full.severity, full.sentence) == ("error", "Notification queue: 50.0000% full.")
+    samples = {
+        (*sample.labels.values(),): sample.value
+        for sample in metrics.problem_family([unchecked, database_problem()]).samples
+    }
+    assert samples["unchecked", "warning"] == samples["database", "error"] == 1
+    assert samples["paused", "error"] == 0
+    assert ("waiting", "error") not in samples, "an unknown number is not reported as 0"
+
+
+def test_the_problems_are_for_the_token_and_for_users_of_the_monitor(
+    client: Client, settings: Settings
+):
+    def status(client: Client, token: str = "") -> int:
+        return client.get(FULL, headers={"Authorization": token}).status_code
+
+    assert [status(client, f"Bearer {token}") for token in ("", "x", TOKEN[:-1])] == [401] * 3
+    assert (status(client, f"bearer {TOKEN}"), status(visitor("view_monitor"))) == (200, 200)
+    assert status(visitor("view_bodies")) == 403
+    assert client.get("/healthz").json() == {"status": "ok"}
+    settings.PSQLMESSAGES = {}
+    assert status(client, "Bearer ") == status(client, f"Bearer {TOKEN}") == 401
+
+
+FILES = Path(__file__).parents[2] / "docs" / "monitoring"
+
+
+def test_the_alerts_and_the_dashboard_use_metrics_and_checks_that_exist(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+):
+    settings.PSQLMESSAGES = {"METRICS": True, "PROBLEM_RESTART_SECONDS": 0}
+    counters = SimpleNamespace(**dict.fromkeys(("receivers", "nodes", "received", "delivered",
+                                                "lost_connections"), 0))  # fmt: skip
+    hub = SimpleNamespace(counters=counters, is_connected=True, echo_seconds=0.1)
+    monkeypatch.setattr(metrics, "get_hub", lambda: hub)
+    monkeypatch.setattr(
+        metrics, "running_observer", lambda: SimpleNamespace(history=SimpleNamespace(topics={}))
+    )
+    text = asyncio.run(metrics.metrics(RequestFactory().get("/metrics"))).text
+    names = set()
+    for name, kind in re.findall(r"^# TYPE (\w+) (\w+)", text, re.MULTILINE):
+        suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        names |= {name + suffix for suffix in suffixes}
+    alerts = (FILES / "alerts.yml").read_text()
+    for file in (alerts, (FILES / "dashboard.json").read_text()):
+        used = set(re.findall(r"psqlmessages_\w+", file))
+        assert used
+        assert used <= names, used - names
+    groups = yaml.safe_load(alerts)["groups"]
+    summaries = {
+        check: rule["annotations"]["summary"]
+        for rule in groups[0]["rules"]
+        for check in re.findall('check="(.*?)"', rule["expr"])
+    }
+    assert summaries == ALERTS
+    for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
+        assert {"title", "description", "targets"} <= panel.keys()
