@@ -16,13 +16,7 @@ from pytest_django import DjangoDbBlocker
 
 from psqlmessages import schema
 from psqlmessages.checks import check_databases
-from psqlmessages.cli.doctor_checks import (
-    CheckContext,
-    Finding,
-    FindingState,
-    installed,
-    run_check,
-)
+from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, installed, run_check
 from psqlmessages.client.connect import connect as client_connection
 from psqlmessages.models import Body, StreamMessage
 from psqlmessages.schema import STORED_SCRIPTS, InstallSQL

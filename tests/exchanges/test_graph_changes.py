@@ -12,10 +12,7 @@ from django.db import DatabaseError, connection
 
 from psqlmessages.exchanges.model import QueueRef
 from psqlmessages.exchanges.store import repository
-from psqlmessages.exchanges.store.definitions import (
-    DefinedDestination,
-    DefinedExchange,
-)
+from psqlmessages.exchanges.store.definitions import DefinedDestination, DefinedExchange
 from psqlmessages.models import Auth, Destination, Exchange, ExchangeCount
 from tests.conftest import TestedServer
 from tests.exchanges.asking import defined

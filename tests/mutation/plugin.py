@@ -95,11 +95,7 @@ class Sweep:
         print(f"{verdict:8} {name} | {how}", flush=True)
 
     def _verdict(
-        self,
-        session: pytest.Session,
-        owner: Owner,
-        mutant: Mutant | None,
-        items: list[pytest.Item],
+        self, session: pytest.Session, owner: Owner, mutant: Mutant | None, items: list[pytest.Item]
     ) -> tuple[str, str]:
         """What becomes of a mutant, and the test that shows it."""
         if mutant is None or not items:

@@ -41,10 +41,7 @@ def ways(rest: World) -> Iterator[tuple[Proxy, Proxy]]:
 def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Caller]:
     """Wanda at a site whose namespaces are reached through the proxies."""
     # An answer that does not come is waited for.
-    seconds = {
-        "rest.pool.ANSWER": 4,
-        "client.queue_listener.ANSWER": 4,
-    }
+    seconds = {"rest.pool.ANSWER": 4, "client.queue_listener.ANSWER": 4}
     site = new_site(
         DATABASES={"default": database(ways[0].port), "far": database(ways[1].port)},
         PATCHED={f"psqlmessages.{name}_SECONDS": value for name, value in seconds.items()},

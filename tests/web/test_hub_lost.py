@@ -269,11 +269,7 @@ async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, wait
 
 @in_loop
 async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
-    world: World,
-    hub: Hub,
-    holder: Program,
-    waits: list[float],
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, hub: Hub, holder: Program, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gateway, "_RESTORE_SECONDS", 1.0)
     holder.ok("topic_notify", "U")

@@ -17,13 +17,7 @@ from psycopg import sql
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
-from psqlmessages.relay.daphne import (
-    BURST_SECONDS,
-    COMMON_SHARE,
-    OWN_SHARE,
-    CpuShare,
-    Transport,
-)
+from psqlmessages.relay.daphne import BURST_SECONDS, COMMON_SHARE, OWN_SHARE, CpuShare, Transport
 from psqlmessages.relay.frames import EncodedFrame
 from psqlmessages.relay.send_queue import SendQueue
 from psqlmessages.relay.socket import MAX_WAITING_FRAMES, ReceiveQueue
