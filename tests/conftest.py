@@ -42,17 +42,14 @@ class TestedServer:
     pool: ConnectionPool | None = None
 
     def url(self, role: str = Server.owner) -> str:
-        """Return the address of the test database for a role."""
         return self.server.url(self.database, role)
 
     @property
     def superuser_url(self) -> str:
-        """The address of the test database for the superuser."""
         return self.server.superuser_url(self.database)
 
     @property
     def psql(self) -> Path:
-        """The program psql of the server's version."""
         return self.server.psql
 
 
@@ -122,7 +119,6 @@ def create_roles(superuser: psycopg.Connection, server: Server) -> None:
 
 @pytest.fixture
 def proxy(server: TestedServer) -> Iterator[Proxy]:
-    """A proxy in front of the server, which can stall."""
     address = conninfo_to_dict(server.url())
     with Proxy(str(address["host"]), int(str(address["port"]))).serve() as proxy:
         yield proxy

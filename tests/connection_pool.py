@@ -20,7 +20,6 @@ class ConnectionPool:
         self._idle: defaultdict[str, list[psycopg.Connection]] = defaultdict(list)
 
     def take(self, url: str) -> psycopg.Connection:
-        """Return an idle connection, or a new one; in autocommit mode."""
         while self._idle[url]:
             connection = self._idle[url].pop()
             try:
@@ -49,7 +48,6 @@ class ConnectionPool:
             self._idle[url].append(connection)
 
     def close(self) -> None:
-        """Close all idle connections."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.close()

@@ -23,7 +23,6 @@ class Promise:
 
     @property
     def error(self) -> str | None:
-        """The error of this line, or None."""
         path, _, name = self.test.partition("::")
         file = ROOT / path
         if not file.is_file():

@@ -65,12 +65,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkSchedul
 
 
 def pytest_report_header() -> str:
-    """Return the version of the tested PostgreSQL."""
     return f"postgresql: {major_version(binaries_under_test())}"
 
 
 def binaries_under_test() -> Path:
-    """Return the folder of the PostgreSQL that is tested."""
     return Path(os.environ.get("POSTGRES_BIN") or binaries_of_wheel(18))
 
 

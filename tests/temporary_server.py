@@ -16,7 +16,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def migrate(server: Server) -> None:
-    """Run the migrations in the owner's database of a running server."""
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
         env={**os.environ, "DATABASE_URL": server.url()},

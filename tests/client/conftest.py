@@ -26,7 +26,6 @@ NewNode = Callable[..., Any]
 
 @pytest.fixture
 def owner(world: World) -> psycopg.Connection:
-    """A connection of the owner of the tables."""
     return world.owner.connection
 
 
@@ -64,28 +63,23 @@ def new_node(request: pytest.FixtureRequest, conversation: World) -> Iterator[Ne
 
 @pytest.fixture
 def node(new_node: NewNode) -> Any:
-    """NODE1 of either kind, quick to come back."""
     return new_node()
 
 
 @pytest.fixture
 def node1(server: TestedServer, conversation: World) -> Iterator[Node]:
-    """NODE1, connected."""
     with Node("NODE1", server.url("user1")) as node:
         yield node
 
 
 @pytest.fixture
 def node2(server: TestedServer, conversation: World) -> Iterator[Node]:
-    """NODE2, connected."""
     with Node("NODE2", server.url("user2")) as node:
         yield node
 
 
 @pytest.fixture
 def new_async_node(server: TestedServer, conversation: World) -> Callable[..., AsyncNode]:
-    """Make NODE1 or NODE2 for asyncio, not yet connected."""
-
     def make(ident: str, options: Options | None = None) -> AsyncNode:
         return AsyncNode(ident, server.url(ident.replace("NODE", "user")), options=options)
 

@@ -70,7 +70,6 @@ class Driven:
         return call
 
     def end(self) -> None:
-        """Close the node, and end the thread."""
         try:
             self._do(self._node.close)
         finally:
@@ -92,12 +91,10 @@ class Driven:
 
 
 def next_message(node: Any, message_type: str = "Topic") -> Message:
-    """Return the next message of a type."""
     return next(m for m in node.messages(timeout=SOON) if m.type == message_type)
 
 
 def next_event(node: Any, event: str) -> Message:
-    """Return the next event of a name."""
     return next(m for m in node.messages(timeout=SOON) if m.event == event)
 
 
@@ -125,8 +122,6 @@ def running(node: Any) -> Iterator[None]:
 
 
 def when(moment: Callable[[], object], act: Callable[[], object]) -> threading.Thread:
-    """Act in another thread, once a call has returned."""
-
     def wait_and_act() -> None:
         moment()
         act()

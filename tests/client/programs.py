@@ -57,7 +57,6 @@ class Program:
         return monotonic() - started
 
     def end(self) -> int:
-        """Wait for the end; return the exit code."""
         assert self._process.stdout is not None
         self.printed += self._process.stdout.read()
         code = self._process.wait()
@@ -65,7 +64,6 @@ class Program:
         return code
 
     def close(self) -> None:
-        """Leave no process behind."""
         self._watchdog.cancel()
         self._process.kill()
         self._process.wait()
@@ -75,7 +73,6 @@ class Program:
 
 @contextmanager
 def started(*arguments: str, dsn: str) -> Iterator[Program]:
-    """Start a command."""
     program = Program(list(arguments), dsn)
     try:
         yield program
@@ -86,7 +83,6 @@ def started(*arguments: str, dsn: str) -> Iterator[Program]:
 def finished(
     *arguments: str, dsn: str, typed: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", COMMAND, *arguments],
         env={**os.environ, "PSQLMESSAGES_DSN": dsn}, input=typed, capture_output=True, text=True,

@@ -53,7 +53,6 @@ class Proxy:
 
     @contextmanager
     def serve(self) -> Iterator[Proxy]:
-        """Forward in a thread."""
         thread = threading.Thread(target=self._forward)
         thread.start()
         try:

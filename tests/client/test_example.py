@@ -31,7 +31,6 @@ def program(server: TestedServer, name: str) -> str:
 
 @pytest.fixture
 def answering(server: TestedServer, owner: psycopg.Connection) -> Iterator[None]:
-    """The answering program, listening."""
     owner.execute(RULES)
     listening = "SELECT 1 FROM messages.topics WHERE topic = 'ORDERS' AND 'NODE2' = ANY (listeners)"
     command = [sys.executable, "-W", "error", "-c", program(server, "answering")]

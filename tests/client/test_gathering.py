@@ -41,8 +41,6 @@ def gathering(conversation: World) -> Iterator[World]:
 
 @dataclass
 class Outcome:
-    """What the calls answered: by function and task the bodies that were sent, in their order."""
-
     done: defaultdict[tuple[str, int], list[str]] = field(default_factory=lambda: defaultdict(list))
     ids: dict[tuple[str, str], int] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
@@ -92,7 +90,6 @@ class Tasks:
         return call, text, is_refused
 
     async def run(self, task: int) -> None:
-        """Make the calls of one task; cancel some."""
         for number in range(CALLS):
             function = self.chance.choice(FUNCTIONS)
             call, body, is_refused = self.a_call(function, f"{task}-{number}-")

@@ -31,7 +31,6 @@ BODIES = (
 
 @pytest.fixture
 def echo(node: Any) -> Any:
-    """NODE1, registered as sender and listener of ORDERS."""
     node.topic_listen("ORDERS")
     node.topic_notify("ORDERS")
     return node

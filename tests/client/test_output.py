@@ -14,8 +14,6 @@ from psqlmessages.management import pipeline_archive
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -47,7 +47,6 @@ WAITS = """
 
 @pytest.fixture
 def far(conversation: World, proxy: Proxy) -> str:
-    """The address of NODE1 behind the proxy."""
     return make_conninfo(conversation.server.url("user1"), host="127.0.0.1", port=proxy.port)
 
 
@@ -145,7 +144,6 @@ def test_calls_after_an_idle_while_use_a_new_connection(conversation: World, nod
 
 
 def flip_rules(owner: psycopg.Connection) -> None:
-    """Take all rules for ORDERS away, and give them back."""
     owner.execute("UPDATE messages.auth SET dest = 'NOTHING' WHERE dest = 'ORDERS'")
     owner.execute("UPDATE messages.auth SET dest = 'ORDERS' WHERE dest = 'NOTHING'")
 

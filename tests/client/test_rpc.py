@@ -27,7 +27,6 @@ FAILURES = {
 
 @pytest.fixture
 def pair(new_node: NewNode) -> Iterator[tuple[Any, Any]]:
-    """NODE1, and NODE2 whose handler answers it."""
     node1, node2 = new_node(), new_node("NODE2")
 
     @node2.on_rpc

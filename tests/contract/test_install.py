@@ -102,7 +102,6 @@ def connect(name: str) -> Database:
 
 @pytest.fixture
 def database(server: TestedServer, django_db_blocker: DjangoDbBlocker) -> Iterator[Database]:
-    """The migrated database, in a transaction that is rolled back."""
     with django_db_blocker.unblock():
         database = connect(server.database)
         database.set_autocommit(False)

@@ -75,5 +75,4 @@ def of_another_version(shop: World, changed: Changed) -> None:
 
 @pytest.fixture
 def sender(shop: World) -> Program:
-    """The node ASKER, which sends to ORDERS and asks the worker."""
     return shop.node("user2", "ASKER", notify="ORDERS")

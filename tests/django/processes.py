@@ -31,7 +31,6 @@ def environment(server: TestedServer, port: int | None = None, **given: Any) -> 
 def manage(
     server: TestedServer, *arguments: str, timeout: float = 110
 ) -> subprocess.CompletedProcess[str]:
-    """Run a management command to its end."""
     return run_python("-m", "django", *arguments, env=environment(server), timeout=timeout)
 
 

@@ -23,7 +23,6 @@ OF_NEWS = "SELECT string_agg(role || ' ' || mode, ',') FROM messages.auth WHERE 
 
 
 def command(*arguments: str) -> int:
-    """Run `manage.py psqlmessages`; return its exit code."""
     try:
         call_command("psqlmessages", *arguments)
     except SystemExit as end:

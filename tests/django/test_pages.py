@@ -84,7 +84,6 @@ import {modules}
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, made of a copy of the tree."""
     folder = tmp_path_factory.mktemp("sdist")
     ignored = shutil.ignore_patterns(
         ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"
@@ -173,7 +172,6 @@ class Newcomer:
                     self.type(command, shown)
 
     def write(self, text: str, mode: str) -> None:
-        """Write the file that the first line names."""
         if path := re.match(r"# (\S+\.py)\n", text):
             file = self.folder / path.group(1)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +204,6 @@ class Newcomer:
             assert (done.returncode, done.stdout) == (0, shown or done.stdout), (command, done)
 
     def stop(self) -> list[int]:
-        """Press Ctrl-C in the other terminals; return the exit codes."""
         for process in self.lasting:
             os.killpg(process.pid, signal.SIGINT)
         return [process.wait(60) for process in self.lasting]
@@ -232,7 +229,6 @@ class Newcomer:
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with what it prints."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         # A command goes on as long as a quotation is open.
         lines = part.splitlines(keepends=True)

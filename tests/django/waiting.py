@@ -16,7 +16,6 @@ def answer_to(asker: Program) -> dict[str, Any]:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> object:
-    """Wait until a condition is true; return what it returned."""
     deadline, pause = monotonic() + seconds, threading.Event()
     while not (found := condition()):
         assert monotonic() < deadline, "the condition never became true"

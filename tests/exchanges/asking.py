@@ -46,12 +46,10 @@ def takes(selector: str, body: Any = None, **headers: Any) -> bool:
 
 
 def queue(name: str) -> QueueRef:
-    """A queue, by its name alone or as "namespace/name"."""
     namespace, _, name = name.rpartition("/")
     return QueueRef(namespace or "default", name)
 
 
 def defined(source: str, *destinations: str, name: str = "x", **fields: Any) -> DefinedExchange:
-    """A definition without selectors."""
     destinations = tuple(DefinedDestination(queue(destination)) for destination in destinations)
     return DefinedExchange(name, queue(source), destinations, **fields)

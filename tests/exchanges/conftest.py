@@ -24,7 +24,6 @@ TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def eu_database(server: TestedServer) -> Iterator[TestedServer]:
-    """A second database with all that `migrate` makes."""
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
         superuser.execute(f"CREATE DATABASE {EU} OWNER {server.server.owner}")
@@ -49,7 +48,6 @@ def eu(eu_database: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[T
 
 @pytest.fixture
 def away(server: TestedServer) -> Iterator[None]:
-    """The namespace "away", whose server does not answer."""
     with namespace("away", HOST="127.0.0.1", PORT="1"):
         yield
 
@@ -90,7 +88,6 @@ def _empty(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def field(server: TestedServer) -> Iterator[Field]:
-    """Queues and exchanges within one database."""
     field = Field({"default": Bed(server)})
     yield field
     field.close()
@@ -98,7 +95,6 @@ def field(server: TestedServer) -> Iterator[Field]:
 
 @pytest.fixture
 def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
-    """Queues in two databases, and exchanges within and between them."""
     field = Field({"default": Bed(server), "eu": Bed(eu)})
     yield field
     field.close()
@@ -113,8 +109,6 @@ def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def type_in(capsys: pytest.CaptureFixture[str]) -> TypeIn:
-    """Type `manage.py psqlmessages exchange …`."""
-
     def type_in(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
         code = 0

@@ -57,12 +57,10 @@ class Bed:
         self.connection.execute(RULES, {"owner": Server.owner})
 
     def query(self, sql: str, *arguments: Any) -> Any:
-        """Return the first column of the first row."""
         row = self.connection.execute(sql, arguments or None).fetchone()
         return row[0] if row else None
 
     def push(self, queue: str, body: Any = "", **headers: Any) -> None:
-        """Push one element; a header's name has a dash for each underscore."""
         sent = EncodedBody.of(body)
         named = json.dumps({name.replace("_", "-"): value for name, value in headers.items()})
         push = "SELECT messages.push('W', %s, %s, %s, %s)"
@@ -75,7 +73,6 @@ class Bed:
         assert answer["Err"] == "0", answer
 
     def contents(self, queue: str) -> list[tuple[Any, dict[str, Any]]]:
-        """Return the bodies and headers of a queue's elements, in the order they came."""
         rows = self.connection.execute(CONTENTS, (queue,)).fetchall()
         return [(decode(body, enc), headers) for body, enc, headers in rows]
 
@@ -177,7 +174,6 @@ class Hands:
             self._loop.call_soon_threadsafe(self.worker.stop)
 
     def stop(self) -> ExchangeWorker:
-        """Stop it, and wait until it has finished what was in hand."""
         self.tell_to_stop()
         self._end.result(60)
         return self.worker
@@ -185,7 +181,6 @@ class Hands:
 
 @contextmanager
 def working(*names: str) -> Iterator[Hands]:
-    """A worker that runs for a while."""
     hands = Hands(*names)
     hands.start()
     try:

@@ -20,7 +20,6 @@ NUMBERS, COMMON_SECONDS = 2_000_000, 0.025
 
 
 def peak() -> int:
-    """The most memory that this process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
 
 

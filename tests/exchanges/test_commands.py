@@ -41,7 +41,6 @@ def graph_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def x1(type_in: TypeIn, graph_file: Path) -> Exchange:
-    """The exchange of that file, stored, with its rules."""
     assert type_in("load", graph_file, "--with-rules").returncode == 0
     return Exchange.objects.get()
 

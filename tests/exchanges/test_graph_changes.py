@@ -30,7 +30,6 @@ def exchange(name: str = "x", *destinations: str, **fields: Any) -> DefinedExcha
 
 
 def load(*wanted: DefinedExchange, **options: Any) -> repository.ExchangeDifference:
-    """Make the exchanges what is wanted."""
     now = repository.read_all()
     todo = repository.compare(now, wanted, **options)
     repository.apply(todo, repository.fingerprint(now))
@@ -103,7 +102,6 @@ def with_own_connection(doing: Callable[[], object]) -> None:
 
 @pytest.fixture
 def committed(committing: None, server: TestedServer) -> Iterator[World]:
-    """A world in which x is stored, for connections besides Django's to see."""
     world = World(server)
     repository.store(exchange("x"))
     yield world

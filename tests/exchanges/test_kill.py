@@ -30,7 +30,6 @@ FLOWS = {"within": ("b", "c"), "between": ("b", "eu/b", "eu/c"), "between, poppe
 
 
 def environment_of(server: TestedServer) -> dict[str, str]:
-    """The environment of a process that has the same namespaces as this one."""
     databases = {alias: dict(connections.settings[alias]) for alias in connections}
     return {
         **environment(server),
@@ -71,7 +70,6 @@ def all_queues(field: Field) -> dict[str, list[str]]:
 
 
 def finish(field: Field) -> None:
-    """Let an undying worker do the rest."""
     with working():
         field.until_idle(400)
 

@@ -101,7 +101,6 @@ def push_unheld(field: Field, *bodies: str) -> None:
 
 
 def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[str]:
-    """One that is told to end while it is held up."""
     process, _ = started(field)
     field.until(lambda: field.default.query(WAITS))
     process.send_signal(number)

@@ -26,7 +26,6 @@ STATE = """
 
 
 def forbid(field: Field, *allowed: str) -> None:
-    """Allow x1 nothing but what is given, as "queue mode"."""
     field.default.connection.execute("DELETE FROM messages.auth WHERE ident LIKE 'exchange.%'")
     for rule in allowed:
         fields = (Server.owner, "exchange.x1", "Queue", *rule.split(), 60)

@@ -68,7 +68,6 @@ class Killers:
         self.by_mutant = {mutant: test for test, _, mutant in lines}
 
     def add(self, mutant: str, test: str) -> None:
-        """Note who killed a mutant."""
         self.by_mutant[mutant] = test
         lines = sorted(f"{test} | {mutant}\n" for mutant, test in self.by_mutant.items())
         self.path.write_text("".join(lines))
@@ -81,7 +80,6 @@ class Catalogue:
         self._sources: dict[str, str] = dict(owner.execute(SOURCES).fetchall())
 
     def mutants(self, beginning: str = "") -> dict[str, Mutant]:
-        """All by name."""
         found = [
             mutant
             for function, source in self._sources.items()

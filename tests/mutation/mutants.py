@@ -41,12 +41,10 @@ class Mutant:
 
     @property
     def mutated(self) -> str:
-        """The source without the condition."""
         return f"{self.source[: self.start]} {self.constant} {self.source[self.end :]}"
 
 
 def mutants(function: str, source: str) -> Iterator[Mutant]:
-    """All mutants of a function, given by the statement that creates it."""
     begin, end = source.find("$function$") + len("$function$"), source.rfind("$function$")
     if end < begin:  # a view
         begin, end = 0, len(source)

@@ -22,26 +22,21 @@ VERDICTS = "killed", "SURVIVED", "ERROR", "without a killer"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take what the command line of the package asks for."""
     parser.addoption("--mutants", default="", help="beginning of the names")
     parser.addoption("--find", type=int, default=0, help="how many more to look for killers of")
     parser.addoption("--files", type=int, default=10, help="how many files to try for each")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Run the tests in our way."""
     config.pluginmanager.register(Sweep(config))
 
 
 class Owner:
-    """A connection of the owner, made again after a test has terminated it."""
-
     def __init__(self, url: str) -> None:
         self._url = url
         self.connection = psycopg.connect(url, autocommit=True)
 
     def execute(self, statement: str) -> None:
-        """Execute a statement."""
         try:
             self.connection.execute(statement)
         except psycopg.OperationalError:
@@ -50,15 +45,12 @@ class Owner:
 
 
 class Sweep:
-    """Runs what was collected."""
-
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._failed: list[pytest.TestReport] = []
         self._verdicts: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what fails."""
         if report.failed:
             self._failed.append(report)
 
@@ -138,5 +130,4 @@ class Sweep:
 
 
 def plain(item: pytest.Item) -> str:
-    """A test's id without its parameters."""
     return item.nodeid.partition("[")[0]

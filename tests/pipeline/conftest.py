@@ -83,8 +83,6 @@ def spark(surroundings: None) -> Iterator[SparkSession]:
 def dsn_file(
     server: TestedServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], str]:
-    """Write the address of the test database for a role to a file; return its path."""
-
     def write(role: str) -> str:
         path = tmp_path_factory.mktemp("dsn") / role
         path.touch(mode=0o600)

@@ -43,7 +43,6 @@ class Query:
         return self.start
 
     def plan(self) -> bool:
-        """Ask for the next batch, and write it to the log; False where there is none."""
         limit = self.reader.getDefaultReadLimit()
         # As it comes back from Spark's log.
         self.end = json.loads(json.dumps(self.reader.latestOffset(self.start, limit)))
@@ -91,7 +90,6 @@ class Query:
         self.reader = self.fresh_reader()
 
     def stop(self) -> None:
-        """End it, and let go of the connections of this process."""
         self.reader.stop()
         reader.disconnect()
 

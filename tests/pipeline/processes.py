@@ -11,7 +11,6 @@ FAULT = "an exchange, worker or Spark job is killed"
 
 
 def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
-    """Wait until it is so, some minutes at most, and not for a process that has ended."""
     for _ in range(12000):
         if is_so():
             return
@@ -22,7 +21,6 @@ def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = N
 
 
 def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = True) -> None:
-    """Kill a driver, its Java or both, and wait for both: either ends without the other."""
     its_java = java_of(process.pid)
     assert its_java, "it has no Java"
     for pid, is_meant in ((its_java, java), (process.pid, python)):
@@ -33,7 +31,6 @@ def kill(process: subprocess.Popen[str], *, python: bool = True, java: bool = Tr
 
 
 def java_of(parent: int) -> int:
-    """The Java process that a driver has started; 0 if it has none yet."""
     return next((pid for pid in _pids() if status_of(pid)[::2] == ("java", parent)), 0)
 
 

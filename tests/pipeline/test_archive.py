@@ -248,8 +248,6 @@ def published(world: World, owner: str) -> list[tuple[str, str | None]]:
 
 @pytest.fixture
 def run(spark: SparkSession, root: str) -> Callable[..., Archive]:
-    """Run the job until all is read that is there, as --once does; the archive."""
-
     def once(*topics: str, allows_gaps: bool = False) -> Archive:
         with closing(ArchiveJob(spark, root, topics, allows_gaps=allows_gaps)) as job:
             names = job.topics()

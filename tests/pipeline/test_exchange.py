@@ -112,7 +112,6 @@ def runner(pair: Runner) -> Iterator[Runner]:
 
 @pytest.fixture
 def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
-    """Make queries of one task, ended with the test."""
     made: list[Runner] = []
 
     def make(**settings: Any) -> Runner:
@@ -206,7 +205,6 @@ def test_what_executors_lack_ends_the_query_and_is_said(
 
 @pytest.fixture
 def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Run the command in this process and by its session, which goes on afterwards."""
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     return lambda *words: call_command("psqlmessages", "pipeline", "exchange", *words)
 

@@ -107,7 +107,6 @@ class Driver:
 
 
 def allow_all(world: World) -> None:
-    """Let the owner publish and push what the queries read, and the queries write."""
     role = world.owner.query("SELECT session_user::text")
     for rule in RULES:
         world.rule(role, *rule.split(), 60)
@@ -185,7 +184,6 @@ def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path)
 
 @pytest.fixture
 def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """Start a driver that runs what is stored; none of them outlives the test."""
     started: list[subprocess.Popen[str]] = []
 
     def begin() -> subprocess.Popen[str]:
@@ -361,7 +359,6 @@ def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path) ->
 
 
 def plain(root: str) -> list[tuple[Any, ...]]:
-    """What a reader sees that knows nothing of archives."""
     if not any(Path(root).glob("data/*/*/*.parquet")):
         return []
     found = pq.read_table(f"{root}/data", columns=["id", "topic", "body"])

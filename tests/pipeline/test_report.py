@@ -31,7 +31,6 @@ SQL_SUMS = """
 
 @pytest.fixture
 def database(transactional_db: None, world: World) -> Iterator[World]:
-    """An empty message system, and no traffic."""
     forget()
     return world
 

@@ -26,7 +26,6 @@ def look(dsn_file: str, queue: str = "Q", client: str = "READ") -> list[dict[str
 
 
 def planned(source: Source, *bodies: str, **options: Any) -> Query:
-    """A query whose first batch, of these, is planned."""
     source.push(*bodies)
     query = source.query(queue="Q", **options)
     query.begin(planned=True)

@@ -32,7 +32,6 @@ class Reading:
         return reader.options(**self._given | options).load()
 
     def run(self, checkpoint: str, **options: Any) -> list[list[str]]:
-        """Read all that is there now; the bodies of each batch."""
         batches: list[list[str]] = []
 
         def note(frame: DataFrame, _: int) -> None:

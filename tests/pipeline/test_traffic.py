@@ -43,7 +43,6 @@ def table() -> Iterator[TrafficTable]:
 def query(
     field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> Query:
-    """Start a query over the field's topics, whose batches are handed to a function."""
     monkeypatch.setattr(job_runner, "RECORD_SECONDS", 0.1)
     return lambda write, **given: traffic.start(
         spark, write, **{"checkpoint": checkpoint, "trigger": {"availableNow": True}, **given}

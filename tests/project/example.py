@@ -57,13 +57,11 @@ class Example:
         return self
 
     def field(self, name: str) -> str:
-        """What it shows behind "address", "user" or "password"."""
         found = re.search(rf"^  {name} +(.*?)\r?$", self.shown, re.MULTILINE)
         assert found is not None, self.shown
         return found.group(1)
 
     def press_ctrl_c(self) -> int:
-        """Press Ctrl-C; return the exit code of make."""
         os.write(self._screen, b"\x03")
         return self.end()
 
@@ -88,7 +86,6 @@ class Example:
         return [*(found - {self.process.pid})]
 
     def pid_of(self, word: str) -> int:
-        """The pid of the process whose command line has this word."""
         lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in self.children()}
         (pid,) = (pid for pid, line in lines.items() if word in line.split("\0"))
         return pid

@@ -41,7 +41,6 @@ def server(shared: Server) -> Server:
 
 
 def command(server: Server, *arguments: str) -> subprocess.Popen[str]:
-    """Run the starter's command line in a process of its own."""
     line = [sys.executable, "-m", "project.postgres", *arguments]
     line += ["--data", str(server.home.requested_folder), "--bin", str(server.binaries)]
     pipe = subprocess.PIPE
@@ -59,7 +58,6 @@ def pid_of(server: Server) -> int:
 
 
 def crash(server: Server) -> int:
-    """End the postmaster as `kill -9` does, and return its pid when it has ended."""
     pid = pid_of(server)
     ended = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)

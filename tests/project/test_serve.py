@@ -28,7 +28,6 @@ __all__ = ["world"]
 
 @pytest.fixture
 def example(tmp_path: Path, server: TestedServer) -> Iterator[Example]:
-    """`make run`, ready, on a port that was free."""
     with own_database(server, "example") as url:
         example = Example(copy_project(tmp_path), url, PORT=str(free_port()))
         try:

@@ -51,7 +51,6 @@ class Ear(Queue[Event]):
 
 
 def end_backend(superuser: psycopg.Connection, connection: Any) -> None:
-    """Cut a connection, and wait until the server has."""
     pid = connection.info.backend_pid
     ended = superuser.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,)).fetchone()
     assert ended == (True,)
@@ -67,7 +66,6 @@ class Listener:
         connection.execute('LISTEN "A"')
 
     def segments(self) -> list[str]:
-        """What came before now."""
         self._connection.execute("NOTIFY \"A\", 'fence'")
         wait_until(lambda: "fence" in self._came or not self._connection.execute("SELECT 1"))
         *found, fence = self._came
@@ -115,7 +113,6 @@ class InLoop:
 
 
 def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
-    """Make buses, and close them at the end."""
     with ExitStack() as opened:
 
         def new(connection: Any = "", **settings: Any) -> Any:
@@ -127,13 +124,11 @@ def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
 
 @pytest.fixture
 def new_bus(server: TestedServer) -> Iterator[NewBus]:
-    """Make a bus with a connection of its own, or on one that is given."""
     yield from maker(server, PubSub)
 
 
 @pytest.fixture(params=["PubSub", "AsyncPubSub"])
 def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[NewBus]:
-    """Make a bus of either kind with a connection of its own."""
     if request.param == "PubSub":
         yield from maker(server, PubSub)
         return
@@ -143,7 +138,6 @@ def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[Ne
 
 @pytest.fixture
 def connect(server: TestedServer) -> Iterator[Connect]:
-    """Make a plain connection, of user2 and in autocommit unless told otherwise."""
     with ExitStack() as opened:
 
         def make(role: str = "user2", *, autocommit: bool = True) -> psycopg.Connection:
@@ -155,14 +149,12 @@ def connect(server: TestedServer) -> Iterator[Connect]:
 
 @pytest.fixture
 def superuser(server: TestedServer) -> Iterator[psycopg.Connection]:
-    """A connection that may end those of others."""
     with psycopg.connect(server.superuser_url, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def raw(connect: Connect) -> Callable[[str], object]:
-    """Send one segment from a plain connection."""
     connection = connect()
     return lambda segment: connection.execute("SELECT pg_notify('A', %s)", (segment,))
 
@@ -174,7 +166,6 @@ def listener(connect: Connect) -> Listener:
 
 @pytest.fixture
 def bus(server: TestedServer) -> Iterator[PubSub]:
-    """A bus that is subscribed to channel A."""
     with PubSub(server.url("user1"), interval=0.1) as bus:
         bus.subscribe("A")
         yield bus

@@ -31,7 +31,6 @@ class Desk:
         return [self.put(body, queue, **options)["Id"] for body in bodies][-1]
 
     def put(self, body: str, queue: str = "Q", **options: Any) -> dict[str, Any]:
-        """Call push with options by name; its answer."""
         names = "".join(f", {name} => %s" for name in options)
         sql = f"SELECT messages.push('PUT', %s, %s{names})"
         return self.pusher.query(sql, queue, body, *options.values())
@@ -91,11 +90,9 @@ class Desk:
         return self.world.owner.query("SELECT messages._maintain_queues()")
 
     def wait(self, program: Program | None = None, queue: str = "Q") -> dict[str, Any]:
-        """Call queue_listen as the reader."""
         return (program or self.reader).ok("queue_listen", "GET", queue)
 
     def wakes(self, program: Program | None = None) -> list[str]:
-        """What has arrived, as "event queue"."""
         headers = [json.loads(payload) for payload in (program or self.reader).payloads()]
         assert all(header["Type"] == "Sys" for header in headers), headers
         return [f"{header['Evt']} {header['Queue']}" for header in headers]

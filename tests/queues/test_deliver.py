@@ -53,7 +53,6 @@ class Hub:
         return self.desk.world.execute(PUT_OFF, [self.asked_at]).fetchall()
 
     def deliver(self, *given: Any) -> dict[str, Any]:
-        """Call deliver, which must succeed."""
         answer = self.answer(*given)
         assert answer.pop("Err") == "0", answer
         return answer

@@ -19,7 +19,6 @@ WORKERS, PUSHES = 6, 120
 
 @pytest.fixture
 def held(world: World) -> Iterator[psycopg.Connection]:
-    """A transaction that has nothing to do with queues, and stays open."""
     with psycopg.connect(world.server.url()) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT count(*) FROM pg_class")
@@ -84,7 +83,6 @@ def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None
 
 
 def push(program: Program, number: int) -> None:
-    """Push, some of it in transactions that are rolled back, some with keys twice."""
     for i in range(PUSHES):
         body = f"{number}.{i}"
         with program.connection.transaction(force_rollback=True):

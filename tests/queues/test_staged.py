@@ -51,7 +51,6 @@ class Loader:
         return list(self.world.owner.query(PUBLISHED if kind == "publish" else ELEMENTS))
 
     def left(self) -> int:
-        """How many rows are staged still."""
         return int(self.world.owner.query(LEFT))
 
 

@@ -71,8 +71,6 @@ class Received(NamedTuple):
 
 
 class Listeners:
-    """Nodes in threads, in asyncio and in a hub, which record what they receive."""
-
     def __init__(
         self, url: str, *, sync: Sequence[str] = (), asynchronous: Sequence[str] = (),
         web: Sequence[str] = (), topic: str | None = None,
@@ -95,11 +93,9 @@ class Listeners:
             self._thread.join(TIMEOUT_SECONDS)
 
     def counts(self, content: object) -> Counter[str]:
-        """Count how often each listener received an event or a body."""
         return Counter(each.listener for each in self.received if each.content == str(content))
 
     def crashes(self) -> Counter[tuple[str, str | None]]:
-        """Count the crash events by listener and crashed node."""
         return Counter((e.listener, e.ident) for e in self.received if e.content == "crash")
 
     def wait_for_crashes(self, number: int) -> float:
@@ -159,8 +155,6 @@ class Listeners:
 
 
 class CommandProcess:
-    """A running command of psqlmessages and its log."""
-
     def __init__(self, server: TestedServer, *arguments: str) -> None:
         self._log = tempfile.TemporaryFile("a+")  # noqa: SIM115 - closed with the process
         self._process = start(server, "psqlmessages", *arguments, stderr=self._log)
@@ -189,7 +183,6 @@ class CommandProcess:
 
 
 def write_exchange(server: TestedServer, name: str, definition: Mapping[str, Any]) -> None:
-    """Store an exchange in the database of a server."""
     (exchange,) = definitions.parse_document({"exchanges": {name: definition}})
     with namespace("own", **dj_database_url.parse(server.url())):
         repository.store(exchange, replace=True, using="own")

@@ -161,7 +161,6 @@ def cancel_waiting(
 
 
 def count_logged(tested: TestedServer, text: str = "deadlock detected") -> int:
-    """Count how often the server has logged a text."""
     return tested.server.home.log.read_text(errors="replace").count(text)
 
 

@@ -44,7 +44,6 @@ async def run_async_node(ident: str, dsn: str) -> None:
 
 
 async def run_hub(ident: str, dsn: str) -> None:
-    """Run a hub with several nodes."""
     hub = Hub(dsn)
     for name in (f"{ident}.{number}" for number in range(HUB_NODES)):
         receiver = SimpleNamespace(deliver=lambda frame: None)
@@ -85,7 +84,6 @@ class NodeSpawner:
         return {ident: int(pid) for ident, pid in (self._read_words() for _ in nodes)}
 
     def wait_for_report(self) -> int:
-        """Wait until a node has reported how many messages it received."""
         return int(self._read_words()[1])
 
     def _read_words(self) -> list[str]:

@@ -54,7 +54,6 @@ class FalseClock:
         return timedelta(seconds=abs(told - time() - added))
 
     def deceive(self, server: Server) -> None:
-        """Start a server anew, as it was started, but with this clock."""
         postmaster, account = server.postmaster, server.home.account
         program = Path(f"/proc/{postmaster.pid}/exe").resolve().with_name("pg_ctl")
         with server.home.log.open("ab") as log:

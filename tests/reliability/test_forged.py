@@ -39,7 +39,6 @@ NOTIFY = "SELECT pg_notify(%s, p) FROM unnest(%s::text[]) AS v (p)"
 
 @pytest.fixture
 def node(world: World) -> Iterator[Node]:
-    """NODE1 of user1, that listens to ORDERS and may ask NODE2."""
     world.rules(
         "user1 NODE1 Topic ORDERS RW 60", "user2 NODE2 Topic ORDERS RW 60",
         "user1 NODE1 Rpc NODE2 W 60",

@@ -81,8 +81,6 @@ def faults(response: HttpResponse, tags: Tags) -> list[str]:
 
 
 class Crawl:
-    """Somebody who clicks on everything: `pages` has the answers by their address."""
-
     def __init__(self, client: Browser, starts: Iterable[str], most: int = MOST_PAGES) -> None:
         self.client = client
         self.pages: dict[str, HttpResponse] = {}
@@ -145,7 +143,6 @@ SAFE = {"GET", "HEAD", "OPTIONS", "TRACE"}
 
 @pytest.fixture
 def marked(transactional_db: None, settings: Settings, world: World) -> Iterator[MarkedData]:
-    """Hostile names in every store, and hostile bodies."""
     settings.STORAGES = {
         **settings.STORAGES,
         "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
@@ -166,7 +163,6 @@ def chief(marked: MarkedData) -> Browser:
 
 
 def starts() -> list[str]:
-    """Where to begin: what a menu shows, and the pages of one object of each kind."""
     addresses = []
     for page, model in OF_ONE.items():
         found = model.objects.order_by("pk").first()

@@ -60,7 +60,6 @@ def shop(
 
 @pytest.fixture
 def sender(shop: World) -> Program:
-    """The node ASKER, which sends to ORDERS and asks the worker."""
     return shop.node("user2", "ASKER", notify="ORDERS")
 
 

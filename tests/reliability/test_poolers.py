@@ -47,7 +47,6 @@ def _ruled(world: World) -> None:
 
 
 def behind(address: str, server: TestedServer, role: str) -> str:
-    """The address of a pooler for another role."""
     return make_conninfo(server.url(role), port=conninfo_to_dict(address)["port"])
 
 

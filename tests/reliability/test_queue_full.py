@@ -92,7 +92,6 @@ def full_queue(server: TestedServer) -> Iterator[int]:
 
 @pytest.fixture
 def world(own_world: World) -> World:
-    """LISTENER of user2 listens to T, and is subscribed to it."""
     own_world.rules(*RULES)
     own_world.execute("CREATE TABLE IF NOT EXISTS effect (what text)")
     own_world.execute("TRUNCATE effect; GRANT ALL ON effect TO user1")

@@ -56,7 +56,6 @@ def migrate(name: str) -> None:
 
 
 def contents(database: BaseDatabaseWrapper) -> Contents:
-    """Read all rows of all tables, as text."""
     with database.cursor() as cursor:
         cursor.execute(TABLES)
         found: Contents = {}
@@ -241,7 +240,6 @@ COUNTS = "SELECT row_to_json(q)::text FROM messages.queues AS q"
 
 
 def fill(world: World) -> None:
-    """Write something that only Django's tables hold, staged rows, a stream and a queue."""
     write_exchange(world.server, "ship", EXCHANGE)
     user, _ = User.objects.using(ALIAS).get_or_create(username="wanda")
     WebIdentity.objects.using(ALIAS).get_or_create(user=user, ident="wanda")
@@ -287,7 +285,6 @@ def there_and_back(state: str, world: World, database: BaseDatabaseWrapper) -> i
 
 
 def hear(node: Node, word: str) -> None:
-    """Wait until a node hears a word, before which it was told of no lost connection."""
     for message in node.messages(timeout=SOON):
         assert message.event != "reconnected"
         if message.body == word:
@@ -382,7 +379,6 @@ def newer(own_world: World) -> Iterator[World]:
 
 
 def tell(world: World, ident: str, header: dict[str, object], body: str = "") -> None:
-    """Send a notification of a later version to a node."""
     world.owner.connection.execute(
         "SELECT pg_notify(s.channel, %s) FROM psqlmessages_client AS c"
         " JOIN psqlmessages_session AS s ON s.id = c.session_id WHERE c.ident = %s",

@@ -138,7 +138,6 @@ class Workload:
             assert not any(thread.is_alive() for thread in self._threads)
 
     def wait_for_writes(self, number: int) -> None:
-        """Wait until this number of messages more has been written."""
         goal = self.written + number
         until(lambda: self.failures or self.written >= goal)
         assert not self.failures, self.failures
@@ -297,7 +296,6 @@ class Workload:
 
 
 def query_column(world: World, query: str, *arguments: str) -> list[Any]:
-    """Return the first column of a query; uses a new connection of the owner."""
     with psycopg.connect(world.server.url()) as owner:
         return [value for (value, *_) in owner.execute(query, arguments or None)]
 
@@ -311,7 +309,6 @@ def stored_elements(world: World, queue: str = "Q") -> list[str]:
 
 
 def has_reconnected(node: Node) -> bool:
-    """Return whether the node's calls succeed again."""
     with suppress(ConnectionLost):
         return node.sizes("Q") is not None
     return False

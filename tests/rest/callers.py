@@ -39,8 +39,6 @@ class Answer:
 
 
 class Caller:
-    """Calls as a user by a token, or as whoever `headers` say."""
-
     def __init__(self, site: Site, headers: Headers) -> None:
         self.site = site
         self.headers = dict(headers)
@@ -49,7 +47,6 @@ class Caller:
     def call(
         self, method: str, path: str, body: Any = None, headers: Headers | None = None, **query: Any
     ) -> Answer:
-        """Call; `path` begins behind /api/, and is sent as it is."""
         made = http.client.HTTPConnection("127.0.0.1", self.site.port, timeout=60)
         with closing(made) as connection:
             address = f"/api/{path}" + (f"?{urlencode(query)}" if query else "")
@@ -63,12 +60,10 @@ class Caller:
         return self._threads.submit(self.call, method, path, **given)
 
     def push(self, queue: str, body: bytes = b"x", content_type: str = "", **query: Any) -> Answer:
-        """Push to a queue of the namespace default."""
         headers = {"Content-Type": content_type} if content_type else {}
         return self.call("POST", at(queue), body, headers, **query)
 
     def take(self, queue: str, **query: Any) -> Answer:
-        """Take from a queue of the namespace default."""
         return self.call("GET", at(queue), **query)
 
     def waiting(self, queue: str) -> list[str]:
@@ -77,12 +72,10 @@ class Caller:
         return [reader["tid"] for reader in answer.json.get("consumers", [])]
 
     def close(self) -> None:
-        """Wait for what was begun."""
         self._threads.shutdown()
 
 
 def at(queue: str, *more: str) -> str:
-    """Write the path of a queue of the namespace default."""
     return "/".join(["q/default", quote(queue, safe=""), *more])
 
 
@@ -93,10 +86,7 @@ def bearer(site: Site, username: str, *idents: str, **fields: Any) -> dict[str, 
 
 
 class Connection:
-    """A connection of asyncio's that asks once, for crowds."""
-
     async def ask(self, site: Site, path: str, headers: Headers) -> "Connection":
-        """Connect, and send a GET."""
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", site.port)
         given = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         request = f"GET /api/{path} HTTP/1.0\r\nHost: 127.0.0.1\r\n{given}\r\n"
@@ -105,7 +95,6 @@ class Connection:
         return self
 
     async def answer(self) -> tuple[int, bytes]:
-        """Wait for the answer: status and body."""
         head, _, body = (await self._reader.read()).partition(b"\r\n\r\n")
         return int(head.split(maxsplit=2)[1]), body
 

@@ -21,14 +21,12 @@ RULES = (
 
 @pytest.fixture
 def rest(world: World, site: Site) -> World:
-    """A message system with rules for the nodes of web users."""
     world.rules(*(f"{Server.owner} {rule} 60" for rule in RULES))
     return world
 
 
 @pytest.fixture
 def caller(site: Site, rest: World) -> Iterator[Callable[..., Caller]]:
-    """Make a caller for a user who may be some nodes."""
     made: list[Caller] = []
 
     def make(username: str, *idents: str, **fields: object) -> Caller:
@@ -42,5 +40,4 @@ def caller(site: Site, rest: World) -> Iterator[Callable[..., Caller]]:
 
 @pytest.fixture
 def worker(caller: Callable[..., Caller]) -> Caller:
-    """The user Wanda, who may be the node worker alone."""
     return caller("wanda", "worker")

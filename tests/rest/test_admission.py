@@ -23,8 +23,6 @@ SECRET = _get_new_csrf_string()
 
 @pytest.fixture
 def page(site: Site, rest: World) -> Callable[..., Caller]:
-    """Make a caller with a session, whose CSRF header may be left out."""
-
     def make(username: str, *idents: str, csrf: str = SECRET, **fields: object) -> Caller:
         site.user(username, idents=idents, **fields)
         cookies = f"{settings.SESSION_COOKIE_NAME}={site.login(username)}; csrftoken={SECRET}"
@@ -34,7 +32,6 @@ def page(site: Site, rest: World) -> Callable[..., Caller]:
 
 
 def status_of(site: Site, token: str) -> int:
-    """Return how the API answers to who has a token."""
     return Caller(site, {"Authorization": f"Bearer {token}".encode()}).call("GET", "q").status
 
 

@@ -31,7 +31,6 @@ def no_exchanges(rest: World):
 
 @pytest.fixture
 def staff(caller: Callable[..., Caller]) -> Caller:
-    """A member of the staff with all permissions."""
     return caller("stella", is_staff=True, permissions=PERMISSIONS)
 
 

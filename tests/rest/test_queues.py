@@ -13,7 +13,6 @@ from tests.sql.conftest import World
 
 
 def waits(caller: Caller, queue: str, tid: str, **query: object) -> "Future[Answer]":
-    """Begin to wait; return once the reader is in the line."""
     begun = caller.begin("GET", at(queue), to=60, tid=tid, **query)
     wait_until(lambda: tid in caller.waiting(queue))
     return begun

@@ -66,7 +66,6 @@ class Program:
         return row[0] if isinstance(row[0], dict) else json.loads(row[0].partition("\n")[0])
 
     def _read(self, function: str, *arguments: Any) -> dict[str, Any]:
-        """Call a function that raises what the others answer; its rows as an answer of theirs."""
         read = self.read if function == "subscribe" else partial(self.elements, function)
         try:
             return {"Err": "0", "Rows": read(*arguments)}
@@ -81,16 +80,13 @@ class Program:
         return self.elements("subscribe", client_id, topic, timeout, max_rows)
 
     def elements(self, function: str, *arguments: Any) -> list[Any]:
-        """Call a function that returns rows."""
         cursor = self.connection.cursor(row_factory=namedtuple_row)
         return cursor.execute(f"SELECT * FROM {_call(function, arguments)}", arguments).fetchall()
 
     def got(self, client_id: str, topic: str, timeout: int = 60, max_rows: int = 1000) -> list[str]:
-        """Call subscribe: the payloads of its rows."""
         return [row.payload for row in self.read(client_id, topic, timeout, max_rows)]
 
     def ok(self, function: str, *arguments: Any) -> dict[str, Any]:
-        """Call a function that must succeed."""
         answer = self.call(function, *arguments)
         assert answer["Err"] == "0", answer
         return answer
@@ -107,7 +103,6 @@ class Program:
         return json.loads(line), body if newline else None
 
     def query(self, sql: str, *arguments: Any) -> Any:
-        """The first column of the first row."""
         row = self.connection.execute(sql, arguments or None).fetchone()
         return row[0] if row else None
 
@@ -162,7 +157,6 @@ class Program:
         return [event_words(header) for header in headers]
 
     def bodies(self) -> list[str]:
-        """The bodies of the topics' messages that arrive; events left out."""
         return [header["Body"] for header in self.headers() if header["Type"] == "Topic"]
 
     def execute(self, statement: str, arguments: Sequence[Any] | None = None) -> psycopg.Cursor:
@@ -183,7 +177,6 @@ def _call(function: str, arguments: Sequence[Any]) -> str:
 
 
 def parse(payload: str) -> dict[str, Any]:
-    """Header and body of a payload as one dictionary."""
     line, newline, body = payload.partition("\n")
     return {**json.loads(line), **({"Body": body} if newline else {})}
 
@@ -258,7 +251,6 @@ class World:
         self._watcher: Program | None = None
 
     def rules(self, *rules: str) -> None:
-        """Add rules written as "role ident type dest mode timeout"."""
         self.owner.connection.cursor().executemany(INSERT_RULE, [rule.split() for rule in rules])
 
     def rule(self, *fields: object) -> None:
@@ -279,7 +271,6 @@ class World:
         return program
 
     def forget(self) -> None:
-        """Read what arrived at the programs so far."""
         for program in self.programs:
             if not program.connection.closed:
                 program.payloads()
@@ -300,7 +291,6 @@ class World:
         raise AssertionError(f"never true: {condition} {arguments}")
 
     def kill(self, program: Program) -> None:
-        """End a program's backend as a crash does, and wait until it is gone."""
         self.watcher.query("SELECT pg_terminate_backend(%s)", program.pid)
         self.wait_for(
             "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", program.pid

@@ -43,7 +43,6 @@ class Function:
 
 
 def public_functions(world: World) -> dict[str, Function]:
-    """Read all public functions from the catalogue."""
     rows = world.execute(READ, [FUNCTIONS]).fetchall()
     return {
         name: Function(

@@ -35,7 +35,6 @@ def in_background(act: Callable[[], T]) -> Iterator[Future[T]]:
 
 
 def wait_until_blocked(world: World, program: Program) -> None:
-    """Wait until a program's backend waits for a lock that another one holds."""
     world.wait_for("SELECT pg_blocking_pids(%s) <> '{}'", program.pid)
 
 

@@ -14,7 +14,6 @@ DELETE = "DELETE FROM messages.auth WHERE ident IN ('A', 'C') AND dest = 'T' RET
 
 @pytest.fixture
 def watcher(world: World) -> Program:
-    """A node that hears of everything on topic T, and does nothing itself."""
     world.rules("user1 WATCHER Topic T RW 5", "user1 A Topic T RW 5", "user2 B Topic T RW 5")
     return world.node("user1", "WATCHER")
 

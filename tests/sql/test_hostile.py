@@ -57,7 +57,6 @@ DENIED = [
 
 @pytest.fixture
 def nodes(spec_world: World) -> dict[str, Program]:
-    """The nodes of the documentation's example, and `hostile`, which no rule names."""
     nodes = {
         "NODE1": spec_world.node("user1", "NODE1", notify="MYTOPIC"),
         "NODE2": spec_world.node("user2", "NODE2", listen="MYTOPIC"),

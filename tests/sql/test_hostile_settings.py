@@ -48,7 +48,6 @@ def got(program: Program, setting: str) -> str:
 
 @pytest.fixture
 def nodes(spec_world: World) -> Pair:
-    """NODE1 of user1, which sends; NODE2 of user2, which listens."""
     spec_world.rules("user1 TWIN Topic MYTOPIC RW 500")
     sender = spec_world.node("user1", "NODE1", notify="MYTOPIC")
     return sender, spec_world.node("user2", "NODE2", listen="MYTOPIC")

@@ -77,7 +77,6 @@ def full(server: TestedServer) -> Iterator[World]:
 
 
 def fill(world: World) -> None:
-    """Insert rules and nodes in bulk, and those that the tests use one by one."""
     holder = world.program()
     # The first evaluation after a GRANT looks at every node, which is not what is tested.
     world.execute("DELETE FROM messages._role_memberships")

@@ -219,7 +219,6 @@ def fitting(name: str | None, kind: str) -> Any:
 
 
 def peak_kilobytes(program: Program) -> int:
-    """Read how much memory the backend of a connection ever had, the shared part left out."""
     status = Path(f"/proc/{program.connection.info.backend_pid}/status").read_text()
     amount = {name: int(size) for name, size in re.findall(r"(\w+):\s+(\d+) kB", status)}
     return amount["VmHWM"] - amount["RssShmem"]

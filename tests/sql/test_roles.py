@@ -25,7 +25,6 @@ pytestmark = pytest.mark.versions
 
 @pytest.fixture
 def member(world: World) -> Iterator[Program]:
-    """user1 as node M, allowed only as a member of the group role `team`; A, of user2, sends."""
     world.rules("team M Topic T RW 50", "user2 A Topic T RW 5")
     superuser = world.superuser()
     superuser.execute("GRANT team TO user1")

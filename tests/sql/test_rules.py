@@ -23,7 +23,6 @@ LOSSES = [
 
 @pytest.fixture
 def nodes(world: World) -> Nodes:
-    """A, which sends to T; B, which listens; O, which observes it."""
     return make_nodes(world)
 
 

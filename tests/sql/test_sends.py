@@ -186,7 +186,6 @@ def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, functi
 
 @pytest.fixture
 def listener(world: World) -> Program:
-    """Listens to T; user1 and the members of team may send as WEB, team's members as SHOP*."""
     world.rules(
         "user1 WEB Topic T W 100", "user1 WEB Topic READ R 10", "team WEB Topic T W 300",
         "team SHOP* Topic T W 10", "user2 LISTENER Topic T R 10", "user2 LISTENER Topic NEW* R 10",

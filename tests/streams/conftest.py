@@ -36,7 +36,6 @@ class Stream:
         self.subscriber = world.program("user2")
 
     def publish(self, *payloads: str, topic: str = "T") -> int:
-        """Publish one by one; the last id."""
         return [self.publisher.ok("publish", "PUB", topic, each)["Id"] for each in payloads][-1]
 
     @contextmanager
@@ -81,7 +80,6 @@ class Stream:
         self.execute("UPDATE psqlmessages_topic SET retention = %s", seconds)
 
     def stored(self) -> list[str]:
-        """The payloads that are kept, of all topics."""
         return self.query(STORED) or []
 
     def topics(self) -> list[str]:

@@ -86,7 +86,6 @@ class Publisher:
 
 
 def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
-    """Publish many; the id of the last."""
     call = "SELECT messages.publish_many('FLOW', 'FLOW', %s)"
     (answer,) = connection.execute(call, [payloads]).fetchone()
     assert answer["Err"] == "0", answer
@@ -95,8 +94,6 @@ def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
 
 @dataclass
 class Reader:
-    """Reads into a table in the transaction that moves the position; rolls back, and is killed."""
-
     flow: "Flow"
     is_killed: bool
     rolled_back: int = 0

@@ -54,7 +54,6 @@ class Attacker:
         self._read = b""
 
     def send(self, data: bytes) -> bool:
-        """Send all of it; False if the server has ended the connection, or takes no more."""
         try:
             self._socket.sendall(data)
         except (TimeoutError, ConnectionError):
@@ -67,7 +66,6 @@ class Attacker:
         return self.answer()
 
     def answer(self) -> str:
-        """The head of the server's answer, or its beginning if the connection ends."""
         while b"\r\n\r\n" not in self._read and self._more():
             pass
         head, _, self._read = self._read.partition(b"\r\n\r\n")
@@ -91,7 +89,6 @@ class Attacker:
         return bool(more)
 
     def read_on(self) -> None:
-        """Read, and forget it, until the connection ends."""
         while self._more():
             self._read = b""
 
@@ -107,7 +104,6 @@ class Attacker:
         return taken
 
     def shut(self) -> None:
-        """Vanish, while another thread reads."""
         self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

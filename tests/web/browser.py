@@ -143,7 +143,6 @@ def until(page: Page, condition: str) -> None:
 
 
 def live(page: Page, address: str) -> Page:
-    """Open a page of the monitor and wait until it is live."""
     page.goto(address)
     expect(page.locator(LIVE)).to_be_visible()
     return page

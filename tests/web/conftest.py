@@ -50,7 +50,6 @@ class Sites:
         self.of_this_test: list[Site] = []
 
     def get(self, **given: Any) -> Site:
-        """Return the site with these settings, running."""
         key = json.dumps(given, sort_keys=True)
         site = self._started.get(key)
         if site is None:
@@ -63,7 +62,6 @@ class Sites:
         return site
 
     def stop(self) -> None:
-        """Stop them all, at the same time."""
         for site in self._started.values():
             site.ask_to_stop()
         for site in self._started.values():
@@ -72,7 +70,6 @@ class Sites:
 
 @pytest.fixture(scope="session")
 def sites(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """The site processes of this run of the tests."""
     sites = Sites(server, tmp_path_factory.mktemp("sites"))
     yield sites
     sites.stop()

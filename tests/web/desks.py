@@ -79,7 +79,6 @@ class Desk(Visitor):
 
 @pytest.fixture
 def database(world: World, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[World]:
-    """Django's models, outside of transactions; much faster than `transactional_db`."""
     made = (LogEntry, WebIdentity, User, Group, Session, Traffic, PipelineJob)
     with django_db_blocker.unblock():
         yield world
@@ -110,7 +109,6 @@ def impatient(database: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def visitor(*permissions: str, is_staff: bool = True, **options: bool) -> Client:
-    """Make a user with these permissions; return a client of Django's that is logged in."""
     user = User.objects.create_user(f"user{User.objects.count()}", is_staff=is_staff)
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     assert user.user_permissions.count() == len(permissions)

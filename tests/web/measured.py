@@ -30,7 +30,6 @@ USUAL = {
 
 
 def begin(window: int, back: int = 0) -> int:
-    """The beginning of the window of now, or of the one so many before it, as Unix time."""
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
     return (_moment(test) // window - back) * window
 
@@ -82,7 +81,6 @@ def forget() -> None:
 
 
 def report(folder: Path, *, is_empty: bool = False) -> str:
-    """Write a report of an hour; return its address."""
     end = datetime(2026, 11, 21, 12, tzinfo=UTC)
     period = Period(end - timedelta(hours=1), end)
     first, step = int(period.begin.timestamp()), 60

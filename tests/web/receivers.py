@@ -36,8 +36,6 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, object]]) -> Callable[..., N
 
 
 class Box:
-    """A receiver that keeps every frame."""
-
     def __init__(self) -> None:
         self.frames: list[HubMessage] = []
         self._came = asyncio.Event()
@@ -70,12 +68,10 @@ class Box:
 
     @property
     def events(self) -> list[str]:
-        """The events so far, as words."""
         return [" ".join(event_words(frame)) for frame in self.frames if event_words(frame)]
 
 
 def event_words(frame: HubMessage) -> list[str]:
-    """Return the words of an event; none of a message."""
     return [frame.header[field] for field in ("Evt", "Ident", "Topic") if frame.header.get(field)]
 
 
@@ -128,7 +124,6 @@ def refused(
 
 
 def kill(world: World, role: str = "user1") -> None:
-    """End the backend of the role's one session, without giving way to a hub of this process."""
     (pid,) = world.watcher.query(
         "SELECT array_agg(pid) FROM psqlmessages_session WHERE role = %s", role
     )
@@ -136,7 +131,6 @@ def kill(world: World, role: str = "user1") -> None:
 
 
 async def back(*boxes: Box) -> None:
-    """Wait until all have heard that the hub is back."""
     for box in boxes:
         await box.event("connection_lost")
         frame = await box.event("reconnected")

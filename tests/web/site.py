@@ -66,7 +66,6 @@ class Site:
         return self.process.pid
 
     def start(self) -> None:
-        """Start it, at the port it had before, and wait until it answers."""
         # The socket listens before the process runs: no port is guessed, no visitor too early.
         with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listening:
             self.port = listening.getsockname()[1]
@@ -124,12 +123,10 @@ class Site:
             self._log_read = len(self._log.read_text())
 
     def faults(self) -> list[str]:
-        """The lines of the log that no run should leave, whatever its visitors do."""
         log = DISCONNECTED.sub("", self.log())
         return [line for line in log.splitlines() if any(fault in line for fault in FAULTS)]
 
     def get(self, path: str, *, cookie: str = "") -> tuple[int, str]:
-        """Get a page: status and text. `cookie` is what `login` returned."""
         headers = {"Cookie": f"{settings.SESSION_COOKIE_NAME}={cookie}"} if cookie else {}
         request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310
         try:

@@ -86,13 +86,11 @@ class Visitor:
         return frame
 
     def message(self) -> dict[str, Any]:
-        """The next frame that is no event, either."""
         while (frame := self.frame())["Type"] == "Sys":
             pass
         return frame
 
     def refusal(self) -> dict[str, Any]:
-        """The next answer without a ref, as a frame gets that gave none; events are passed over."""
         while "Err" not in (frame := self.frame()):
             pass
         return frame

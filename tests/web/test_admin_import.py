@@ -27,7 +27,6 @@ ALICE = Identity("alice", None, "a")
 
 
 def upload(visitor: Visitor, *rules: RuleEntry, replace: bool = False, **parts: Any) -> Page:
-    """Choose a file with these rules; the page that shows what it would change."""
     text = document.write(document.Definitions(rules or None, **parts))
     return send(visitor, text.encode(), replace=replace)
 

@@ -157,7 +157,6 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway:
 
 @pytest.fixture
 def reader(desk: Desk) -> Program:
-    """READER subscribes to PRICES for a minute; three messages wait."""
     desk.world.rules("user1 READER Topic PRICES RW 10")
     reader = desk.world.program("user1")
     reader.got("READER", "PRICES")

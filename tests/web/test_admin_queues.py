@@ -17,7 +17,6 @@ TAKE = "SELECT lease FROM messages.reserve('W', %s)"
 
 @pytest.fixture
 def worker(desk: Desk) -> Program:
-    """A program of user1 that may do all with every queue, as W."""
     desk.world.rules("user1 W Queue * RW 60")
     return desk.world.program("user1")
 
@@ -252,7 +251,6 @@ def test_every_element_is_on_one_page_in_both_orders(
 
 @pytest.fixture
 def dead(desk: Desk, worker: Program) -> Program:
-    """Two elements of orders and one of bills are dead letters."""
     for queue, number in (("orders", 2), ("bills", 1)):
         push(worker, queue, *(["x"] * number))
         Queue.objects.filter(name=queue).update(max_tries=1)

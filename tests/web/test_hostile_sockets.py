@@ -46,13 +46,11 @@ def attack() -> Iterator[Open]:
 
 @pytest.fixture
 def cookie(enter: Enter) -> str:
-    """The session of a user who may attack."""
     return enter("alice").cookie
 
 
 @contextmanager
 def beside(site: Site, enter: Enter, case: str) -> Iterator[tuple[Neighbour, dict]]:
-    """Let a neighbour send calls in the block; then report its waits and the test's counts."""
     found: dict[str, object] = {}
     with Neighbour(site, enter("bob", "web.bob", at=site)) as felt:
         yield felt, found

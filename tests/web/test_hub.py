@@ -27,7 +27,6 @@ def dsn(world: World) -> str:
 
 @pytest.fixture
 def out(world: World, dsn: str) -> Program:
-    """A node of another role, which sends to T."""
     return world.node("user2", "OUT", notify="T")
 
 

@@ -34,7 +34,6 @@ IDENTS = "SELECT array_agg(ident) FROM psqlmessages_client"
 
 @pytest.fixture
 def dsn(world: World) -> str:
-    """The address of the hub's role."""
     world.rules(
         f"{Server.owner} A* Topic T RW 60", "user1 A* Topic T* RW 60", "user1 A* Topic U RW 60",
         "user1 B* Topic T RW 60", "user1 O* Topic T* O 60", "user2 OUT Topic T* RW 60",
@@ -225,7 +224,6 @@ def held(holder: Program) -> Iterator[None]:
 
 
 async def talker(hub: Hub) -> Box:
-    """A1, which sends to U and listens to it."""
     box = await joined(hub, "A1", "U")
     await ok(hub.run("A1", box, "topic_notify", "U"))
     return box

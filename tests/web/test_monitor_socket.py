@@ -44,8 +44,6 @@ def opened(site: Site, world: World) -> Iterator[Open]:
 
 @pytest.fixture
 def pair(world: World) -> Pair:
-    """Make a sender and a listener of a topic."""
-
     def make(topic: str) -> tuple[Program, Program]:
         world.rule("user1", "SENDER", "Topic", topic, "W", 60)
         world.rule("user2", "LISTENER", "Topic", topic, "R", 60)

@@ -44,8 +44,6 @@ Begin = Callable[..., Page]
 
 @pytest.fixture
 def begin(visitors: Visitors, site: Site, relay: World) -> Begin:
-    """Open a page whose `node` is connected."""
-
     def open_one(username: str, *, patience: int = 5000, **options: Any) -> Page:
         site.user(username, idents=["web.*"])
         page = visitors(username)
@@ -66,7 +64,6 @@ def serve(patience: int, route: Route) -> None:
 
 
 def heard(page: Page, what: str) -> Any:
-    """Wait until the page has heard something, and take it."""
     until(page, f"heard.some(([kind]) => kind === '{what}')")
     return page.evaluate(
         "(what) => heard.splice(heard.findIndex(([kind]) => kind === what), 1)[0].slice(1)", what

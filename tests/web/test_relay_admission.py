@@ -169,7 +169,6 @@ def test_what_ends_a_token(site: Site, settings: Settings):
 
 @pytest.fixture
 def alice(enter: Enter) -> Visitor:
-    """The node web.alice of the user alice, listening to ROOM."""
     visitor = enter("alice", "web.alice")
     visitor.ok("topic_listen", topic="ROOM")
     return visitor

@@ -232,7 +232,6 @@ class Peer(Transport):
 
 
 def put(outbox: SendQueue, *texts: str) -> list[bool]:
-    """Put frames in, in one moment."""
     return [outbox.put(EncodedFrame(text)) for text in texts]
 
 

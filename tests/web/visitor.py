@@ -22,8 +22,6 @@ class Form:
 
 
 class Page(HTMLParser):
-    """What a response shows."""
-
     def __init__(self, url: str, response: HttpResponse) -> None:
         super().__init__()
         self.url = url
@@ -48,7 +46,6 @@ class Page(HTMLParser):
         return {button for form in self.forms for button in form.buttons}
 
     def form(self, button: str) -> Form:
-        """The form that has a button of this text."""
         (found,) = [form for form in self.forms if button in form.buttons]
         return found
 

@@ -11,7 +11,6 @@ class OnlyDefault:
     """Keeps every app out of the other databases."""
 
     def allow_migrate(self, db: str, app_label: str, **_hints: object) -> bool:
-        """Allow the default database only."""
         return db == "default"
 
 

@@ -18,5 +18,4 @@ def ship(message: Message) -> None:
 
 @on_rpc(node="worker")
 def answer(message: Message) -> str:
-    """Echo."""
     return f"you said {message.body}"

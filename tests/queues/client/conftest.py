@@ -32,29 +32,24 @@ NewAsyncReader = Callable[..., AsyncNode]
 
 @pytest.fixture
 def queues(world: World, long_closing: None) -> World:
-    """An empty world with the rules of WRITER and READER."""
     world.rules(*RULES)
     return world
 
 
 @pytest.fixture
 def writer(queues: World, server: TestedServer) -> Iterator[Node]:
-    """WRITER, connected."""
     with Node("WRITER", server.url("user1")) as node:
         yield node
 
 
 @pytest.fixture
 def reader(queues: World, server: TestedServer) -> Iterator[Node]:
-    """READER, connected."""
     with Node("READER", server.url("user2"), options=QUICK) as node:
         yield node
 
 
 @pytest.fixture
 def new_async_reader(queues: World, server: TestedServer) -> NewAsyncReader:
-    """Make READER, or another one, for asyncio, not yet connected."""
-
     def make(ident: str = "READER") -> AsyncNode:
         return AsyncNode(ident, server.url("user2"), options=QUICK)
 
@@ -80,7 +75,6 @@ class Consuming(Driven):
 
 @pytest.fixture(params=[Node, Consuming], ids=["sync", "async"])
 def either(queues: World, server: TestedServer, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """READER of either kind, connected."""
     node = request.param("READER", server.url("user2"), options=QUICK)
     node.open()
     yield node

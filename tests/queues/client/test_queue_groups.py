@@ -44,7 +44,6 @@ with Node("READER", sys.argv[1]) as node:
 
 
 def bodies(queues: World) -> list[str]:
-    """The bodies that are left."""
     return [body for body, _, _ in state(queues)]
 
 

@@ -31,7 +31,6 @@ NewReader = Callable[..., Node]
 
 @pytest.fixture
 def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
-    """An empty stream system, whose writer publishes to NEWS and NEWS.1."""
     world = World(server)
     tables = "psqlmessages_streammessage, psqlmessages_subscription, messages._stream_last"
     world.execute(f"TRUNCATE {tables}")
@@ -42,7 +41,6 @@ def stream(server: TestedServer, long_closing: None) -> Iterator[World]:
 
 @pytest.fixture
 def writer(stream: World, server: TestedServer) -> Iterator[Node]:
-    """WRITER, connected; the topic NEWS is there."""
     with Node("WRITER", server.url("user1")) as node:
         node.publish("NEWS", "before anyone subscribes")
         yield node
@@ -50,8 +48,6 @@ def writer(stream: World, server: TestedServer) -> Iterator[Node]:
 
 @pytest.fixture
 def new_reader(writer: Node, server: TestedServer) -> NewReader:
-    """Make READER, not yet connected."""
-
     def make(options: Options | None = NO_POLLING) -> Node:
         return Node("READER", server.url("user2"), options=options)
 
@@ -60,14 +56,12 @@ def new_reader(writer: Node, server: TestedServer) -> NewReader:
 
 @pytest.fixture
 def reader(new_reader: NewReader) -> Iterator[Node]:
-    """READER, connected, which finds nothing by polling."""
     with new_reader() as node:
         yield node
 
 
 @pytest.fixture
 def async_reader(writer: Node, server: TestedServer) -> AsyncNode:
-    """READER for asyncio, not yet connected."""
     return AsyncNode("READER", server.url("user2"), options=NO_POLLING)
 
 
