@@ -10,12 +10,35 @@ from psqlmessages.pipeline import sink
 from psqlmessages.pipeline.source_options import SOURCE_OPTIONS
 from tests.sql.conftest import World
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/pipeline.md").read_text()
+PAGE_FILE = Path(__file__).parents[2] / "docs/reference/pipeline.md"
+PAGE = PAGE_FILE.read_text()
+RULES = ("Topic ORDERS RW", "Queue WORK W")
 
 
 def first(language: str) -> str:
     found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     return found.group(1)
+
+
+def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path) -> None:
+    world.rules(
+        *(f"{world.owner.query('SELECT session_user')} pipeline {rule} 10" for rule in RULES)
+    )
+    world.execute("UPDATE psqlmessages_topic SET retention = 3600")
+    archive = tmp_path / "archive/data"
+    df = spark.sql("SELECT 'ORDERS' AS topic, date '2030-12-31' AS date, 'x' AS body")
+    df.write.partitionBy("topic", "date").parquet(str(archive))
+    live = spark.readStream.format("psqlmessages").option("topic", "ORDERS").load()
+    names = {"spark": spark, "df": df.select("body"), "live": live, "graphs": []}
+    for page, number in (("pipeline", 1), ("archive", 0), ("jobs", 0)):
+        text = PAGE_FILE.with_name(f"{page}.md").read_text()
+        code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[number]
+        code = code.replace(".awaitTermination()", "").replace('"/data/', f'"{tmp_path}/')
+        exec(code.replace('"checkpoints/', f'"{tmp_path}/'), names)  # noqa: S102 - our own page
+        for query in spark.streams.active:
+            query.stop()
+    stored = world.execute("SELECT body FROM messages.stored WHERE topic = 'ORDERS'")
+    assert stored.fetchall() == [("x",)]
 
 
 def named_in(section: str) -> str:

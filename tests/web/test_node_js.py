@@ -1,5 +1,7 @@
 """node.js in a real browser: what it promises, against the real relay."""
 
+import re
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,11 +10,12 @@ import pytest
 from playwright.sync_api import Page, Route
 
 from project.postgres import Server
+from psqlmessages import Node
 from psqlmessages.models import WebIdentity
 from tests.sql.conftest import World
 from tests.web.browser import Visitors, until
 from tests.web.receivers import kill, refused
-from tests.web.site import Site
+from tests.web.site import ROOT, Site
 
 # What happens in the page is noted in `heard`, and asked for here; so is every frame that comes.
 BEGIN = """async ([ident, options]) => {
@@ -258,3 +261,36 @@ def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
     until(page, "node.state === 'open'")
     page.evaluate("node.send('ROOM', 'mine')")
     assert heard(page, "got") == ["web.alice", "mine"]
+
+
+def example(page: str) -> str:
+    """The JavaScript of a page of the documentation, as a function for the browser."""
+    (text,) = re.findall(
+        r"```js\n(.*?)```", (ROOT / f"docs/reference/{page}.md").read_text(), re.DOTALL
+    )
+    for folder, named in (("psqlmessages/", '"../psqlmessages/'), ("psqlmessages/monitor/", '"./')):
+        imported = rf'import (\{{.*\}}) from {re.escape(named)}(.*)";'
+        text = re.sub(imported, rf'const \1 = await import("/static/{folder}\2");', text)
+    return f"async () => {{ {text} }}"
+
+
+def test_the_examples_of_the_pages_run_as_they_stand(
+    visitors: Visitors, site: Site, relay: World
+) -> None:
+    for ident, kind, dest, mode in (
+        ("chat/*", "Topic", "ROOM", "RW"), ("chat/*", "Rpc", "worker", "W"),
+        ("worker", "Topic", "OTHER", "R"), ("example.monitor.*", "Topic", "*", "O"),
+    ):  # fmt: skip
+        relay.rules(f"{Server.owner} {ident} {kind} {dest} {mode} 60")
+    site.user("alice", idents=["chat/alice/*"], is_staff=True)
+    site.user("alice", permissions=["psqlmessages.view_monitor"])
+    page = visitors("alice")
+    page.goto("/")
+    with Node("worker", relay.server.url()) as worker:
+        worker.on_rpc(lambda message: message.body)
+        threading.Thread(target=worker.run).start()
+        with page.expect_console_message(lambda said: said.text.startswith("chat/alice/1 ")):
+            page.evaluate(example("relay"))
+        worker.stop()
+    with page.expect_console_message(lambda said: "JSHandle" in said.text or "op" in said.text):
+        page.evaluate(example("monitor"))
