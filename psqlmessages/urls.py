@@ -6,7 +6,7 @@ from inspect import iscoroutinefunction
 from django.db import connections, transaction
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 
-from psqlmessages.monitor import graph, now, traffic, views
+from psqlmessages.monitor import graph, now, queues, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.names import TopicConverter
@@ -20,6 +20,8 @@ urlpatterns = [
     path("monitor/", now.now, name="monitor"),
     path("monitor/topics/", views.topics, name="monitor_topics"),
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
+    path("monitor/queues/", queues.queue, name="monitor_queues"),
+    path("monitor/queues/<topic:name>/", queues.queue, name="monitor_queue"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
     path("monitor/exchanges/figures/", graph.graph_data, name="monitor_figures"),
     path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),

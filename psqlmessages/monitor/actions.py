@@ -28,8 +28,8 @@ _CONFIRMED: Final = "confirmed"
 _CHANGE: Final = 2  # as django.contrib.admin.models.CHANGE
 
 Target = TypeVar("Target", bound=Model)
-# The posted fields: each name has one or more values.
-Fields = Mapping[str, Sequence[str]]
+# The posted fields: each name has one or more values. ``describe`` may replace them.
+Fields = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class Action(Generic[Target]):
 
     ``describe`` returns sentences about what the action will affect, with numbers and names.
     ``run`` returns a sentence about what it did, for the log. Both get the posted fields, and raise
-    ValidationError if these are wrong; an error of SQL names the rule that is missing.
+    ValidationError if these are wrong; an error of SQL names the rule that is missing. What
+    ``describe`` writes into the fields is posted again with the confirmation.
     """
 
     label: Any
@@ -49,25 +50,31 @@ class Action(Generic[Target]):
 
 
 def perform(
-    request: HttpRequest, action: Action[Target], target: Target, back_url: str
+    request: HttpRequest, action: Action[Target], target: Target, back_url: str, **given: str
 ) -> HttpResponse:
-    """Show what an action will affect; run it if the user has confirmed that; return to a page."""
+    """Show what an action will affect; run it if the user has confirmed that; return to a page.
+
+    ``given``: fields that replace what the user has posted.
+    """
     if not request.user.has_perm(action.permission):
         return forbidden(request, action.permission)
     fields = dict(request.POST.lists())
     is_confirmed = bool(fields.pop(_CONFIRMED, None))
     fields.pop("csrfmiddlewaretoken", None)
+    fields.update({name: [value] for name, value in given.items()})
     context = {
         **common_context(request),
         "action": action,
         "target": target,
         "back_url": back_url,
-        "fields": [(name, value) for name, values in fields.items() for value in values],
     }
     try:
         with transaction.atomic(using=database()):
             if not is_confirmed:
                 context["sentences"] = action.describe(target, fields)
+                context["fields"] = [
+                    (key, value) for key in fields.keys() - given for value in fields[key]
+                ]
                 return render(request, "psqlmessages/monitor/action.html", context)
             _limit_lock_waits()
             text = action.run(target, fields)

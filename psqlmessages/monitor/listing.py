@@ -256,9 +256,15 @@ def fetch(query: str, values: Any = None) -> list[tuple[Any, ...]]:
     """Run a query with a time limit of two seconds, and return all rows."""
     alias = database()
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        limit_query_time()
+        cursor.execute(query, values)
+        return cursor.fetchall()
+
+
+def limit_query_time() -> None:
+    """Limit each statement to two seconds until the transaction ends."""
+    with connections[database()].cursor() as cursor:
         cursor.execute(
             "SELECT set_config('statement_timeout', %s, true), set_config('jit', 'off', true)",
             [_QUERY_TIMEOUT],
         )
-        cursor.execute(query, values)
-        return cursor.fetchall()

@@ -39,6 +39,6 @@ def object_url(kind: str, name: str) -> str:
 
 
 class TopicConverter(StringConverter):
-    """The name of a topic in a path; it may contain slashes and newlines."""
+    """The name of a topic or queue in a path; it may contain slashes and newlines."""
 
     regex = r"[\s\S]+"

@@ -808,6 +808,8 @@ BEGIN
         IF v_moved > 0 THEN
             PERFORM messages._reset_scan_start(v_queue.id);
             PERFORM messages._add_queue_counts(v_queue.id, puts => v_moved);
+            PERFORM messages._add_queue_counts(d.id, removes => v_moved) FROM psqlmessages_queue AS d
+            WHERE d.name = v_queue.dead_letter_queue;
             PERFORM messages._notify_waiting_readers(v_queue);
             v_total := v_total + v_moved;
         END IF;

@@ -1,0 +1,368 @@
+"""Actions on queues: pause, purge, push a test message; delete, move and redrive elements."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from django.core.exceptions import ValidationError
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from psqlmessages.client import queue_calls
+from psqlmessages.models import Auth, Queue
+from psqlmessages.models.names import is_name, patterns
+from psqlmessages.monitor.actions import OPERATE_QUEUES, Action, Fields, single
+from psqlmessages.monitor.listing import database, limit_query_time
+from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
+from psqlmessages.orm import fetch, own_ident, run
+
+# Search and act on at most this many elements, the first of the queue.
+MAX_SEARCHED: Final = 10_000
+_MAX_LISTED_NODES: Final = 10
+_SHOWN_CHARACTERS: Final = 2000
+# The field that the view sets to "yes" if the user may see bodies, and so may choose by them.
+MAY_SEE_BODIES: Final = "may_see_bodies"
+
+_PEEK: Final = """
+    SELECT p.id, p.state, p.mature, p.pushed_at, p.tries, p.enc, left(p.headers, %(shown)s),
+        left(p.body, %(shown)s), octet_length(p.body), p.headers::jsonb ->> 'x-dl-from-queue',
+        p.headers::jsonb ->> 'x-dl-tries'
+    FROM messages.peek(%(ident)s, %(queue)s, %(first)s, %(with_bodies)s) AS p
+    WHERE %(search)s = '' OR p.id::text = %(search)s
+        OR strpos(lower(p.headers), lower(%(search)s)) > 0
+        OR strpos(lower(p.body), lower(%(search)s)) > 0
+    OFFSET %(offset)s LIMIT %(limit)s
+"""
+
+
+class QueuedElement(NamedTuple):
+    """An element as the page shows it: the beginning of its headers and its body."""
+
+    id: int
+    state: str
+    mature: Any
+    pushed_at: Any
+    tries: int
+    enc: str | None
+    headers: str
+    body: str | None
+    size: int | None
+    dead_from: str | None
+    dead_tries: str | None
+
+
+def peek(
+    queue: str, search: str = "", offset: int = 0, *, limit: int, with_bodies: bool
+) -> list[QueuedElement]:
+    """Read elements of a queue as the node of this project, without taking them.
+
+    ``search``: an id, or text in headers and bodies; bodies are only searched ``with_bodies``.
+    """
+    limit_query_time()
+    parameters = {
+        "ident": own_ident(),
+        "queue": queue,
+        "first": MAX_SEARCHED if search else min(MAX_SEARCHED, offset + limit),
+        # Bodies are not read if nobody searches or sees them.
+        "with_bodies": with_bodies,
+        "search": search,
+        "shown": _SHOWN_CHARACTERS,
+        "offset": offset,
+        "limit": limit,
+    }
+    return [QueuedElement(*row) for row in fetch(_PEEK, parameters, database())]
+
+
+def status_of(queue: Queue, limit: int = MAX_ON_PAGE) -> MonitoredQueue | None:
+    """Read the status of one queue; None if it does not exist any more."""
+    found = [each for each in read_queues() if each.id == queue.pk]
+    add_sizes(found, limit)
+    return found[0] if found else None
+
+
+def list_nodes(queue: str, *modes: str) -> str:
+    """List the nodes that rules let use a queue in one of these modes, for a sentence."""
+    rules = Auth.objects.filter(type="Queue", dest__in=patterns(queue), mode__in=modes)
+    names = rules.order_by("ident").values_list("ident", flat=True).distinct()
+    found = list(names[: _MAX_LISTED_NODES + 1])
+    more = ", …" if len(found) > _MAX_LISTED_NODES else ""
+    return ", ".join(found[:_MAX_LISTED_NODES]) + more or _("none")
+
+
+def _isolate(name: object) -> str:
+    """Isolate a name in a sentence, so that its bidirectional controls end with it."""
+    return f"\N{FIRST STRONG ISOLATE}{name}\N{POP DIRECTIONAL ISOLATE}"
+
+
+def _readers(queue: str) -> str:
+    return _("Nodes that rules let take from {queue}: {nodes}.").format(
+        queue=_isolate(queue), nodes=_isolate(list_nodes(queue, "R", "RW", "A"))
+    )
+
+
+def _elements(number: int) -> str:
+    return ngettext("{number:,} element", "{number:,} elements", number).format(number=number)
+
+
+def _sizes_text(queue: Queue) -> str:
+    status = status_of(queue)
+    if status is None:
+        return _("The queue does not exist any more.")
+    over = _("over ") if status.is_estimate else ""
+    return _(
+        "It has {over}{available:,} available, {scheduled:,} delayed and {reserved:,} reserved"
+        " elements."
+    ).format(
+        over=over,
+        available=min(status.available, MAX_ON_PAGE),
+        scheduled=min(status.scheduled, MAX_ON_PAGE),
+        reserved=min(status.reserved, MAX_ON_PAGE),
+    )
+
+
+# Pause, resume, purge
+
+
+def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
+    return (
+        _("Consumers get no more elements of {queue} until you resume it.").format(
+            queue=_isolate(queue)
+        ),
+        _("Pushes continue, and elements that are reserved can still be acknowledged."),
+        _sizes_text(queue),
+        _readers(queue.name),
+    )
+
+
+def _pause(queue: Queue, _fields: Fields) -> str:
+    is_changed = run(queue_calls.pause(own_ident(), queue.name), database())
+    return _("Paused.") if is_changed else _("It was paused already.")
+
+
+def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
+    return (
+        _("Consumers get elements of {queue} again.").format(queue=_isolate(queue)),
+        _sizes_text(queue),
+        _readers(queue.name),
+    )
+
+
+def _resume(queue: Queue, _fields: Fields) -> str:
+    is_changed = run(queue_calls.resume(own_ident(), queue.name), database())
+    return _("Resumed.") if is_changed else _("It was not paused.")
+
+
+def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
+    return (
+        _("All available elements of {queue} will be permanently deleted.").format(
+            queue=_isolate(queue)
+        ),
+        _sizes_text(queue),
+        _("Delayed and reserved elements stay."),
+    )
+
+
+def _purge(queue: Queue, _fields: Fields) -> str:
+    removed = run(queue_calls.drain(own_ident(), queue.name), database())
+    return _("Purged: {elements} deleted.").format(elements=_elements(removed))
+
+
+# Test messages
+
+
+def _test_message(fields: Fields) -> dict[str, Any]:
+    """Read the posted test message: its body, headers and delay."""
+    body: Any = single(fields, "body")
+    if single(fields, "format") == "json":
+        try:
+            body = json.loads(body)
+        except ValueError as error:
+            text = _("The body is not JSON: {error}.").format(error=error)
+            raise ValidationError(text) from None
+    if "\0" in single(fields, "body"):
+        raise ValidationError(_("The body has a NUL character."))
+    headers: Any = None
+    if text := single(fields, "headers").strip():
+        try:
+            headers = json.loads(text)
+        except ValueError:
+            headers = None
+        if not isinstance(headers, dict):
+            raise ValidationError(_("The headers are not a JSON object."))
+    delay = single(fields, "delay").strip() or "0"
+    if not (delay.isascii() and delay.isdecimal() and len(delay) <= 9):
+        raise ValidationError(
+            _("The delay is not a number of seconds: {delay}").format(delay=delay)
+        )
+    return {"body": body, "headers": headers, "delay": timedelta(seconds=int(delay))}
+
+
+def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
+    message = _test_message(fields)
+    size = len(single(fields, "body").encode())
+    return (
+        _("A message of {size:,} bytes will be pushed to {queue}.").format(
+            size=size, queue=_isolate(queue)
+        ),
+        *(
+            [_("It will be available after {delay}.").format(delay=message["delay"])]
+            if message["delay"]
+            else []
+        ),
+        _("A consumer will process it as any other message."),
+        _readers(queue.name),
+    )
+
+
+def _push(queue: Queue, fields: Fields) -> str:
+    message = _test_message(fields)
+    key = run(queue_calls.push(own_ident(), queue.name, **message), database())
+    return _("Pushed a test message: element {id}.").format(id=key)
+
+
+# Chosen elements
+
+
+def _choose(queue: Queue, fields: dict[str, list[str]]) -> list[int]:
+    """Return the ids of the chosen elements, and keep them in the fields for the confirmation."""
+    if "ids" in fields:
+        texts = single(fields, "ids").split(",")
+    elif "all" in fields:
+        search = single(fields, "search").strip()
+        with_bodies = bool(search) and single(fields, MAY_SEE_BODIES) == "yes"
+        found = peek(queue.name, search, limit=MAX_SEARCHED, with_bodies=with_bodies)
+        texts = [str(element.id) for element in found]
+    else:
+        texts = fields.get("element", [])
+    if not all(text.isascii() and text.isdecimal() and len(text) < 19 for text in texts):
+        raise ValidationError(_("The chosen elements are not valid."))
+    if not texts:
+        raise ValidationError(_("No element was chosen. Choose elements in the list first."))
+    for name in ("element", "all"):
+        fields.pop(name, None)
+    fields["ids"] = [",".join(texts)]
+    return [int(text) for text in texts]
+
+
+def _destination(queue: Queue, fields: Fields) -> str:
+    name = single(fields, "to_queue").strip()
+    if not is_name(name) or name.endswith("*"):
+        raise ValidationError(_("Name the queue to which the elements move."))
+    if name == queue.name:
+        raise ValidationError(
+            _("Name another queue: the elements are in {queue}.").format(queue=_isolate(queue))
+        )
+    return name
+
+
+def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
+    number = len(_choose(queue, fields))
+    return (
+        _("{elements} of {queue} will be permanently deleted.").format(
+            elements=_elements(number), queue=_isolate(queue)
+        ),
+        _("Reserved elements stay."),
+    )
+
+
+def _delete(queue: Queue, fields: Fields) -> str:
+    ids = _choose(queue, fields)
+    removed = run(queue_calls.remove_elements(own_ident(), queue.name, ids), database())
+    return _summary(_("Deleted"), removed, ids)
+
+
+def _describe_move(queue: Queue, fields: Fields) -> Sequence[str]:
+    return _describe_destinations(queue, {_destination(queue, fields): _choose(queue, fields)})
+
+
+def _move(queue: Queue, fields: Fields) -> str:
+    name, ids = _destination(queue, fields), _choose(queue, fields)
+    moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
+    return _summary(_("Moved to {queue}").format(queue=name), moved, ids)
+
+
+def _describe_redrive(queue: Queue, fields: Fields) -> Sequence[str]:
+    return _describe_destinations(queue, _origins(queue, fields))
+
+
+def _redrive(queue: Queue, fields: Fields) -> str:
+    texts = []
+    for name, ids in _origins(queue, fields).items():
+        moved = run(queue_calls.move_elements(own_ident(), queue.name, name, ids), database())
+        texts.append(_summary(_("Redriven to {queue}").format(queue=name), moved, ids))
+    return " ".join(texts)
+
+
+def _origins(queue: Queue, fields: Fields) -> dict[str, list[int]]:
+    """Return the chosen dead letters by the queue to which they move.
+
+    That is the posted queue, or the one that each of them came from. Any sender can write that
+    header, so it counts only if this is the dead-letter queue of the queue that it names.
+    """
+    ids = _choose(queue, fields)
+    if single(fields, "to_queue").strip():
+        return {_destination(queue, fields): ids}
+    query = """
+        SELECT f.name::text, e.id FROM psqlmessages_element AS e
+        JOIN psqlmessages_queue AS f ON f.name = e.headers ->> 'x-dl-from-queue'
+        WHERE e.id = ANY (%s) AND e.queue_id = %s AND f.dead_letter_queue = %s AND f.name <> %s
+        ORDER BY f.name, e.id
+    """
+    found: dict[str, list[int]] = defaultdict(list)
+    for name, key in fetch(query, [ids, queue.pk, queue.name, queue.name], database()):
+        found[name].append(key)
+    if not found:
+        raise ValidationError(
+            _("None of the chosen elements is a dead letter of a known queue: name a queue.")
+        )
+    return dict(found)
+
+
+def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) -> list[str]:
+    sentences = []
+    for name, ids in ids_by_queue.items():
+        sentences.append(
+            _("{elements} of {queue} will move to {destination}.").format(
+                elements=_elements(len(ids)), queue=_isolate(queue), destination=_isolate(name)
+            )
+        )
+        if not Queue.objects.filter(name=name).exists():
+            sentences.append(
+                _("The queue {queue} does not exist: it will be made.").format(queue=_isolate(name))
+            )
+        sentences.append(_readers(name))
+    return [
+        *sentences,
+        _("They are delivered as new elements, with no failed attempts. Reserved elements stay."),
+    ]
+
+
+def _summary(verb: str, number: int, ids: Sequence[int]) -> str:
+    text = f"{verb}: {_elements(number)}."
+    if number < len(ids):
+        rest = _elements(len(ids) - number)
+        text += " " + _("{rest} stayed: reserved, or taken in the meantime.").format(rest=rest)
+    return text
+
+
+def _action(
+    label: Any, describe: Callable[..., Sequence[str]], act: Callable[..., str], **options: Any
+) -> Action[Queue]:
+    return Action(label=label, permission=OPERATE_QUEUES, describe=describe, run=act, **options)
+
+
+ACTIONS: Final[Mapping[str, Action[Queue]]] = {
+    "pause": _action(gettext_lazy("Pause"), _describe_pause, _pause),
+    "resume": _action(gettext_lazy("Resume"), _describe_resume, _resume),
+    "purge": _action(gettext_lazy("Purge"), _describe_purge, _purge, is_destructive=True),
+    "push": _action(gettext_lazy("Publish a test message"), _describe_push, _push),
+    "delete": _action(
+        gettext_lazy("Delete elements"), _describe_delete, _delete, is_destructive=True
+    ),
+    "move": _action(gettext_lazy("Move elements"), _describe_move, _move),
+    "redrive": _action(gettext_lazy("Redrive dead letters"), _describe_redrive, _redrive),
+}

@@ -1,0 +1,248 @@
+"""Status of queues: sizes, rates and backlogs; rates come from sampled counters."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from threading import Lock
+from time import monotonic, time
+from typing import Any, Final
+
+from psqlmessages.exchanges.store.stats import EXISTS, SIZES, WORKER_TIMEOUT_SECONDS, size_limits
+from psqlmessages.monitor.listing import fetch, shared
+
+# Count at most this many elements of each state: a list has 100 queues, a page only one.
+MAX_IN_LIST: Final = 1000
+MAX_ON_PAGE: Final = 100_000
+
+_COUNTERS_QUERY: Final = f"""
+    SELECT psqlmessages_queue.id, psqlmessages_queue.name::text, psqlmessages_queue.is_paused,
+        psqlmessages_queue.dead_letter_queue::text,
+        psqlmessages_queue.awaited_until > statement_timestamp(),
+        coalesce(c.puts, 0), coalesce(c.taken, 0), coalesce(c.handed_out, 0),
+        coalesce(c.dead_letters, 0)
+    FROM psqlmessages_queue
+    LEFT JOIN (
+        SELECT n.queue_id, sum(n.puts)::bigint AS puts,
+            sum(n.gets + n.commits + n.dead_letters + n.removes)::bigint AS taken,
+            sum(n.gets + n.reserves)::bigint AS handed_out,
+            sum(n.dead_letters)::bigint AS dead_letters
+        FROM psqlmessages_queuecount AS n GROUP BY n.queue_id
+    ) AS c ON c.queue_id = psqlmessages_queue.id
+    WHERE {EXISTS}
+"""  # noqa: S608 - built from constants
+_SIZES_QUERY: Final = f"""
+    SELECT psqlmessages_queue.id, {SIZES}, (
+        SELECT extract(epoch FROM statement_timestamp() - e.available_at)::float8
+        FROM psqlmessages_element AS e
+        WHERE e.queue_id = psqlmessages_queue.id AND e.available_at <= statement_timestamp()
+          AND e.available_at >= (SELECT messages._get_scan_start(psqlmessages_queue.id))
+        ORDER BY e.available_at, e.id LIMIT 1
+    ), ARRAY(
+        SELECT x.name::text FROM psqlmessages_exchange AS x
+        WHERE x.source_queue = psqlmessages_queue.name AND x.is_running AND EXISTS (
+            SELECT FROM psqlmessages_exchangecount AS r
+            WHERE r.exchange_id = x.id AND r.outcome = 'ok'
+              AND r.seen_at > statement_timestamp() - make_interval(secs => %s)
+        )
+        ORDER BY x.name LIMIT 5
+    )
+    FROM psqlmessages_queue WHERE psqlmessages_queue.id = ANY (%s)
+"""  # noqa: S608 - built from constants
+
+# Rates are means of this time.
+_WINDOW_SECONDS: Final = 10.0
+# Graphs have a value for each of the last 60 buckets of ten seconds.
+BUCKET_SECONDS: Final = 10
+BUCKETS: Final = 60
+
+
+@dataclass(slots=True)
+class MonitoredQueue:
+    """One queue. Rates are per second, and None until there are two samples.
+
+    ``backlog``: elements of any state, from the counters. ``available``, ``scheduled``,
+    ``reserved``, ``oldest`` (seconds that the first available element has waited) and ``exchanges``
+    (those that take from it) are only known after :func:`add_sizes`. A number over ``limit`` means
+    more than ``limit``.
+    """
+
+    id: int
+    name: str
+    is_paused: bool
+    dead_letter_queue: str
+    is_awaited: bool
+    puts: int
+    taken: int
+    handed_out: int
+    dead_letters: int
+    is_dead_letter_queue: bool = False
+    rate_in: float | None = None
+    rate_out: float | None = None
+    is_taking: bool = False
+    available: int = 0
+    scheduled: int = 0
+    reserved: int = 0
+    limit: int = 0
+    oldest: float | None = None
+    exchanges: Sequence[str] = ()
+    graph: list[int | None] = field(default_factory=list)
+
+    @property
+    def backlog(self) -> int:
+        """The number of elements, as counted by the operations."""
+        return max(0, self.puts - self.taken)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements: exact if no state has more than ``limit``."""
+        listed = self.available + self.scheduled + self.reserved
+        return max(listed, self.backlog) if self.is_estimate else listed
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether there are more elements than were counted one by one."""
+        return max(self.available, self.scheduled, self.reserved) > self.limit
+
+    @property
+    def has_consumer(self) -> bool:
+        """Whether a consumer took elements in the last seconds, or waits for some."""
+        return self.is_taking or self.is_awaited or bool(self.exchanges)
+
+
+def read_queues() -> list[MonitoredQueue]:
+    """Read all queues with their counters and rates; results of the last second are shared."""
+    return shared("queues", _read_queues)
+
+
+def _read_queues() -> list[MonitoredQueue]:
+    queues = [MonitoredQueue(*row) for row in fetch(_COUNTERS_QUERY)]
+    dead_letter_queues = {queue.dead_letter_queue for queue in queues}
+    for queue in queues:
+        queue.is_dead_letter_queue = queue.name in dead_letter_queues
+    _samples.add(queues)
+    return queues
+
+
+def add_sizes(queues: Sequence[MonitoredQueue], limit: int) -> None:
+    """Read the sizes of some queues, and their graphs."""
+    parameters = [*size_limits(limit), WORKER_TIMEOUT_SECONDS, [queue.id for queue in queues]]
+    rows = {row[0]: row[1:] for row in fetch(_SIZES_QUERY, parameters)}
+    for queue in queues:
+        sizes, queue.oldest, exchanges = rows.get(queue.id, ((0, 0, 0), None, ()))
+        queue.available, queue.scheduled, queue.reserved = sizes
+        queue.limit, queue.exchanges = limit, exchanges
+        # The counters may differ if counts were lost; the graph ends at what was counted now.
+        correction = 0 if queue.is_estimate else queue.elements - (queue.puts - queue.taken)
+        queue.graph = [
+            None if value is None else max(0, value[0] - value[1] + correction)
+            for value in _samples.history(queue.id)
+        ]
+
+
+def read_rates(queue: int) -> tuple[list[float | None], list[float | None]]:
+    """Return the rates in and out of a queue in each bucket."""
+    values = list(_samples.history(queue))
+    pairs = list(pairwise(values))
+    return _growth(pairs, 0), _growth(pairs, 1)
+
+
+def _growth(pairs: Iterable[tuple[Any, Any]], position: int) -> list[float | None]:
+    return [
+        None
+        if first is None or last is None
+        else max(0, last[position] - first[position]) / BUCKET_SECONDS
+        for first, last in pairs
+    ]
+
+
+class Samples:
+    """Counters of the last seconds, and of the last ten minutes, as read while pages are open.
+
+    The history of a queue has an entry only for each bucket in which its counters changed, so idle
+    queues need no memory.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._recent: deque[tuple[float, dict[int, tuple[int, int, int]]]] = deque()
+        self._buckets: deque[int] = deque(maxlen=BUCKETS)
+        self._changes: dict[int, deque[tuple[int, int, int]]] = {}
+
+    def add(self, queues: Sequence[MonitoredQueue]) -> None:
+        """Add the counters that were just read, and set the rates of the queues."""
+        now, bucket = monotonic(), int(time()) // BUCKET_SECONDS
+        with self._lock:
+            while len(self._recent) > 1 and self._recent[1][0] <= now - _WINDOW_SECONDS:
+                self._recent.popleft()
+            # After a pause without viewers, older samples tell nothing about now.
+            if self._recent and self._recent[-1][0] < now - 2 * _WINDOW_SECONDS:
+                self._recent.clear()
+            self._set_rates(queues, now)
+            counters = {queue.id: (queue.puts, queue.taken, queue.handed_out) for queue in queues}
+            self._recent.append((now, counters))
+            if not self._buckets or self._buckets[-1] != bucket:
+                self._buckets.append(bucket)
+            self._add_changes(queues, bucket)
+
+    def _set_rates(self, queues: Sequence[MonitoredQueue], now: float) -> None:
+        if not self._recent:
+            return
+        began, before = self._recent[0]
+        seconds = now - began
+        for queue in queues:
+            puts, taken, handed_out = before.get(queue.id, (0, 0, 0))
+            # Counters begin again if a queue was removed in the meantime.
+            if seconds > 0 and puts <= queue.puts and taken <= queue.taken:
+                queue.rate_in = (queue.puts - puts) / seconds
+                queue.rate_out = (queue.taken - taken) / seconds
+                queue.is_taking = queue.handed_out > handed_out
+
+    def _add_changes(self, queues: Sequence[MonitoredQueue], bucket: int) -> None:
+        for queue in queues:
+            changes = self._changes.setdefault(queue.id, deque(maxlen=BUCKETS + 1))
+            if changes and (queue.puts < changes[-1][1] or queue.taken < changes[-1][2]):
+                changes.clear()
+            if changes and changes[-1][1:] == (queue.puts, queue.taken):
+                continue
+            if changes and changes[-1][0] == bucket:
+                changes.pop()
+            changes.append((bucket, queue.puts, queue.taken))
+        if len(self._changes) > 2 * len(queues) + 100:
+            known = {queue.id for queue in queues}
+            self._changes = {key: value for key, value in self._changes.items() if key in known}
+
+    def history(self, queue: int) -> Iterator[tuple[int, int] | None]:
+        """Yield the counters at the end of each bucket; None if nobody has read them."""
+        with self._lock:
+            changes = deque(self._changes.get(queue, ()))
+            seen = set(self._buckets)
+        last = max(seen, default=0)
+        current: tuple[int, int] | None = None
+        for bucket in range(last - BUCKETS + 1, last + 1):
+            while changes and changes[0][0] <= bucket:
+                current = changes.popleft()[1:]
+            yield current if bucket in seen else None
+
+
+_samples: Final = Samples()
+
+
+# Graphs
+
+_HEIGHT: Final = 20
+
+
+def polylines(values: Sequence[float | None], largest: float) -> list[str]:
+    """Return the points of an SVG of 20 units height: a line for each run without a gap."""
+    lines: list[list[str]] = [[]]
+    for x, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            y = _HEIGHT - 1.5 - value / max(largest, 1e-9) * (_HEIGHT - 3)
+            lines[-1].append(f"{x},{y:.1f}")
+    # A line with a single point is invisible.
+    return [" ".join(line if len(line) > 1 else line * 2) for line in lines if line]

@@ -1,0 +1,248 @@
+"""Queue pages: the list of all queues, and one queue with its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.db import OperationalError, transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_http_methods, require_safe
+
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.models import Queue
+from psqlmessages.monitor.access import VIEW_BODIES
+from psqlmessages.monitor.actions import OPERATE_QUEUES, perform
+from psqlmessages.monitor.listing import (
+    PAGE_SIZE,
+    Column,
+    ListDefinition,
+    ListPage,
+    ListQuery,
+    check_parameters,
+    database,
+    render_page,
+    shared,
+)
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.queue_actions import ACTIONS, MAX_SEARCHED, list_nodes, peek
+from psqlmessages.monitor.queue_status import (
+    BUCKET_SECONDS,
+    BUCKETS,
+    MAX_IN_LIST,
+    MAX_ON_PAGE,
+    MonitoredQueue,
+    add_sizes,
+    polylines,
+    read_queues,
+    read_rates,
+)
+from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
+
+_MAX_SEARCH_CHARACTERS: Final = 200
+
+_LIST: Final = ListDefinition(
+    name="queues",
+    title=_("Queues"),
+    columns=(
+        Column(_("Queue"), "name"),
+        Column(_("Elements"), "elements", "number"),
+        Column(_("Available"), kind="number wide"),
+        Column(_("Delayed"), kind="number wide"),
+        Column(_("Reserved"), kind="number wide"),
+        Column(_("In/s"), "in", "number"),
+        Column(_("Out/s"), "out", "number"),
+        Column(_("Oldest"), kind="number"),
+        Column(_("Dead letters"), "dead", "number wide"),
+        Column(_("Consumers"), kind="wide"),
+        Column(_("Last 10 minutes"), kind="line wide"),
+    ),
+    default_sort="-elements",
+    choices={
+        "state": {
+            "filled": _("with elements"),
+            "unread": _("without consumers"),
+            "paused": _("paused"),
+            "dead": _("dead-letter queues"),
+            "empty": _("empty"),
+        }
+    },
+)
+_SORT_KEYS: Final[Mapping[str, Callable[[MonitoredQueue], Any]]] = {
+    "name": lambda queue: queue.name,
+    "elements": lambda queue: queue.backlog,
+    "in": lambda queue: queue.rate_in or 0,
+    "out": lambda queue: queue.rate_out or 0,
+    "dead": lambda queue: queue.dead_letters,
+}
+_STATES: Final[Mapping[str, Callable[[MonitoredQueue], bool]]] = {
+    "": lambda _queue: True,
+    "filled": lambda queue: queue.backlog > 0,
+    "unread": lambda queue: queue.backlog > 0 and not queue.has_consumer,
+    "paused": lambda queue: queue.is_paused,
+    "dead": lambda queue: queue.is_dead_letter_queue,
+    "empty": lambda queue: queue.backlog == 0,
+}
+
+
+@require_safe
+@require_monitor_access
+def queues(request: HttpRequest) -> HttpResponse:
+    """Show the list of all queues."""
+    query = _LIST.parse(request)
+    context = {**common_context(request), "list": lambda: shared(query.key(), lambda: _page(query))}
+    templates = {"queues": "psqlmessages/monitor/_queues.html"}
+    return render_page(request, "psqlmessages/monitor/queues.html", templates, context)
+
+
+def _page(query: ListQuery) -> ListPage:
+    text, is_chosen = query.search.lower(), _STATES[query.chosen["state"]]
+    found = [queue for queue in read_queues() if text in queue.name.lower() and is_chosen(queue)]
+    found.sort(key=lambda queue: queue.name)
+    found.sort(key=_SORT_KEYS[query.column], reverse=query.is_descending)
+    shown = found[query.offset : query.offset + PAGE_SIZE]
+    add_sizes(shown, MAX_IN_LIST)
+    return query.result([_row(queue) for queue in shown], len(found))
+
+
+def _row(queue: MonitoredQueue) -> dict[str, Any]:
+    """Return what the templates show of a queue, as text."""
+    largest = max((value for value in queue.graph if value is not None), default=0)
+    return {
+        "queue": queue,
+        "url": object_url("queue", queue.name),
+        "elements": f"{'about ' if queue.is_estimate else ''}{queue.elements:,}",
+        "available": _count(queue.available, queue.limit),
+        "scheduled": _count(queue.scheduled, queue.limit),
+        "reserved": _count(queue.reserved, queue.limit),
+        "rate_in": _rate(queue.rate_in),
+        "rate_out": _rate(queue.rate_out),
+        "oldest": "-" if queue.oldest is None else _elapsed(queue.oldest),
+        "consumers": _consumers(queue),
+        "dead_letters": f"{queue.dead_letters:,}",
+        "graph": polylines(queue.graph, largest),
+        "largest": f"{largest:,}",
+        "width": BUCKETS - 1,
+    }
+
+
+def _count(number: int, limit: int) -> str:
+    return f"over {limit:,}" if number > limit else f"{number:,}"
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "…"
+    return f"{rate:,.0f}" if rate == 0 or rate >= 100 else f"{rate:,.1f}"
+
+
+def _elapsed(seconds: float) -> str:
+    """Format a duration in one unit, as format.js does."""
+    for unit, size, limit in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{int(max(0, seconds) // size)} {unit}"
+    return f"{int(seconds // 86_400):,} d"
+
+
+def _consumers(queue: MonitoredQueue) -> str:
+    """Describe what is known of the consumers: a queue does not know who waits for it."""
+    parts = [f"exchange {name}" for name in queue.exchanges]
+    if queue.is_taking:
+        parts.append("taking")
+    elif queue.is_awaited:
+        parts.append("waiting")
+    return ", ".join(parts) or "none seen"
+
+
+# One queue
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@require_monitor_access
+def queue(request: HttpRequest, name: str = "") -> HttpResponse:
+    """Show a queue, or perform an action on it. ``?name=``: a name that cannot be in a path."""
+    if not name and "name" not in request.GET and request.method != "POST":
+        return queues(request)
+    name = name or request.GET.get("name", "")
+    found = Queue.objects.using(database()).filter(name=name).first() if "\0" not in name else None
+    if found is None:
+        raise Http404(f"There is no queue {name!r}.")
+    may_see_bodies = request.user.has_perm(VIEW_BODIES)
+    if request.method == "POST":
+        if (action := ACTIONS.get(request.POST.get("action", ""))) is None:
+            raise BadRequest("This action is unknown.")
+        answer = "yes" if may_see_bodies else "no"
+        return perform(request, action, found, object_url("queue", name), may_see_bodies=answer)
+    check_parameters(request, ["name", "search", "page"])
+    may_operate = request.user.has_perm(OPERATE_QUEUES)
+    context = {
+        **common_context(request),
+        "name": name,
+        "found": found,
+        "row": lambda: shared(("queue", found.pk), lambda: _queue_row(found)),
+        "readers": lambda: list_nodes(name, "R", "RW", "A"),
+        "writers": lambda: list_nodes(name, "W", "RW", "A"),
+        "admin_queue_url": admin_page(request, "queue", change=True).replace(
+            "/0/", f"/{found.pk}/"
+        ),
+        "admin_rules_url": admin_page(request, "auth", {"q": name}),
+        "may_operate": may_operate,
+        "operate_permission": OPERATE_QUEUES,
+        "may_see_bodies": may_see_bodies,
+        "bodies_permission": VIEW_BODIES,
+    }
+    if may_operate and "fragment" not in request.GET:
+        context |= _elements(request, name, with_bodies=may_see_bodies)
+    templates = {"queue": "psqlmessages/monitor/_queue.html"}
+    return render_page(request, "psqlmessages/monitor/queue.html", templates, context)
+
+
+def _queue_row(found: Queue) -> dict[str, Any] | None:
+    status = next((each for each in read_queues() if each.id == found.pk), None)
+    if status is None:
+        return None
+    add_sizes([status], MAX_ON_PAGE)
+    rates_in, rates_out = read_rates(found.pk)
+    busiest = max((rate for rate in (*rates_in, *rates_out) if rate is not None), default=0.0)
+    return {
+        **_row(status),
+        "dead_letter_url": object_url("queue", status.dead_letter_queue),
+        "lines_in": polylines(rates_in, busiest),
+        "lines_out": polylines(rates_out, busiest),
+        "rate_width": BUCKETS - 2,
+        "busiest": _rate(busiest),
+        "minutes": BUCKETS * BUCKET_SECONDS // 60,
+    }
+
+
+def _elements(request: HttpRequest, name: str, *, with_bodies: bool) -> dict[str, Any]:
+    """Read a page of elements as the node of this project, whose rules must allow that."""
+    search = request.GET.get("search", "").strip()
+    page = request.GET.get("page", "1")
+    if len(search) > _MAX_SEARCH_CHARACTERS or "\0" in search:
+        raise BadRequest(f"search: at most {_MAX_SEARCH_CHARACTERS} characters.")
+    if not (
+        page.isascii() and page.isdecimal() and 1 <= int(page[:9]) <= MAX_SEARCHED // PAGE_SIZE
+    ):
+        raise BadRequest(f"page: {page!r} is not a number from 1.")
+    offset = (int(page) - 1) * PAGE_SIZE
+    context: dict[str, Any] = {"search": search, "page": int(page), "max_searched": MAX_SEARCHED}
+    try:
+        with transaction.atomic(using=database()):
+            found = peek(name, search, offset, limit=PAGE_SIZE + 1, with_bodies=with_bodies)
+    except (MessagesError, ImproperlyConfigured, OperationalError) as error:
+        return {**context, "peek_error": str(error).strip()}
+    return {
+        **context,
+        "elements": found[:PAGE_SIZE],
+        "previous": _page_url(request, int(page) - 1) if int(page) > 1 else "",
+        "next": _page_url(request, int(page) + 1) if len(found) > PAGE_SIZE else "",
+        "has_dead_letters": any(element.dead_from for element in found),
+    }
+
+
+def _page_url(request: HttpRequest, page: int) -> str:
+    return f"?{urlencode({**request.GET.dict(), 'page': page})}"

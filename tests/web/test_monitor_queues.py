@@ -1,0 +1,213 @@
+"""The queue pages of the monitor: the list, a queue with its elements, and actions on them."""
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+from playwright.sync_api import expect
+from pytest_django import Settings
+
+from project.postgres import Server
+from psqlmessages.models import Queue
+from psqlmessages.monitor import listing
+from psqlmessages.monitor.names import object_url
+from tests.sql.conftest import World
+from tests.web.browser import LIVE, Visitors, live, too_wide
+from tests.web.desks import visitor
+from tests.web.site import Site
+
+ROLE = Server.owner
+LIST, ORDERS = "/monitor/queues/", "/monitor/queues/orders/"
+ODD = "a//b \N{RIGHT-TO-LEFT OVERRIDE}<b>"
+
+
+@pytest.fixture
+def queues(database: World, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Queue `orders` with four elements, one of them delayed; a dead letter; an odd name."""
+    settings.PSQLMESSAGES = {"NODE": "example"}
+    monkeypatch.setattr(listing, "_SHARED_SECONDS", 0.0)
+    database.rules(f"{ROLE} example Queue * A 60", "user1 worker.* Queue orders R 60")
+    push = "SELECT messages.push('example', %s, %s, headers => %s, delay => %s)"
+    elements = (("one", "{}", 0), ("two", '{"country": "it"}', 0), ("three", "{}", 0))
+    for body, headers, delay in (*elements, ("late", "{}", 3600)):
+        database.owner.query(push, "orders", body, headers, delay)
+    database.owner.query(push, ODD, "x", "{}", 0)
+    dead = '{"x-dl-from-queue": "orders", "x-dl-tries": 3}'
+    database.owner.query(push, "__deadletter__", "failed", dead, 0)
+    return database
+
+
+def operator(*permissions: str) -> Client:
+    return visitor("view_monitor", "operate_queues", *permissions)
+
+
+def names(client: Client, query: str) -> list[str]:
+    text = client.get(f"{LIST}{query}&fragment=queues").text
+    return [
+        unescape(name) for name in re.findall(r'<th scope="row"><a[^>]*><bdi>(.*?)</bdi>', text)
+    ]
+
+
+def key_of(queue: str, position: int = 0) -> int:
+    return list(Queue.objects.get(name=queue).elements.order_by("id"))[position].pk
+
+
+@pytest.mark.usefixtures("queues")
+def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch: pytest.MonkeyPatch):
+    client = visitor("view_monitor")
+    everything = [ODD, "__deadletter__", "orders"]
+    cases = {
+        "?q=": ["orders", "__deadletter__", ODD], "?q=ORD": ["orders"], "?q=none": [],
+        "?sort=name": sorted(everything), "?sort=-name": sorted(everything, reverse=True),
+        "?state=dead": ["__deadletter__"], "?state=empty": [], "?state=paused": [],
+        "?state=unread&q=o": ["orders"], "?q=&page=2": [],
+    }  # fmt: skip
+    shown = {query: names(client, query) for query in cases}
+    assert shown | {"?q=": sorted(shown["?q="])} == cases | {"?q=": sorted(everything)}
+    assert shown["?q="][0] == "orders"
+    wrong = ("?sort=size", "?x=1", "?page=0", "?page=x", "?q=a&q=b", "?fragment=x", "?state=x")
+    assert {client.get(f"{LIST}{query}").status_code for query in wrong} == {400}
+    for module in "queues", "listing":
+        monkeypatch.setattr(f"psqlmessages.monitor.{module}.PAGE_SIZE", 2)
+    assert names(client, "?sort=name&page=2") == sorted(everything)[2:]
+    for name in everything:
+        page = client.get(object_url("queue", name))
+        assert page.status_code == 200
+        assert "<b>" not in page.text
+    assert client.get(f"{LIST}none/").status_code == 404
+    assert Client().get(f"{LIST}?fragment=queues").status_code == 401
+
+
+def test_elements_are_shown_and_found_by_those_who_may_see_them(queues: World):
+    assert "operate_queues" in visitor("view_monitor").get(ORDERS).text
+    some, everything = operator(), operator("view_bodies")
+    for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():
+        text = everything.get(ORDERS, {"search": search}).text
+        assert text.count('name="element"') == found, search
+    assert "one</pre>" not in some.get(ORDERS).text
+    assert 'name="element"' not in some.get(ORDERS, {"search": "one"}).text
+    # Nor are they found by an action.
+    for client, status in (some, 400), (everything, 200):
+        given = {"action": "delete", "all": "1", "search": "one", "may_see_bodies": "yes"}
+        assert client.post(ORDERS, given).status_code == status
+    queues.execute("DELETE FROM messages.auth WHERE ident = 'example'")
+    assert "INSERT INTO messages.auth" in everything.get(ORDERS).text
+
+
+# The action, its fields, what the confirmation says, what is said afterwards, elements in `orders`.
+ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
+    ("pause", {}, "3 available, 1 delayed and 0 reserved", "Paused.", 4),
+    ("resume", {}, "worker.*", "It was not paused.", 4),
+    ("purge", {}, "3 available, 1 delayed", "Purged: 3 elements deleted.", 1),
+    ("push", {"body": "[1]", "format": "json", "delay": "5"}, "3 bytes", "Pushed a test", 5),
+    ("delete", {"element": 0}, "1 element of", "Deleted: 1 element.", 3),
+    ("move", {"all": "1", "to_queue": "NEW"}, "it will be made", "Moved to NEW: 4 elements.", 0),
+    ("delete", {"all": "1", "search": "country"}, "1 element of", "Deleted: 1 element.", 3),
+)
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("push", {"body": "{", "format": "json"}, "The body is not JSON"),
+    ("push", {"body": "x", "headers": "[]"}, "The headers are not a JSON object."),
+    ("push", {"body": "x", "delay": "-1"}, "The delay is not a number of seconds"),
+    ("delete", {}, "No element was chosen."),
+    ("delete", {"ids": "1,x"}, "The chosen elements are not valid."),
+    ("move", {"element": 0}, "Name the queue"),
+    ("move", {"element": 0, "to_queue": "orders"}, "Name another queue"),
+    ("redrive", {"element": 0}, "None of the chosen elements is a dead letter"),
+)
+
+
+@pytest.mark.parametrize("case", ACTIONS, ids=lambda case: f"{case[0]} {case[1]}")
+@pytest.mark.usefixtures("queues")
+def test_an_action_says_what_it_affects_and_is_logged(case: Any):
+    action, fields, question, text, left = case
+    given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
+    assert visitor("view_monitor").post(ORDERS, {"action": action}).status_code == 403
+    client, orders = operator(), Queue.objects.get(name="orders")
+    asked = client.post(ORDERS, {"action": action, **given})
+    assert question in re.sub("[\u2068\u2069]", "", asked.text)
+    assert (orders.elements.count(), LogEntry.objects.count()) == (4, 0)
+    hidden = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text)
+    done = client.post(ORDERS, {**{n: unescape(v) for n, v in hidden}, "confirmed": "1"})
+    assert (done.status_code, done.headers["Location"]) == (302, ORDERS)
+    assert orders.elements.count() == left
+    entry = LogEntry.objects.get()
+    assert (entry.object_repr, entry.object_id) == ("orders", str(orders.pk))
+    assert entry.change_message.startswith(text)
+    assert entry.change_message in client.get(ORDERS).text
+
+
+def test_a_wrong_action_changes_nothing_and_says_why(queues: World):
+    client, said = operator(), {}
+    for action, fields, text in REFUSED:
+        given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
+        for more in {}, {"confirmed": "1"}:
+            answer = client.post(ORDERS, {"action": action, **given, **more})
+            said[action, text] = (
+                answer.status_code,
+                text in re.sub("[\u2068\u2069]", "", answer.text),
+            )
+    assert set(said.values()) == {(400, True)}, said
+    assert client.post(ORDERS, {"action": "x"}).status_code == 400
+    queues.execute("UPDATE messages.auth SET mode = 'R' WHERE ident = 'example'")
+    for action, fields, *_ in ACTIONS:
+        given = {name: key_of("orders") if name == "element" else fields[name] for name in fields}
+        answer = client.post(ORDERS, {"action": action, **given, "confirmed": "1"})
+        said[action, ""] = (answer.status_code, "to the rule in messages.auth" in answer.text)
+    assert set(said.values()) == {(400, True)}, said
+    assert not LogEntry.objects.exists()
+    assert Queue.objects.get(name="orders").elements.count() == 4
+
+
+def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
+    client, address = operator(), object_url("queue", "__deadletter__")
+    assert "failed 3 times in" in client.get(address).text
+    key = key_of("__deadletter__")
+    given = {"action": "redrive", "ids": str(key), "confirmed": "1"}
+    client.post(address, given)
+    assert Queue.objects.get(name="orders").elements.get(pk=key).headers == {}
+    move = "SELECT messages.move_elements('example', 'orders', '__deadletter__', %s)"
+    queues.owner.query(move, [key])
+    client.post(address, {**given, "to_queue": "MENDED"})
+    assert Queue.objects.get(name="MENDED").elements.count() == 1
+    texts = ["Redriven to MENDED: 1 element.", "Redriven to orders: 1 element."]
+    assert sorted(LogEntry.objects.values_list("change_message", flat=True)) == texts
+
+
+def test_an_operator_finds_a_stuck_queue_and_empties_it(
+    visitors: Visitors, site: Site, world: World
+):
+    site.user("chief", is_staff=True, is_superuser=True)
+    world.rules(f"{ROLE} example Queue * A 60", "user1 SHOP Queue * RW 60")
+    shop = world.program("user1")
+    shop.ok("push", "SHOP", "other", "x")
+    page = live(visitors("chief", viewport={"width": 390, "height": 800}), LIST)
+    page.evaluate("window.isTheSame = true")
+    page.get_by_role("searchbox").fill("order")
+    expect(page.locator("tbody tr")).to_have_count(0)
+    for body in ("one", "two"):
+        shop.ok("push", "SHOP", "orders", body)
+    row = page.get_by_role("row").filter(has_text="orders")
+    expect(row.get_by_role("cell").first).to_have_text("2")
+    assert page.get_by_role("searchbox").evaluate("e => e === document.activeElement")
+    assert "q=order" in page.url
+    page.get_by_role("link", name="Queue", exact=True).click()
+    expect(page).to_have_url(re.compile("sort=name"))
+    assert page.evaluate("window.isTheSame"), "it was loaded anew"
+    assert too_wide(page) == []
+    row.get_by_role("link", name="orders").click()
+    expect(page.locator(LIVE)).to_be_visible()
+    expect(page.get_by_text("no consumer was seen")).to_be_visible()
+    assert too_wide(page) == []
+    page.get_by_role("button", name="Pause…").click()
+    expect(page.get_by_text("2 available, 0 delayed and 0 reserved")).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("Paused.")).to_be_visible()
+    expect(page.get_by_text("The queue is paused")).to_be_visible()
+    page.get_by_label("Select all on this page").check()
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("button", name="Delete elements").click()
+    expect(page.get_by_text("Deleted: 2 elements.")).to_be_visible()
+    expect(page.locator("dd").first).to_have_text("0")
