@@ -35,7 +35,7 @@ async def transactions_of(node: AsyncNode) -> int:
 
 
 @in_a_loop
-async def test_concurrent_sends_keep_their_order_and_share_calls(new_async_node: NewNode) -> None:
+async def test_concurrent_sends_keep_their_order_and_share_calls(new_async_node: NewNode):
     async with new_async_node("NODE1") as node:
         await node.topic_listen("ORDERS")
         await node.topic_notify("ORDERS")
@@ -47,7 +47,7 @@ async def test_concurrent_sends_keep_their_order_and_share_calls(new_async_node:
 
 
 @in_a_loop
-async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode) -> None:
+async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: NewNode):
     """They are one transaction, so the others are sent again without it: once."""
 
     def call(number: int) -> Call[object]:
@@ -78,7 +78,7 @@ async def test_a_send_that_fails_does_not_harm_those_beside_it(new_async_node: N
 
 
 @in_a_loop
-async def test_a_handler_that_is_cancelled_fails_its_call_alone(new_async_node: NewNode) -> None:
+async def test_a_handler_that_is_cancelled_fails_its_call_alone(new_async_node: NewNode):
     async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
 
         @node2.on_rpc
@@ -101,7 +101,7 @@ async def test_a_handler_that_is_cancelled_fails_its_call_alone(new_async_node: 
 
 
 @in_a_loop
-async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode) -> None:
+async def test_cancelling_a_call_or_a_close_does_no_harm(new_async_node: NewNode):
     """As when a loop ends: asyncio.run cancels every task, whatever it is doing."""
     for turns in range(3):
         async with new_async_node("NODE2") as node2:
@@ -136,7 +136,7 @@ async def is_free(node: AsyncNode) -> bool:
 
 @pytest.mark.usefixtures("long_closing")
 @in_a_loop
-async def test_a_signal_and_a_cancellation_end_a_wait_at_once(new_async_node: NewNode) -> None:
+async def test_a_signal_and_a_cancellation_end_a_wait_at_once(new_async_node: NewNode):
     loop, started = asyncio.get_running_loop(), monotonic()
     async with new_async_node("NODE1") as node:
         waiting = asyncio.create_task(anext(aiter(node), None))
@@ -150,7 +150,7 @@ async def test_a_signal_and_a_cancellation_end_a_wait_at_once(new_async_node: Ne
 
 
 @in_a_loop
-async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNode) -> None:
+async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNode):
     options = Options(inbox_limit=100, evaluate_interval=timedelta(milliseconds=50))
     async with new_async_node("NODE1") as node1, new_async_node("NODE2", options) as node2:
         await node2.topic_listen("ORDERS")

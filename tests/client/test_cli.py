@@ -23,7 +23,7 @@ PRICES = f"{BOARD} AND dest = 'DEMO.PRICES'"
 
 def test_send_sends_and_prints_the_rate(
     server: TestedServer, node2: Node, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     node2.topic_listen("ORDERS")
     sending = ["--dsn", server.url("user1"), "send", "NODE1", "ORDERS"]
     assert main([*sending, "--count", "3", "--size", "5"]) == 0
@@ -36,7 +36,7 @@ def test_send_sends_and_prints_the_rate(
         assert [next_message(node2).body for _ in range(4)] == ["one", "two", "", "four"]
 
 
-def test_receive_prints_json_or_text_without_controls(server: TestedServer, node1: Node) -> None:
+def test_receive_prints_json_or_text_without_controls(server: TestedServer, node1: Node):
     node1.topic_notify("ORDERS")
     receiving = ("receive", "NODE2", "ORDERS", "--count")
     with started(*receiving, "3", "--json", dsn=server.url("user2")) as program:
@@ -55,13 +55,13 @@ def test_receive_prints_json_or_text_without_controls(server: TestedServer, node
     assert r"NODE1: Überweisung\x1b[2J\n" in program.printed
 
 
-def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys: Capture) -> None:
+def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys: Capture):
     receiving = ["receive", "NODE2", "ORDERS", "--count", "1", "--timeout", "0.1"]
     assert main(["--dsn", server.url("user2"), *receiving]) == 1
     assert "received 0 in" in capsys.readouterr().err
 
 
-def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: Node) -> None:
+def test_call_prints_the_answer_and_ctrl_c_ends_it(server: TestedServer, node2: Node):
     calling = ("call", "NODE1", "NODE2", '{"x": 1}', "--json", "--timeout", "60")
     with started(*calling, dsn=server.url("user1")) as program:
         question = next_message(node2, "Rpc")
@@ -90,7 +90,7 @@ MISTAKES: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys: Capture) -> None:
+def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys: Capture):
     for arguments, text in FAILURES:
         assert main(["--dsn", server.url("user1"), *arguments]) == 1, arguments
         (line,) = re.findall(r"^psqlmessages: .*", capsys.readouterr().err, re.MULTILINE)
@@ -107,9 +107,7 @@ def test_failures_name_the_cause(server: TestedServer, conversation: None, capsy
     assert "Traceback" not in done.stderr
 
 
-def test_status_shows_nodes(
-    server: TestedServer, node1: Node, node2: Node, capsys: Capture
-) -> None:
+def test_status_shows_nodes(server: TestedServer, node1: Node, node2: Node, capsys: Capture):
     node1.topic_notify("ORDERS")
     node2.topic_listen("ORDERS")
     assert main(["--dsn", server.url("user1"), "status", "ORDERS"]) == 0
@@ -136,7 +134,7 @@ def ended(program: Program, number: int, code: int) -> None:
 )
 def test_a_signal_ends_receive_and_send_promptly(
     server: TestedServer, node1: Node, number: int, codes: tuple[int, int], interval: str
-) -> None:
+):
     with started("receive", "NODE2", "ORDERS", dsn=server.url("user2")) as program:
         program.until("listens to")
         ended(program, number, codes[0])
@@ -149,9 +147,7 @@ def test_a_signal_ends_receive_and_send_promptly(
     assert node1.topic_status("ORDERS").notifiers == ()
 
 
-def test_bench_shows_ratios(
-    server: TestedServer, owner: psycopg.Connection, capsys: Capture
-) -> None:
+def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, capsys: Capture):
     assert main(["--dsn", server.url(), "bench", "--quick", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["size", "topic_send/s", "ratio"]
@@ -159,7 +155,7 @@ def test_bench_shows_ratios(
     assert owner.execute("SELECT FROM messages.auth").fetchone() is None
 
 
-def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture) -> None:
+def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture):
     for _ in range(2):
         assert main(["--dsn", server.url(), "demo"]) == 0
         said = capsys.readouterr().out
@@ -177,7 +173,7 @@ def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys:
     assert "steps differ" in said.err
 
 
-def test_the_live_traffic_takes_up_again_what_is_given_back(world: World) -> None:
+def test_the_live_traffic_takes_up_again_what_is_given_back(world: World):
     def listens(topic: str) -> bool:
         found = world.owner.query(
             "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"

@@ -31,13 +31,13 @@ assert not [name for name in sys.modules if name.split('.')[0] == 'django']
 """
 
 
-def test_every_number_of_the_database_has_a_class(server: TestedServer) -> None:
+def test_every_number_of_the_database_has_a_class(server: TestedServer):
     with psycopg.connect(server.url("user1")) as connection:
         rows = connection.execute("SELECT number FROM messages.errors").fetchall()
     assert set(classes_by_number) == {number for (number,) in rows}
 
 
-def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
+def test_an_error_is_found_by_its_number_and_says_what_to_do():
     error = error_for(9, "Topic X is not existent")
     assert type(error) is exceptions.TopicNotExistent
     insert = "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES ('ROLE', "
@@ -62,7 +62,7 @@ def test_an_error_is_found_by_its_number_and_says_what_to_do() -> None:
             raise_for_error(answer)
 
 
-def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing() -> None:
+def test_the_package_names_all_that_is_public_and_imports_nothing_for_nothing():
     names = [name for name in psqlmessages.__all__ if name != "__version__"]
     assert names == sorted(names)
     assert all(getattr(psqlmessages, name).__name__ == name for name in names)

@@ -111,9 +111,7 @@ class Tasks:
 
 @pytest.mark.parametrize(("seed", "kills"), [(1, 0), (2, 0), (3, 3), (4, 3)])
 @in_a_loop
-async def test_gathered_calls_answer_as_if_each_ran_alone(
-    gathering: World, seed: int, kills: int
-) -> None:
+async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed: int, kills: int):
     chance, url = random.Random(seed), gathering.server.url  # noqa: S311 - no secret
     for topic in "N1", "N2":
         gathering.program("user1").read("NODE1", topic, 3600)
@@ -158,7 +156,7 @@ async def until_last(listener: AsyncNode) -> Any:
 
 
 @in_a_loop
-async def test_calls_that_wait_together_are_one_statement(gathering: World) -> None:
+async def test_calls_that_wait_together_are_one_statement(gathering: World):
     url, watcher = gathering.server.url, gathering.watcher
     for role in "user1", "user2":
         watcher.execute(f"ALTER ROLE {role} SET track_functions = 'all'")
@@ -200,7 +198,7 @@ async def test_calls_that_wait_together_are_one_statement(gathering: World) -> N
 
 
 @in_a_loop
-async def test_an_element_that_two_tasks_commit_is_removed_for_one(gathering: World) -> None:
+async def test_an_element_that_two_tasks_commit_is_removed_for_one(gathering: World):
     async with AsyncNode("NODE1", gathering.server.url("user1")) as node:
         await node.push_many("N.1", range(2))
         both = await node.reserve("N.1", 2)

@@ -73,7 +73,7 @@ def listening(new_node: NewNode, *topics: str, **options: Any) -> tuple[Any, Any
     return node1, node2
 
 
-def test_many_messages_are_handled_at_the_same_time(new_node: NewNode) -> None:
+def test_many_messages_are_handled_at_the_same_time(new_node: NewNode):
     node1, node2 = listening(new_node, "ORDERS")
     together = threading.Barrier(MANY)
     node2.on_topic("ORDERS")(lambda message: together.wait(100))
@@ -89,7 +89,7 @@ def test_many_messages_are_handled_at_the_same_time(new_node: NewNode) -> None:
 
 
 @in_a_loop
-async def test_coroutines_are_handled_at_the_same_time_in_one_thread(new_async_node: Any) -> None:
+async def test_coroutines_are_handled_at_the_same_time_in_one_thread(new_async_node: Any):
     async with new_async_node("NODE1") as node1, new_async_node("NODE2") as node2:
         together, threads = asyncio.Barrier(MANY), set()
 
@@ -108,9 +108,7 @@ async def test_coroutines_are_handled_at_the_same_time_in_one_thread(new_async_n
         await handle
 
 
-def test_an_ordered_topic_keeps_its_order_while_others_go_on(
-    new_node: NewNode, handling: Handling
-) -> None:
+def test_an_ordered_topic_keeps_its_order_while_others_go_on(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS", "ORDERS.A", "ORDERS.B")
     node2.on_topic("ORDERS.*", ordered=True)(handling.handle)
     node2.on_topic("ORDERS")(handling.handle)
@@ -127,7 +125,7 @@ def test_an_ordered_topic_keeps_its_order_while_others_go_on(
         assert [body for body in handling.ended if body[0] == "a"] == ["a1", "a2", "a3"]
 
 
-def test_at_the_limit_messages_wait_in_the_inbox(new_node: NewNode, handling: Handling) -> None:
+def test_at_the_limit_messages_wait_in_the_inbox(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS", concurrency=2)
     node2.on_topic("ORDERS")(handling.handle)
     with running(node2):
@@ -141,9 +139,7 @@ def test_at_the_limit_messages_wait_in_the_inbox(new_node: NewNode, handling: Ha
         poll_until(lambda: len(handling.ended) == 4)
 
 
-def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(
-    new_node: NewNode, handling: Handling
-) -> None:
+def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS", "ORDERS.A", inbox_limit=2)
     node2.on_topic("ORDERS", ordered=True)(handling.handle)
     node2.on_topic("ORDERS.A")(handling.handle)
@@ -159,9 +155,7 @@ def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(
         assert [body for body in handling.ended if body != "other"] == [1, 2, 3]
 
 
-def test_stop_lets_running_handlers_end_and_begins_no_other(
-    new_node: NewNode, handling: Handling
-) -> None:
+def test_stop_lets_running_handlers_end_and_begins_no_other(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS", concurrency=2)
     node2.on_rpc(handling.handle)
     node2.on_topic("ORDERS", ordered=True)(handling.handle)
@@ -182,7 +176,7 @@ def test_stop_lets_running_handlers_end_and_begins_no_other(
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_handler_that_does_not_end_is_reported(
     new_node: NewNode, handling: Handling, end: str, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     node1, node2 = listening(new_node, "ORDERS", concurrency=1, stop_timeout=BRIEFLY)
     node2.on_topic("ORDERS")(handling.handle)
     thread = threading.Thread(target=node2.run)
@@ -201,7 +195,7 @@ def test_a_handler_that_does_not_end_is_reported(
 
 def test_a_handler_that_does_not_end_does_not_keep_the_process_alive(
     node1: Node, conversation: World
-) -> None:
+):
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING, conversation.server.url("user2")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -219,7 +213,7 @@ def test_a_handler_that_does_not_end_does_not_keep_the_process_alive(
 
 
 @in_a_loop
-async def test_coroutines_that_do_not_end_are_cancelled(new_async_node: Any) -> None:
+async def test_coroutines_that_do_not_end_are_cancelled(new_async_node: Any):
     options = Options(stop_timeout=BRIEFLY)
     async with new_async_node("NODE1") as node1, new_async_node("NODE2", options) as node2:
         begun, ended = asyncio.Event(), []
@@ -241,7 +235,7 @@ async def test_coroutines_that_do_not_end_are_cancelled(new_async_node: Any) -> 
         assert ended == ["x"]
 
 
-def test_a_handler_may_close_its_node(new_node: NewNode, handling: Handling) -> None:
+def test_a_handler_may_close_its_node(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS")
     node2.on_topic("ORDERS")(handling.handle)
     node2.on_rpc(lambda message: node2.close())
@@ -257,7 +251,7 @@ def test_a_handler_may_close_its_node(new_node: NewNode, handling: Handling) -> 
     assert handling.ended == ["other"]
 
 
-def test_an_exit_in_a_handler_s_thread_ends_run(node1: Node, node2: Node) -> None:
+def test_an_exit_in_a_handler_s_thread_ends_run(node1: Node, node2: Node):
     @node2.on_rpc
     def leave(message: Message) -> None:
         raise SystemExit(3)
@@ -268,7 +262,7 @@ def test_an_exit_in_a_handler_s_thread_ends_run(node1: Node, node2: Node) -> Non
 
 
 @in_a_loop
-async def test_a_synchronous_handler_may_raise_anything(new_async_node: Any) -> None:
+async def test_a_synchronous_handler_may_raise_anything(new_async_node: Any):
     async with new_async_node("NODE1", QUICK) as node1, new_async_node("NODE2") as node2:
         node2.on_rpc(lambda message: next(iter(())))
         handle = asyncio.create_task(node2.run())

@@ -41,7 +41,7 @@ def bodies(node: Any, count: int) -> list[object]:
     return list(islice(topical, count))
 
 
-def test_every_kind_and_size_of_body_arrives_as_it_was_sent(echo: Any) -> None:
+def test_every_kind_and_size_of_body_arrives_as_it_was_sent(echo: Any):
     for body in BODIES:
         echo.topic_send("ORDERS", body)
         message = next_message(echo)
@@ -51,7 +51,7 @@ def test_every_kind_and_size_of_body_arrives_as_it_was_sent(echo: Any) -> None:
         assert not isinstance(body, str) or message.size == len(body.encode())
 
 
-def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any) -> None:
+def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any):
     """Notifications that come with the answers of other calls count as well."""
     for number in range(50):
         echo.topic_send("ORDERS", number)
@@ -66,7 +66,7 @@ def test_messages_come_in_order_and_none_is_lost_between_two_waits(echo: Any) ->
     assert bodies(echo, 504) == many + [bytes([n % 256]) for n in range(500)]
 
 
-def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewNode) -> None:
+def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewNode):
     node = new_node()
     with pytest.raises(exceptions.NotNotifying):
         node.topic_send("ORDERS", "x")
@@ -86,7 +86,7 @@ def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewN
     assert node.is_healthy
 
 
-def test_a_node_knows_who_sends_listens_and_observes(world: World, new_node: NewNode) -> None:
+def test_a_node_knows_who_sends_listens_and_observes(world: World, new_node: NewNode):
     world.rules("user1 OTHER Topic ORDERS RW 5")
     node1, node2 = new_node(), new_node("NODE2")
     assert node1.topic_listen("ORDERS")
@@ -117,7 +117,7 @@ def test_a_node_knows_who_sends_listens_and_observes(world: World, new_node: New
     assert node1.topic_status("ORDERS").listeners == ()
 
 
-def test_handlers_hear_of_events(new_node: NewNode) -> None:
+def test_handlers_hear_of_events(new_node: NewNode):
     node, heard = new_node(), []
 
     @node.on_event("connect", "disconnect")
@@ -133,7 +133,7 @@ def test_handlers_hear_of_events(new_node: NewNode) -> None:
 
 
 @pytest.mark.usefixtures("long_closing")
-def test_another_thread_ends_a_wait_and_a_call_at_once(new_node: NewNode) -> None:
+def test_another_thread_ends_a_wait_and_a_call_at_once(new_node: NewNode):
     node2, node = new_node("NODE2"), new_node()
     Timer(0.1, node.stop).start()
     started = monotonic()
@@ -157,7 +157,7 @@ def test_another_thread_ends_a_wait_and_a_call_at_once(new_node: NewNode) -> Non
 
 
 @pytest.mark.usefixtures("long_closing")
-def test_a_signal_handler_ends_a_wait_at_once(node1: Node) -> None:
+def test_a_signal_handler_ends_a_wait_at_once(node1: Node):
     previous = signal.signal(signal.SIGUSR1, lambda *_: node1.close())
     try:
         Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
@@ -170,7 +170,7 @@ def test_a_signal_handler_ends_a_wait_at_once(node1: Node) -> None:
         node1.topic_send("ORDERS", "x")
 
 
-def test_a_node_that_cannot_be_used_says_why(world: World, new_node: NewNode) -> None:
+def test_a_node_that_cannot_be_used_says_why(world: World, new_node: NewNode):
     with pytest.raises(NodeClosed, match="not open yet"):
         Node("NODE1").topic_send("ORDERS", "x")
     with pytest.raises(exceptions.ServerUnreachable, match="cannot connect"):
@@ -192,7 +192,7 @@ FORGED = (
 
 def test_forged_and_malformed_notifications_do_not_harm_a_node(
     owner: psycopg.Connection, echo: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     for forged in FORGED * 5:
         owner.execute("SELECT pg_notify(%s, %s)", (echo.channel, forged))
     echo.topic_send("ORDERS", "real")
@@ -201,7 +201,7 @@ def test_forged_and_malformed_notifications_do_not_harm_a_node(
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
-def test_large_bodies_that_wait_arrive_in_few_calls(echo: Any, owner: psycopg.Connection) -> None:
+def test_large_bodies_that_wait_arrive_in_few_calls(echo: Any, owner: psycopg.Connection):
     sent = [f"{number} Grüße " + "ä\n" * 4_000 for number in range(20)]
     for body in sent:
         echo.topic_send("ORDERS", body)
@@ -218,7 +218,7 @@ def test_large_bodies_that_wait_arrive_in_few_calls(echo: Any, owner: psycopg.Co
     assert (echo.counters.fetched, echo.counters.lost_bodies) == (len(sent) - 1, 1)
 
 
-def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World) -> None:
+def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World):
     for is_on in (False, True):
         options = Options(synchronous_commit=is_on)
         with Node("NODE1", conversation.server.url("user1"), options=options) as node:
@@ -226,12 +226,12 @@ def test_a_node_waits_for_the_disk_where_it_is_asked_to(conversation: World) -> 
             assert shown == ("on" if is_on else "off")
 
 
-def test_threads_share_a_node(echo: Any) -> None:
+def test_threads_share_a_node(echo: Any):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: echo.topic_send("ORDERS", number), range(200)))
     assert sorted(map(str, bodies(echo, 200))) == sorted(map(str, range(200)))
 
 
-def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries() -> None:
+def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():
     assert offered(Node) == offered(AsyncNode)
     assert Options().backoff_max <= timedelta(seconds=4)

@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_terminal_has_one_line_that_is_refreshed_below_what_is_said(clock: list[float]) -> None:
+def test_a_terminal_has_one_line_that_is_refreshed_below_what_is_said(clock: list[float]):
     stream = Terminal()
     with Progress("sent", 100, stream) as progress:
         for clock[0] in (0.1, 0.5, 1.0):
@@ -39,7 +39,7 @@ def test_a_terminal_has_one_line_that_is_refreshed_below_what_is_said(clock: lis
     ]  # fmt: skip
 
 
-def test_elsewhere_there_are_plain_lines_now_and_then(clock: list[float]) -> None:
+def test_elsewhere_there_are_plain_lines_now_and_then(clock: list[float]):
     stream = io.StringIO()
     with Progress("sent", stream=stream) as progress:
         for clock[0] in map(float, range(1, 25)):
@@ -47,7 +47,7 @@ def test_elsewhere_there_are_plain_lines_now_and_then(clock: list[float]) -> Non
     assert stream.getvalue() == "".join(f"sent {n} in {n}.0 s, 1/s\n" for n in (10, 20, 24))
 
 
-def test_a_table_has_columns_and_control_characters_are_not_obeyed() -> None:
+def test_a_table_has_columns_and_control_characters_are_not_obeyed():
     assert format_table(["name", "n"], [["a", "10"], ["long name", "5"]], right=[1]) == (
         "name        n\na          10\nlong name   5"
     )
@@ -74,7 +74,7 @@ def utc_plus_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_a_time_without_a_zone_is_local_time(
     command: output.CliCommand, arguments: list[str], name: str
-) -> None:
+):
     parser = ArgumentParser()
     command.configure(parser)
     noon = datetime(2030, 12, 31, 12, tzinfo=UTC)

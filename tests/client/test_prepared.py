@@ -32,7 +32,7 @@ def execute_prepared_many(connection: Connection, sql: str, *rows: tuple[Any, ..
     return connection.wait(connection._statements.execute_many(connection.pgconn, statements))
 
 
-def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection) -> None:
+def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Connection):
     for _ in range(2):
         with pytest.raises(errors.InvalidTextRepresentation, match="junk"):
             connection.execute_prepared("SELECT %s::int::text", ("junk",))
@@ -50,7 +50,7 @@ def test_errors_are_those_of_psycopg_and_the_connection_goes_on(connection: Conn
     assert execute_prepared_many(connection, inserting, ("1",), ("2",)) == [1, 2]
 
 
-def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
+def test_what_fails_at_the_commit_is_no_success(connection: Connection):
     connection.execute(REFUSING_AT_COMMIT)
     for ask, rows in (
         (Connection.execute_prepared, [("lost",)]),
@@ -62,7 +62,7 @@ def test_what_fails_at_the_commit_is_no_success(connection: Connection) -> None:
     assert connection.info.transaction_status == pq.TransactionStatus.IDLE
 
 
-def test_lost_statements_are_no_error_and_are_prepared_anew(connection: Connection) -> None:
+def test_lost_statements_are_no_error_and_are_prepared_anew(connection: Connection):
     for _ in range(2):
         assert connection.execute_prepared(ECHO, ("a", "b")) == ["a", "b"]
         connection.execute("DEALLOCATE ALL")

@@ -58,7 +58,7 @@ def topics_locked(world: World) -> Iterator[None]:
         yield
 
 
-def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, node2: Node) -> None:
+def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, node2: Node):
     conversation.rules("user1 OTHER Topic ORDERS R 5")
     node.init("OTHER")
     node.topic_listen("ORDERS")
@@ -83,9 +83,7 @@ def test_a_node_comes_back_as_before_and_tells(conversation: World, node: Any, n
     assert node2.topic_status("ORDERS").listeners == ("NODE1", "OTHER")
 
 
-def test_a_lost_call_may_have_been_done_and_later_ones_go_on(
-    conversation: World, node: Any
-) -> None:
+def test_a_lost_call_may_have_been_done_and_later_ones_go_on(conversation: World, node: Any):
     node.topic_notify("ORDERS.A")
     with topics_locked(conversation):
         when(lambda: conversation.wait_for(WAITS), lambda: end_backend(conversation))
@@ -98,7 +96,7 @@ def test_a_lost_call_may_have_been_done_and_later_ones_go_on(
 @in_a_loop
 async def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_for_their_turn(
     conversation: World, new_async_node: Callable[..., AsyncNode]
-) -> None:
+):
     async with new_async_node("NODE1", QUICK) as node, new_async_node("NODE2") as other:
         other.on_rpc(lambda message: "heard")
         running = asyncio.create_task(other.run())
@@ -117,7 +115,7 @@ async def test_tasks_fail_where_they_were_under_way_and_go_on_where_they_waited_
         await running
 
 
-def test_a_lost_connection_fails_a_question(conversation: World, node: Any, node2: Node) -> None:
+def test_a_lost_connection_fails_a_question(conversation: World, node: Any, node2: Node):
     when(lambda: next_message(node2, "Rpc"), lambda: end_backend(conversation))
     started = monotonic()
     with pytest.raises(ConnectionLost, match="lost during the call"):
@@ -129,7 +127,7 @@ def test_a_lost_connection_fails_a_question(conversation: World, node: Any, node
         assert node.call("NODE2", "x", timeout=SOON) == "heard"
 
 
-def test_calls_after_an_idle_while_use_a_new_connection(conversation: World, node2: Node) -> None:
+def test_calls_after_an_idle_while_use_a_new_connection(conversation: World, node2: Node):
     node2.on_rpc(lambda message: "heard")
     url = conversation.server.url("user1")
     with running(node2), Node("NODE1", url, options=QUICK) as node:
@@ -150,7 +148,7 @@ def flip_rules(owner: psycopg.Connection) -> None:
 
 def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_it_anew(
     conversation: World, owner: psycopg.Connection, node: Any, node2: Node
-) -> None:
+):
     node.topic_listen("ORDERS")
     for _ in range(2):
         flip_rules(owner)
@@ -171,7 +169,7 @@ def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_i
 
 def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
     new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     # Without evaluation only the probe's echo can be missing.
     node = new_node("NODE1", far, WATCHFUL)
     node.topic_listen("ORDERS")
@@ -193,7 +191,7 @@ def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
 @pytest.mark.usefixtures("long_closing")
 def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
     new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     options = Options(
         reconnect_wait=timedelta(seconds=0.3),
         backoff_max=timedelta(seconds=0.1),
@@ -215,7 +213,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
 
 
 @in_a_loop
-async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.2)
     node = AsyncNode("NODE1", far)
     await node.open()
@@ -238,7 +236,7 @@ async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "new_node", [Node, pytest.param(Driven, marks=pytest.mark.nightly)], indirect=True
 )
-def test_a_stalled_call_is_ended(new_node: NewNode, node2: Node, far: str, proxy: Proxy) -> None:
+def test_a_stalled_call_is_ended(new_node: NewNode, node2: Node, far: str, proxy: Proxy):
     # An evaluation by itself would wait for as long as a probe, which is a minute.
     options = Options(
         evaluate_interval=timedelta(milliseconds=100),

@@ -40,7 +40,7 @@ def events_until_the_last(node: Any) -> list[str]:
 @pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
 def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
     tmp_path: Path, pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+):
     caplog.set_level(logging.INFO, "psqlmessages")
     binaries = pytestconfig.stash[SERVER].binaries
     with ExitStack() as stack, ThreadPoolExecutor(len(NODES)) as pool:

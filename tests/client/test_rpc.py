@@ -41,7 +41,7 @@ def pair(new_node: NewNode) -> Iterator[tuple[Any, Any]]:
         yield node1, node2
 
 
-def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, Any]) -> None:
+def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, Any]):
     node1, node2 = pair
     for body in ("x", {"x": 1}, None, b"\0", "y" * 50_000):
         assert node1.call("NODE2", body, timeout=SOON) == body
@@ -61,7 +61,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
     assert (answer.sender, answer.token, answer.body) == ("NODE2", "my token", "x")
 
 
-def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog: Any) -> None:
+def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog: Any):
     came = []
 
     @node2.on_rpc
@@ -87,7 +87,7 @@ def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog: Any) -> 
     assert "no such article" in caplog.text
 
 
-def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node) -> None:
+def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node):
     with pytest.raises(CallTimeout, match=r"no answer from NODE2 within 0\.2 s"):
         node1.call("NODE2", "x", timeout=timedelta(milliseconds=200))
     next_message(node2, "Rpc").reply("late")
@@ -100,7 +100,7 @@ def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node) -> None:
 
 
 @pytest.mark.parametrize("end", ["SELECT messages.deinit('NODE2')", "crash"])
-def test_a_call_ends_when_the_node_asked_goes(conversation: World, node1: Node, end: str) -> None:
+def test_a_call_ends_when_the_node_asked_goes(conversation: World, node1: Node, end: str):
     callee = psycopg.connect(conversation.server.url("user2"), autocommit=True)
     callee.execute("SELECT messages.init('NODE2')")
     leaving = when(
@@ -114,7 +114,7 @@ def test_a_call_ends_when_the_node_asked_goes(conversation: World, node1: Node, 
     callee.close()
 
 
-def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: NewNode) -> None:
+def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: NewNode):
     world.rules("user3 NODE3 Topic ORDERS R 5")
     node1, node2, node3 = (new_node(f"NODE{number}") for number in (1, 2, 3))
     for node in (node2, node3):
@@ -128,7 +128,7 @@ def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: Ne
         list(node1.call_topic("ORDERS", 1, timeout=NOW))
 
 
-def test_a_node_that_was_away_before_the_question_answers_it(new_node: NewNode) -> None:
+def test_a_node_that_was_away_before_the_question_answers_it(new_node: NewNode):
     node1 = new_node()
     for _ in range(2):
         new_node("NODE2").close()

@@ -43,7 +43,7 @@ def payload(text: str | None = None, **header: Any) -> str:
         | st.lists(st.none()),
     ).map(json.dumps)
 )
-def test_no_notification_whatsoever_raises(raw: str) -> None:
+def test_no_notification_whatsoever_raises(raw: str):
     listening = new_listening()
     listening.feed(OURS, raw)
     arrival = listening.take()
@@ -51,14 +51,14 @@ def test_no_notification_whatsoever_raises(raw: str) -> None:
         listening.create_message(arrival, arrival.text, Mock())
 
 
-def test_a_body_beside_the_key_of_a_kept_one_is_not_believed() -> None:
+def test_a_body_beside_the_key_of_a_kept_one_is_not_believed():
     """Whoever knows the channel can write both, but not into the table of bodies."""
     header = {"Type": "Topic", "From": "A", "To": "T", "Size": 9_000, "Dkey": "1"}
     script = fetch_text(Notification(header, "forged", "payload 1"), new_listening())
     assert next(script) == calls.get_data("payload 1")
 
 
-def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
+def test_an_earlier_connection_that_the_server_holds_alive_is_ended():
     listening = new_listening()
     listening.backend = BackendInfo(7, "then")
     listening.on_connection_lost("gone", 200.0)
@@ -71,7 +71,7 @@ def test_an_earlier_connection_that_the_server_holds_alive_is_ended() -> None:
     assert listening.backend == BackendInfo(7, "then")
 
 
-def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes() -> None:
+def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_comes():
     listening = new_listening()
     pulse = listening.heartbeat
     due = [pulse.start_housekeeping_if_due(t) for t in (100.5, 101.0, 101.9, 102.0)]
@@ -91,7 +91,7 @@ def test_evaluation_is_due_each_second_and_a_probe_is_overdue_unless_something_c
     assert not pulse.is_overdue(1000.0)
 
 
-def test_after_the_first_echo_a_connection_is_probed_by_a_query() -> None:
+def test_after_the_first_echo_a_connection_is_probed_by_a_query():
     listening = new_listening(evaluate_interval=timedelta(hours=1))
     (by_notify,) = listening.due_calls(115.0)
     assert "pg_notify" in by_notify.sql
@@ -106,7 +106,7 @@ def test_after_the_first_echo_a_connection_is_probed_by_a_query() -> None:
 
 
 @given(st.floats(0, 1), st.integers(1, 2000))
-def test_delays_grow_to_a_limit_with_jitter(jitter: float, attempts: int) -> None:
+def test_delays_grow_to_a_limit_with_jitter(jitter: float, attempts: int):
     backoff = Backoff(timedelta(seconds=1), timedelta(seconds=30), jitter=lambda: jitter)
     for attempt in range(attempts):
         ceiling = min(30, 2.0 ** min(attempt, 100))
@@ -115,7 +115,7 @@ def test_delays_grow_to_a_limit_with_jitter(jitter: float, attempts: int) -> Non
         assert backoff.next_at == 1000.0 + delay
 
 
-def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
+def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays():
     listening = new_listening(backoff_min=timedelta(seconds=1))
     for now in (101.0, 102.0, 103.0):
         listening.on_connection_lost("flapping", now)
@@ -125,7 +125,7 @@ def test_a_connection_that_breaks_at_once_does_not_shorten_the_delays() -> None:
     assert listening.backoff.failures == 1
 
 
-def test_handlers_are_chosen_by_type_topic_and_event() -> None:
+def test_handlers_are_chosen_by_type_topic_and_event():
     handlers, called = NodeHandlers(), []
     handlers.on_topic("A")(lambda m: called.append("exact"))
     handlers.on_topic("A*")(lambda m: called.append("pattern"))
@@ -143,7 +143,7 @@ def test_handlers_are_chosen_by_type_topic_and_event() -> None:
         Options(concurrency=0)
 
 
-def test_what_a_connection_string_sets_itself_stays() -> None:
+def test_what_a_connection_string_sets_itself_stays():
     assert "connect_timeout=5" in complete_conninfo("dbname=app", "N")
     completed = complete_conninfo("dbname=app connect_timeout=1 application_name=mine", "N")
     assert "connect_timeout=1" in completed

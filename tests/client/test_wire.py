@@ -30,14 +30,14 @@ for _ in range(100_000):
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5), texts | st.none())
-def test_what_is_serialized_is_parsed_back(header: dict[str, object], text: str | None) -> None:
+def test_what_is_serialized_is_parsed_back(header: dict[str, object], text: str | None):
     payload = parse(serialize(header, text))
     assert payload.header == header
     assert payload.text == text
 
 
 @given(st.text())
-def test_any_text_is_parsed_or_refused(payload: str) -> None:
+def test_any_text_is_parsed_or_refused(payload: str):
     with suppress(MalformedPayload):
         assert isinstance(parse(payload).header, dict)
 
@@ -50,7 +50,7 @@ OTHER_ENCODINGS = (
 )  # fmt: skip
 
 
-def test_a_first_line_that_is_no_json_object_or_a_body_of_another_encoding_is_refused() -> None:
+def test_a_first_line_that_is_no_json_object_or_a_body_of_another_encoding_is_refused():
     for payload in NO_OBJECTS:
         with pytest.raises(MalformedPayload):
             parse(payload)
@@ -60,14 +60,14 @@ def test_a_first_line_that_is_no_json_object_or_a_body_of_another_encoding_is_re
 
 
 @given(texts | st.binary() | no_texts)
-def test_a_body_comes_back_as_it_was(value: object) -> None:
+def test_a_body_comes_back_as_it_was(value: object):
     body = EncodedBody.of(value)
     assert "\0" not in body.text
     body.text.encode()
     assert decode(body.text, body.enc) == value
 
 
-def test_the_encoding_follows_the_type() -> None:
+def test_the_encoding_follows_the_type():
     assert EncodedBody.of("a") == EncodedBody("a", None)
     assert EncodedBody.of(b"a") == EncodedBody("YQ==", "b64")
     assert (
@@ -88,14 +88,14 @@ NO_BODIES = (
 )  # fmt: skip
 
 
-def test_what_no_body_can_hold_is_refused() -> None:
+def test_what_no_body_can_hold_is_refused():
     for value, error, words in NO_BODIES:
         with pytest.raises(error, match=words):
             EncodedBody.of(value)
 
 
 @given(st.lists(texts | no_texts, max_size=5))
-def test_many_values_have_one_encoding_and_bytes_travel_alone(values: list[object]) -> None:
+def test_many_values_have_one_encoding_and_bytes_travel_alone(values: list[object]):
     encoded, enc = encode_many(values)
     assert [decode(text, enc) for text in encoded] == values
     assert encode_many([b"a", b"b"]) == (["YQ==", "Yg=="], "b64")

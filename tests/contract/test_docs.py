@@ -41,7 +41,7 @@ def documented_functions() -> dict[str, tuple[set[str], str]]:
     return found
 
 
-def test_every_public_function_is_documented_as_the_database_has_it(world: World) -> None:
+def test_every_public_function_is_documented_as_the_database_has_it(world: World):
     live: dict[str, tuple[set[str], str]] = {}
     # The overload with text and seconds comes first, and its comment names the errors of all.
     for name, arguments, answer, comment in world.execute(FUNCTIONS):
@@ -75,7 +75,7 @@ def examples(page: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 @pytest.mark.parametrize("page", ["sql.md", "streams.md", "queues.md"])
-def test_the_examples_of_the_page_run_top_to_bottom(world: World, page: str) -> None:
+def test_the_examples_of_the_page_run_top_to_bottom(world: World, page: str):
     programs = {role: world.program(role) for role in ("user1", "user2", "user3")}
     programs["owner"] = world.owner
     try:
@@ -107,7 +107,7 @@ def as_psql_prints(value: object) -> str:
     return str(value)
 
 
-def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World) -> None:
+def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: World):
     table = re.findall(
         r"^\| (\d+) \| (.*?) \| (\w+) \|", (DOCS / "reference/errors.md").read_text(), re.MULTILINE
     )
@@ -118,7 +118,7 @@ def test_errors_md_equals_the_errors_of_sql_and_the_classes_of_python(world: Wor
     }
 
 
-def test_the_sql_example_of_the_readme_pushes_and_takes(world: World) -> None:
+def test_the_sql_example_of_the_readme_pushes_and_takes(world: World):
     world.rules("user1 shop Queue jobs RW 1")
     (example,) = BLOCK.findall(README)
     push, pop = example.split(";\n")[:2]
@@ -127,19 +127,19 @@ def test_the_sql_example_of_the_readme_pushes_and_takes(world: World) -> None:
     assert json.loads(shop.query(pop)) == {"order": 2}
 
 
-def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+def test_the_two_commands_of_the_readme_are_targets_of_the_makefile():
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"run", "test"} <= set(targets)
     assert re.findall(r"^\$ make (\S+)", README, re.MULTILINE) == ["run", "test"]
 
 
-def test_links_to_the_site_lead_to_a_page() -> None:
+def test_links_to_the_site_lead_to_a_page():
     texts = [README, *(path.read_text() for path in (ROOT / "psqlmessages").rglob("*.*[ysl]"))]
     linked = {page for text in texts for page in re.findall(f"{DOCS_URL}([a-z/-]+)/", text)}
     assert {"tutorial", "choose"} <= linked
     assert [page for page in linked if not (DOCS / f"{page}.md").exists()] == []
 
 
-def test_each_promise_stands_in_the_docs_and_has_a_test() -> None:
+def test_each_promise_stands_in_the_docs_and_has_a_test():
     assert len(read_promises()) > 400
     assert find_errors() == []

@@ -155,7 +155,7 @@ def migrate(database: Database, target: tuple[str, str | None]) -> None:
     MigrationExecutor(database).migrate([target])
 
 
-def test_what_is_installed_equals_a_fresh_installation(database: Database) -> None:
+def test_what_is_installed_equals_a_fresh_installation(database: Database):
     installed = catalogue(database)
     assert len(installed) > 300
     assert schema.installed_digest(database) == digest()
@@ -163,7 +163,7 @@ def test_what_is_installed_equals_a_fresh_installation(database: Database) -> No
     assert catalogue(database) == installed
 
 
-def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, world: World) -> None:
+def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, world: World):
     superuser = world.superuser()
     superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
     try:
@@ -174,7 +174,7 @@ def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, wor
         superuser.execute("DROP TABLE public.psqlmessages_backup")
 
 
-def test_the_digest_of_every_installing_migration_is_that_of_a_folder() -> None:
+def test_the_digest_of_every_installing_migration_is_that_of_a_folder():
     migrations = MigrationLoader(None).disk_migrations.values()
     operations = [operation for migration in migrations for operation in migration.operations]
     installing = [operation for operation in operations if isinstance(operation, InstallSQL)]
@@ -194,7 +194,7 @@ def sqlmigrate(name: str, **how: bool) -> str:
 
 def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_does(
     scratch: Database,
-) -> None:
+):
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
     migrated = catalogue(scratch)
     migrate(scratch, NOTHING)  # what the tables refer to, Django's users, stays
@@ -223,7 +223,7 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_doe
 
 def test_the_install_command_cures_what_doctor_and_check_find(
     scratch: Database, server: TestedServer
-) -> None:
+):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:
@@ -246,7 +246,7 @@ def test_the_install_command_cures_what_doctor_and_check_find(
 
 def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
     scratch: Database,
-) -> None:
+):
     rule = "INSERT INTO psqlmessages_auth (role, ident, type, dest, mode, timeout)"
     execute(scratch, f"{rule} VALUES ('r', 'A', 'Topic', 'T', 'W', 5)")
     migrate(scratch, ("psqlmessages", "0006_pipeline"))
@@ -259,7 +259,7 @@ def test_migrate_replaces_the_functions_of_an_earlier_state_and_keeps_the_rules(
     assert value(scratch, "SELECT ident FROM messages.auth") == "A"
 
 
-def test_installing_again_keeps_secret_settings_counters_and_grants(database: Database) -> None:
+def test_installing_again_keeps_secret_settings_counters_and_grants(database: Database):
     execute(
         database,
         "GRANT SELECT, INSERT ON messages.auth TO hostile;"
@@ -273,7 +273,7 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(database: Da
     assert (value(database, KEPT_ROWS), catalogue(database)) == before
 
 
-def test_what_an_older_version_left_is_replaced_or_dropped(database: Database) -> None:
+def test_what_an_older_version_left_is_replaced_or_dropped(database: Database):
     installed, wrong = catalogue(database), []
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
@@ -285,7 +285,7 @@ def test_what_an_older_version_left_is_replaced_or_dropped(database: Database) -
     assert not wrong
 
 
-def test_a_connected_node_lives_through_an_installation(world: World, database: Database) -> None:
+def test_a_connected_node_lives_through_an_installation(world: World, database: Database):
     world.rules("user1 N Topic T RW 5")
     node = world.node("user1", "N")
     node.ok("topic_listen", "T")
@@ -296,7 +296,7 @@ def test_a_connected_node_lives_through_an_installation(world: World, database: 
     assert node.headers()[-1]["Body"] == "x"
 
 
-def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: Database) -> None:
+def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: Database):
     as_vacuum = "psqlmessages_element, psqlmessages_queuecount IN SHARE UPDATE EXCLUSIVE MODE"
     with world.owner.connection.transaction(force_rollback=True):
         world.execute(f"LOCK TABLE {as_vacuum}")
@@ -304,13 +304,13 @@ def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: D
         schema.install(database)
 
 
-def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database) -> None:
+def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database):
     execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
     with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
         schema.install(database)
 
 
-def test_a_role_that_may_not_create_a_schema_is_told_the_grant(database: Database) -> None:
+def test_a_role_that_may_not_create_a_schema_is_told_the_grant(database: Database):
     name, role = database.settings_dict["NAME"], database.settings_dict["USER"]
     revoke = f"REVOKE CREATE ON DATABASE {name} FROM {role}"
     execute(database, "ALTER SCHEMA messages RENAME TO away", revoke)
@@ -318,7 +318,7 @@ def test_a_role_that_may_not_create_a_schema_is_told_the_grant(database: Databas
         schema.install(database)
 
 
-def test_everything_is_owned_by_a_role_that_is_no_superuser(database: Database) -> None:
+def test_everything_is_owned_by_a_role_that_is_no_superuser(database: Database):
     (owner,) = value(database, OWNERS)
     powers = "rolsuper OR rolreplication OR rolbypassrls"
     assert value(database, f"SELECT {powers} FROM pg_roles WHERE oid = %s", owner) is False
@@ -364,13 +364,13 @@ FAULTS = {
 }
 
 
-def test_no_function_has_a_fault(database: Database) -> None:
+def test_no_function_has_a_fault(database: Database):
     faulty = f"WITH functions AS ({FUNCTIONS}) SELECT array_agg(signature) FROM functions WHERE "
     found = {name: value(database, f"{faulty} ({fault})") for name, fault in FAULTS.items()}
     assert found == dict.fromkeys(FAULTS)
 
 
-def test_the_public_functions_and_views_are_those_of_the_grants(database: Database) -> None:
+def test_the_public_functions_and_views_are_those_of_the_grants(database: Database):
     public = value(
         database, f"SELECT array_agg(proname::text) FROM ({FUNCTIONS}) AS f WHERE NOT is_private"
     )
@@ -379,12 +379,12 @@ def test_the_public_functions_and_views_are_those_of_the_grants(database: Databa
 
 @pytest.mark.django_db
 @override_settings(PSQLMESSAGES={"MAX_BODY_BYTES": 12_345})
-def test_migrate_writes_the_setting_that_binds_psql() -> None:
+def test_migrate_writes_the_setting_that_binds_psql():
     call_command("migrate", verbosity=0)
     assert value(connections["default"], "SELECT max_body_bytes FROM messages._settings") == 12_345
 
 
-def test_the_models_of_tables_made_by_a_script_have_their_columns(database: Database) -> None:
+def test_the_models_of_tables_made_by_a_script_have_their_columns(database: Database):
     for model in (Body, StreamMessage):
         table = model._meta.db_table
         fields = [field for field in model._meta.fields if field.column]

@@ -45,7 +45,7 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_the_search_finds_a_function_without_another_server(address: str) -> None:
+def test_the_search_finds_a_function_without_another_server(address: str):
     with chromium() as browser:
         page = browser.new_page()
         asked: list[str] = []
@@ -56,14 +56,14 @@ def test_the_search_finds_a_function_without_another_server(address: str) -> Non
         assert {url for url in asked if not url.startswith((address, "data:", "blob:"))} == set()
 
 
-def test_each_error_has_an_address_of_its_own(site: Path) -> None:
+def test_each_error_has_an_address_of_its_own(site: Path):
     page = (site / "reference/errors/index.html").read_text()
     anchors = {f"error-{number}" for number in classes_by_number}
     assert anchors == set(re.findall(r'id="(error-\d+)"', page))
     assert classes_by_number[9]("x").url.endswith("/reference/errors/#error-9")
 
 
-def test_the_documents_for_programs_name_every_call(site: Path) -> None:
+def test_the_documents_for_programs_name_every_call(site: Path):
     channels = json.loads((site / "reference/asyncapi.json").read_text())["channels"]
     messages = channels["node"]["messages"]
     assert set(messages) == {*OPERATIONS, "answer", "notification"}

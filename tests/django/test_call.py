@@ -59,7 +59,7 @@ def prices(shop: World) -> Iterator[Node]:
 
 def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
     prices: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     if not size(0, 1):
         monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
     caller = rpc_client.RpcClient("shop.far", through(proxy, database_dsn()))
@@ -85,7 +85,7 @@ def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
 
 def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(
     prices: Node,
-) -> None:
+):
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT pg_current_xact_id_if_assigned()")
         assert call("PRICES", [1, "x"]) == {"answer": [1, "x"]}
@@ -102,7 +102,7 @@ def test_a_call_leaves_at_once_and_takes_nothing_from_the_transaction_around_it(
 
 
 @pytest.mark.usefixtures("prices")
-def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World) -> None:
+def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
     async def ask_many() -> list[object]:
         return list(await asyncio.gather(*(acall("PRICES", number) for number in range(100))))
 
@@ -119,7 +119,7 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World) -> 
 @pytest.mark.usefixtures("prices")
 def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_tries_again(
     shop: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     with monkeypatch.context() as away:
         away.setitem(connection.settings_dict, "PORT", "1")
         with pytest.raises(ConnectionError, match="cannot connect"):
@@ -135,7 +135,7 @@ def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_trie
     assert call("PRICES", 1) == {"answer": 1}
 
 
-def test_a_node_that_leaves_ends_the_wait(prices: Node) -> None:
+def test_a_node_that_leaves_ends_the_wait(prices: Node):
     asking = threading.Event()
 
     @prices.on_rpc
@@ -176,7 +176,7 @@ print(parent.rpartition("-")[0] == f"shop.{os.getpid()}", child.startswith(f"sho
 @pytest.mark.usefixtures("prices")
 def test_a_forked_process_calls_on_a_session_of_its_own_and_both_leave_at_their_end(
     shop: World,
-) -> None:
+):
     quiet = ("-W", "ignore::DeprecationWarning")
     done = run_python(*quiet, "-c", FORKING, env=environment(shop.server))
     assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)

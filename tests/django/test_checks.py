@@ -28,7 +28,7 @@ def ids(messages: list[CheckMessage]) -> list[str]:
     return [str(message.id) for message in messages]
 
 
-def test_the_checks_are_registered_once_and_for_databases_only_when_asked() -> None:
+def test_the_checks_are_registered_once_and_for_databases_only_when_asked():
     known = [*registry.registry.registered_checks, *registry.registry.deployment_checks]
     mine = [check for check in known if check.__module__ == ours.__name__]
     assert set(mine) == {check_connections, check_databases, check_deployment, check_settings}
@@ -76,7 +76,7 @@ WRONG = (
 )  # fmt: skip
 
 
-def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings) -> None:
+def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings):
     for given, id_, words in WRONG:
         settings.PSQLMESSAGES = given
         (found,) = check_settings()
@@ -92,14 +92,14 @@ def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings)
     assert ids(check_settings()) == [f"psqlmessages.E00{number}" for number in (1, 2, 3)]
 
 
-def test_every_setting_is_documented_with_its_default() -> None:
+def test_every_setting_is_documented_with_its_default():
     page = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
     documented = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", page, re.MULTILINE))
     for field in fields(Settings):
         assert str(field.default) in documented[field.name].replace("empty", ""), field.name
 
 
-def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings) -> None:
+def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings):
     with namespace("legacy", ENGINE="django.db.backends.sqlite3", NAME=":memory:"):
         (found,) = check_databases(databases=["default", "legacy"])
         assert (found.id, found.level) == ("psqlmessages.E101", checks.ERROR)
@@ -112,7 +112,7 @@ def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings)
 
 def test_too_old_a_server_or_one_that_cannot_be_reached(
     shop: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     with monkeypatch.context() as newer:
         newer.setattr(ours, "MIN_VERSION", 99)
         (found,) = check_databases(databases=["default"])
@@ -139,7 +139,7 @@ HOSTS = (
 
 def test_connections_over_a_network_without_bounds_are_a_warning(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     for host, options, missing in HOSTS:
         monkeypatch.setitem(connection.settings_dict, "HOST", host)
         monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
@@ -149,7 +149,7 @@ def test_connections_over_a_network_without_bounds_are_a_warning(
 
 
 @pytest.mark.usefixtures("of_another_version")
-def test_functions_of_another_version_are_a_warning_that_names_the_cure() -> None:
+def test_functions_of_another_version_are_a_warning_that_names_the_cure():
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W102", checks.WARNING)
     assert "python manage.py psqlmessages --database default install" in str(found.hint)
@@ -157,7 +157,7 @@ def test_functions_of_another_version_are_a_warning_that_names_the_cure() -> Non
 
 def test_functions_that_are_gone_are_said_but_not_those_that_never_were(
     shop: World, changed: Changed
-) -> None:
+):
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     assert ids(check_databases(databases=["default"])) == ["psqlmessages.W102"]
     renaming = "ALTER TABLE {} RENAME TO {}"
@@ -168,7 +168,7 @@ def test_functions_that_are_gone_are_said_but_not_those_that_never_were(
 
 def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(
     shop: World, changed: Changed
-) -> None:
+):
     changed("ALTER ROLE psqlmessages SUPERUSER", "ALTER ROLE psqlmessages NOSUPERUSER")
     changed("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     found = check_deployment(databases=["default"])
@@ -199,7 +199,7 @@ call_command("psqlmessages", "--help")
 """
 
 
-def test_commands_work_without_the_extras() -> None:
+def test_commands_work_without_the_extras():
     run = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS]
     said = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert "doctor" in said.stdout, said.stdout + said.stderr

@@ -30,7 +30,7 @@ def command(*arguments: str) -> int:
     return 0
 
 
-def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys: Capture) -> None:
+def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys: Capture):
     steps = (
         ("allow shop W Topic NEWS", 0, "shop may W Topic NEWS", f"{Server.owner} W"),
         ("allow shop R topic NEWS", 0, "shop may RW Topic NEWS", f"{Server.owner} RW"),
@@ -57,7 +57,7 @@ def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys: Ca
             assert shop.owner.query(OF_NEWS) == left, words
 
 
-def test_rules_in_code_are_applied_again_and_again(shop: World) -> None:
+def test_rules_in_code_are_applied_again_and_again(shop: World):
     wanted = (
         rules.Rule(node="shop", topic="NEWS", mode="W", timeout=90),
         rules.Rule(node="worker", queue="jobs", role="user2"),
@@ -80,7 +80,7 @@ WRONG = (
 )
 
 
-def test_a_rule_whose_parts_do_not_fit_is_refused() -> None:
+def test_a_rule_whose_parts_do_not_fit_is_refused():
     for fields, message in WRONG:
         with pytest.raises(ValueError, match=re.escape(message)):
             rules.Rule(node="shop", **fields)
@@ -135,7 +135,7 @@ NO_RULES = (
 )
 
 
-def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field() -> None:
+def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field():
     for text, fault in NO_DOCUMENTS:
         assert faults(text) == [fault]
     for changed, fault in NO_RULES:
@@ -170,7 +170,7 @@ def written(shop: World, tmp_path: Path) -> Path:
 
 def test_import_makes_what_the_file_says_and_prints_it(
     shop: World, written: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     before = changes.read_current()
     done = manage(shop.server, *DEFINITIONS, "import", str(written), "--dry-run")
     assert done.stderr == "dry run: 2 added, 1 changed, 0 removed\n"
@@ -194,7 +194,7 @@ def test_import_makes_what_the_file_says_and_prints_it(
 
 def test_what_export_writes_import_makes_in_another_place(
     shop: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     file, before = tmp_path / "all.json", changes.read_current()
     assert called(capsys, "export", str(file))[0] == 0
     Auth.objects.all().delete()
@@ -215,7 +215,7 @@ def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object,
     return code, *capsys.readouterr()
 
 
-def test_the_example_of_the_page_is_a_document() -> None:
+def test_the_example_of_the_page_is_a_document():
     page = (Path(__file__).parents[2] / "docs/reference/admin.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     assert len(document.read(example).as_json()) == 3

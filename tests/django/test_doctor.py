@@ -43,7 +43,7 @@ def pruned(shop: World, capsys: Capture, *options: str) -> str:
     return capsys.readouterr().out
 
 
-def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> None:
+def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World):
     findings = {each.check: each.state for each in run_checks(shop.server.url())}
     names = [check.__name__.replace("_", " ") for check in CHECKS]
     assert findings == dict.fromkeys(names, FindingState.OK)
@@ -54,7 +54,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World) -> N
 
 def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
     shop: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
-) -> None:
+):
     handlers = HandlerRegistry()
     monkeypatch.setattr(doctor_rules, "registry", handlers)
     settings.PSQLMESSAGES = {"NODE": "new shop"}
@@ -77,7 +77,7 @@ def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
 
 
 @pytest.mark.usefixtures("of_another_version")
-def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Capture) -> None:
+def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Capture):
     assert main(["--dsn", shop.server.url(), "doctor"]) == 1
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
@@ -92,7 +92,7 @@ def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Captu
     assert capsys.readouterr().err.startswith("psqlmessages: connection failed")
 
 
-def test_a_database_without_the_functions(examined: RunCheck, changed: Changed) -> None:
+def test_a_database_without_the_functions(examined: RunCheck, changed: Changed):
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     found = examined(doctor_checks.installed)
     fix = "python manage.py psqlmessages install"
@@ -102,7 +102,7 @@ def test_a_database_without_the_functions(examined: RunCheck, changed: Changed) 
 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
     shop: World, examined: RunCheck, capsys: Capture
-) -> None:
+):
     # The housekeeping of another session, such as a hub's, may be faster.
     for _ in range(5):
         shop.execute(
@@ -119,7 +119,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
 
 def test_stream_messages_that_nobody_removed_and_prune_removes(
     shop: World, examined: RunCheck, changed: Changed, capsys: Capture
-) -> None:
+):
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"
     neglected = "UPDATE messages._stream SET tended_at = now() - interval '1 h'"
@@ -140,7 +140,7 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
 
 def test_a_transaction_that_holds_locks_for_long(
     shop: World, examined: RunCheck, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
     assert examined(doctor_checks.open_transactions).state is FindingState.OK
@@ -157,7 +157,7 @@ def test_a_transaction_that_holds_locks_for_long(
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     shop: World, examined: RunCheck, changed: Changed
-) -> None:
+):
     shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
     assert examined(rules).found == "2 rules name the role brief, which does not exist"
     changed("CREATE ROLE brief", "DROP ROLE brief")
@@ -177,7 +177,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
 
 def test_too_old_a_server_and_a_clock_that_differs(
     examined: RunCheck, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(doctor_checks, "MIN_VERSION", 99)
     found = examined(doctor_checks.server)
     why = "the functions need PostgreSQL 99 or newer"
@@ -214,7 +214,7 @@ RIGHTS = (
 
 def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
     shop: World, examined: RunCheck, changed: Changed
-) -> None:
+):
     for check, statement, back, said in RIGHTS:
         changed(statement, back)
         found = examined(check)
@@ -227,7 +227,7 @@ def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
 
 def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
     shop: World, examined: RunCheck, capsys: Capture
-) -> None:
+):
     found = examined(expired_bodies, shop.server.url("user1"))
     assert (found.state, found.found) == (
         FindingState.UNKNOWN,

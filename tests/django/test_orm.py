@@ -70,7 +70,7 @@ def add_and_fail(add: Callable[[str, str], object], to: str) -> None:
     raise ZeroDivisionError
 
 
-def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Program) -> None:
+def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Program):
     with transaction.atomic():
         Group.objects.create(name="order 1")
         assert send("ORDERS", {"id": 1}) is True
@@ -93,7 +93,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_required(
     shop: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # The project's own says the same thing once in ten seconds.
     monkeypatch.setattr(
         "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
@@ -112,7 +112,7 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
 
 def test_a_refusal_is_raised_and_the_transaction_goes_on(
     shop: World, listener: Program, changed: Changed
-) -> None:
+):
     large, change = "x" * 9000, "UPDATE messages._settings SET max_body_bytes ="
     before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
     changed(f"{change} 8192", f"{change} {before}")
@@ -139,7 +139,7 @@ def test_a_refusal_is_raised_and_the_transaction_goes_on(
     assert listener.bodies() == ["before", "after"]
 
 
-def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program) -> None:
+def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program):
     send("ORDERS", "x" * 100_000)
     (payload,) = [payload for payload in listener.payloads() if "Dkey" in payload]
     assert listener.data(payload)[1] == "x" * 100_000
@@ -147,7 +147,7 @@ def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program
     assert listener.bodies() == [f"order {number}" for number in range(500)]
 
 
-def test_what_is_missing_is_said(shop: World, settings: Settings) -> None:
+def test_what_is_missing_is_said(shop: World, settings: Settings):
     transaction.set_autocommit(False)
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER FUNCTION {SEND_AS} RENAME TO gone")
@@ -161,7 +161,7 @@ def test_what_is_missing_is_said(shop: World, settings: Settings) -> None:
             function("ORDERS", "x")
 
 
-def test_the_asynchronous_functions_take_the_same_arguments() -> None:
+def test_the_asynchronous_functions_take_the_same_arguments():
     for name in ("send", "call", "publish", "push"):
         functions = (getattr(psqlmessages.django, each) for each in (name, f"a{name}"))
         assert len({*map(inspect.signature, functions)}) == 1
@@ -177,7 +177,7 @@ def _django_by_transaction(shop: World, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 @pytest.mark.usefixtures("_django_by_transaction")
-def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World) -> None:
+def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World):
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)
     listener = shop.node("user2", "LISTENER", listen="ORDERS")
@@ -250,7 +250,7 @@ def left(world: World) -> int:
     return world.owner.query("SELECT count(*) FROM psqlmessages_element")
 
 
-def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
+def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
         answer = publish("ORDERS", {"id": 1})
@@ -263,7 +263,7 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(sto
     assert async_to_sync(psqlmessages.django.apublish)("ORDERS", "1").subscribers == 1
 
 
-def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World) -> None:
+def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
         # What JSON lacks is sent by Django's encoder.
@@ -281,7 +281,7 @@ def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored
     assert [element.headers for element in reserve_many("orders", 1)] == [{"a": 1}]
 
 
-def test_many_are_pushed_all_or_none(stored: World) -> None:
+def test_many_are_pushed_all_or_none(stored: World):
     ids = push_many("orders", ["a", None], headers=[{"n": 1.0}, None], keys=["k", None])
     assert push("orders", "again", key="k") == ids[0]
     assert push_many("orders", [], delay=HOUR) == []
@@ -290,7 +290,7 @@ def test_many_are_pushed_all_or_none(stored: World) -> None:
 
 
 @both
-def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store) -> None:
+def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store):
     def be_killed() -> None:
         pid = connection.connection.info.backend_pid
         stored.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
@@ -310,7 +310,7 @@ def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store
 
 
 @both
-def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Store) -> None:
+def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Store):
     def work(_: int) -> None:
         for _ in range(25):
             with transaction.atomic():
@@ -329,7 +329,7 @@ def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Stor
     assert saved() == [f"{number:03}" for number in range(100)]
 
 
-def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
+def test_a_commit_with_the_effect_is_done_once(stored: World):
     @transaction.atomic
     def save_and_commit(element: ReservedElement, name: str) -> None:
         Group.objects.create(name=name)
@@ -356,7 +356,7 @@ def test_a_commit_with_the_effect_is_done_once(stored: World) -> None:
     assert [(one.body, one.tries) for one in reserve_many("orders", 2)] == [("a", 1)]
 
 
-def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World) -> None:
+def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
     with reserve("orders") as nothing:
         assert nothing is None
     push("orders", "x")
@@ -392,7 +392,7 @@ def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World) 
 
 def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
     stored: World,
-) -> None:
+):
     stored.rules(f"{Server.owner} writer Topic ORDERS W 60")
     allow_queue("read-only", mode="R")
     allow_queue("write-only", mode="W")
@@ -421,7 +421,7 @@ def test_a_refusal_is_raised_and_one_of_adding_or_commit_breaks_no_transaction(
             call("orders")
 
 
-def test_published_messages_are_collected_in_tests(shop: World) -> None:
+def test_published_messages_are_collected_in_tests(shop: World):
     with sent_messages() as sent:
         publish("ORDERS", {"id": 1})
         publish_many("ORDERS", [2, 3])
@@ -439,7 +439,7 @@ def test_published_messages_are_collected_in_tests(shop: World) -> None:
 class InATestCase(TestCase):
     """What is pushed in a transaction that never commits can be popped there."""
 
-    def test_what_was_pushed_can_be_popped(self) -> None:
+    def test_what_was_pushed_can_be_popped(self):
         allow_queue("tested.*")
         push("tested.orders", {"id": 1})
         (element,) = pop("tested.orders")

@@ -109,7 +109,7 @@ def wheel(sdist: Path) -> Path:
 
 def test_the_source_distribution_has_docs_and_tests_and_the_wheel_all_that_runs(
     sdist: Path, wheel: Path
-) -> None:
+):
     def files(*folders: str) -> set[str]:
         every = (path for folder in folders for path in (ROOT / folder).rglob("*.*"))
         found = (path.relative_to(ROOT) for path in every if path.is_file())
@@ -127,7 +127,7 @@ def test_the_source_distribution_has_docs_and_tests_and_the_wheel_all_that_runs(
 @pytest.mark.nightly  # downloads 500 MB
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_each_extra_is_enough_for_its_part(tmp_path: Path, wheel: Path, extra: str) -> None:
+def test_each_extra_is_enough_for_its_part(tmp_path: Path, wheel: Path, extra: str):
     subprocess.run([sys.executable, "-m", "venv", tmp_path], check=True)
     wanted = f"psqlmessages[{extra}] @ {wheel.as_uri()}"
     pip = [tmp_path / "bin/pip", "install", "--quiet", wanted, "psycopg[binary]"]
@@ -256,7 +256,7 @@ def clean(server: TestedServer) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) -> None:
+def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer):
     tutorial, *guides = GUIDE
     newcomer.follow(tutorial)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -281,7 +281,7 @@ def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer) ->
     newcomer.sees("handled ")
 
 
-def test_every_system_check_and_check_of_the_doctor_is_on_its_page() -> None:
+def test_every_system_check_and_check_of_the_doctor_is_on_its_page():
     documented = re.findall(r"^\| `(psqlmessages\.[EW]\d+)`", DJANGO_MD, re.MULTILINE)
     found = re.findall(r'"psqlmessages\.([EW]\d+)"', Path(checks.__file__).read_text())
     ids = {"E001", *found, *(field.metadata["check"] for field in fields(Settings))}
@@ -292,7 +292,7 @@ def test_every_system_check_and_check_of_the_doctor_is_on_its_page() -> None:
     assert [n for n in documented if n not in ("check", "option")] == [*names, "needed rules"]
 
 
-def test_every_command_is_on_its_page_with_all_its_options() -> None:
+def test_every_command_is_on_its_page_with_all_its_options():
     documented = {
         section.splitlines()[0]: (
             set(re.findall(r"^\| `(--[a-z-]+)`", section, re.MULTILINE)),
@@ -332,7 +332,7 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse
                 yield from ((f"{name} {own}".strip(), last) for own, last in inner)
 
 
-def test_the_tests_of_an_unusual_project_pass(server: TestedServer) -> None:
+def test_the_tests_of_an_unusual_project_pass(server: TestedServer):
     env = environment(server) | {"DJANGO_SETTINGS_MODULE": "tests.django.odd.settings"}
     done = run_python("-m", "django", "test", "tests.django.odd", "--noinput", env=env)
     assert done.returncode == 0, done.stderr

@@ -51,9 +51,7 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
     assert "Stopping after the current messages" in process.stderr.readline()
 
 
-def test_a_signal_ends_it_after_the_message_at_hand(
-    shop: World, sender: Program, work: Program
-) -> None:
+def test_a_signal_ends_it_after_the_message_at_hand(shop: World, sender: Program, work: Program):
     with started(shop) as worker:
         # An RPC is answered meanwhile, and another message waits.
         sender.ok("rpc", "worker", "ticket", "hello")
@@ -75,7 +73,7 @@ def test_a_signal_ends_it_after_the_message_at_hand(
 )
 def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
     shop: World, sender: Program, work: Program, options: tuple[str, ...], given: dict
-) -> None:
+):
     with started(shop, *options, **given) as worker:
         sender.ok("topic_send", "ORDERS", "one")
         sender.ok("topic_send", "ORDERS", "two")
@@ -90,7 +88,7 @@ def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
 
 def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
     shop: World, sender: Program, work: Program, proxy: Proxy
-) -> None:
+):
     """A firewall drops what comes through them; only new ones work."""
     quick = {} if size(0, 1) else {"ANSWER_SECONDS": 1}
     with started(shop, port=proxy.port, **quick):
@@ -120,7 +118,7 @@ def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
 
 def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     shop: World, sender: Program, work: Program
-) -> None:
+):
     with started(shop, STOP_SECONDS=size(2, 8)) as worker:
         sender.ok("topic_send", "ORDERS", "for ever")
         shop.wait_for(BLOCKED, 1)
@@ -137,7 +135,7 @@ def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     assert "message_handlers.py" in said
 
 
-def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="1"):
         call_command("psqlmessages", "run", "nobody")
     said = capsys.readouterr()

@@ -82,7 +82,7 @@ def send(sender: Program, *bodies: str) -> None:
 
 def test_a_handler_that_does_not_return_holds_up_no_other(
     sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     release = threading.Event()
 
     @registry.on_topic("ORDERS", atomic=False, ordered=True)
@@ -105,7 +105,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
 
 def test_too_many_handlers_that_do_not_return_end_the_process(
     sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(running, "MAX_STUCK", 1)
     release = threading.Event()
 
@@ -129,7 +129,7 @@ def saved() -> list[str]:
 
 def test_each_message_is_handled_in_its_order_and_transaction(
     sender: Program, registry: HandlerRegistry, seen: Seen
-) -> None:
+):
     pids = []
 
     @registry.on_topic("ORDERS")
@@ -152,7 +152,7 @@ def test_each_message_is_handled_in_its_order_and_transaction(
 
 def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
     sender: Program, registry: HandlerRegistry, seen: Seen
-) -> None:
+):
     @registry.on_topic("ORDERS", atomic=False)
     def without(message: Message) -> None:
         assert not connection.in_atomic_block
@@ -178,7 +178,7 @@ def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
 
 def test_an_ordered_handler_gets_one_message_of_a_topic_after_the_other(
     sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-) -> None:
+):
     release = threading.Event()
 
     @registry.on_topic("ORDERS*", ordered=True, atomic=False)
@@ -200,7 +200,7 @@ def test_an_ordered_handler_gets_one_message_of_a_topic_after_the_other(
 
 def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     @registry.on_topic("ORDERS", tries=3)
     def handle(message: Message) -> None:
         Group.objects.create(name=message.body)
@@ -225,7 +225,7 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
 
 def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
     sender: Program, registry: HandlerRegistry, shop: World
-) -> None:
+):
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
@@ -261,7 +261,7 @@ def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
 
 def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_later(
     sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-) -> None:
+):
     @registry.on_topic("*")
     def handle(message: Message) -> str:
         seen.add((message.topic, message.body))
@@ -281,7 +281,7 @@ def test_a_pattern_takes_the_topics_that_a_rule_allows_also_those_that_come_late
 
 def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
     sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
-) -> None:
+):
     @registry.on_topic("ORDERS")
     def handle(message: Message) -> None:
         seen.add(message.body)
@@ -311,7 +311,7 @@ def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
 
 def test_a_topic_that_no_rule_allows_and_the_loss_of_the_last_rule_are_errors(
     shop: World, registry: HandlerRegistry
-) -> None:
+):
     forbidden = HandlerRegistry()
     forbidden.on_topic("PRICES")(print)
     registry.on_topic("ORDERS")(print)
@@ -341,9 +341,7 @@ FOUND = (
 )  # fmt: skip
 
 
-def test_a_message_goes_to_the_handlers_of_its_topic_or_the_one_that_names_the_node_closest() -> (
-    None
-):
+def test_a_message_goes_to_the_handlers_that_name_its_topic_or_node_closest():
     registry = HandlerRegistry()
     for decorate, name in (
         (registry.on_topic("ORDERS"), "exact"), (registry.on_topic("ORD*"), "by pattern"),

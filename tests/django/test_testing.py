@@ -49,7 +49,7 @@ class InATestCase(TestCase):
     def setUp(self) -> None:
         testing.allow_topic("TESTED")
 
-    def test_what_was_sent_is_seen(self) -> None:
+    def test_what_was_sent_is_seen(self):
         with sent_messages() as sent:
             place_order("TESTED", {"id": 1})
             send_many("TESTED", [2, (3,)])
@@ -58,7 +58,7 @@ class InATestCase(TestCase):
         assert {(m.topic, m.ident, m.using) for m in sent} == {("TESTED", "tested", "default")}
         assert (len(sent), sent[0].has_receivers, sent.bodies("OTHER")) == (3, False, [])
 
-    def test_what_was_rolled_back_or_refused_is_not_seen(self) -> None:
+    def test_what_was_rolled_back_or_refused_is_not_seen(self):
         with sent_messages() as sent:
             place_order("TESTED", {"id": 1})
             with pytest.raises(ZeroDivisionError):
@@ -67,7 +67,7 @@ class InATestCase(TestCase):
                 send("FORBIDDEN", 1)
         assert sent.bodies("TESTED") == [{"id": 1}]
 
-    def test_messages_are_handed_to_handlers(self) -> None:
+    def test_messages_are_handed_to_handlers(self):
         assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]
         assert deliver("OTHER", {"id": 4}, handlers=registry) == []
         assert Group.objects.get().name == "shipped 4 for shop"
@@ -76,14 +76,14 @@ class InATestCase(TestCase):
             deliver("TESTED", {"id": 13}, handlers=registry)
         assert Group.objects.count() == 1
 
-    def test_a_question_is_handed_to_its_handler(self) -> None:
+    def test_a_question_is_handed_to_its_handler(self):
         assert ask("prices", {"pair": (5, 6)}, handlers=registry) == [5, "EUR"]
         with pytest.raises(KeyError):
             ask("prices", {}, handlers=registry)
         with pytest.raises(CallFailed, match="nobody has no handler"):
             ask("nobody", {}, handlers=registry)
 
-    def test_calls_are_answered_as_from_another_process(self) -> None:
+    def test_calls_are_answered_as_from_another_process(self):
         with answered_calls(registry):
             assert call("prices", {"pair": [5]}) == [5, "EUR"]
             assert async_to_sync(acall)("prices", {"pair": [6]}) == [6, "EUR"]
@@ -93,7 +93,7 @@ class InATestCase(TestCase):
 
 def test_in_a_real_transaction_a_rollback_takes_back_what_was_sent(
     shop: World, sent_messages: SentMessages
-) -> None:
+):
     place_order("ORDERS", "kept")
     with pytest.raises(ZeroDivisionError):
         place_order("ORDERS", "taken back", fails=True)
@@ -104,6 +104,6 @@ def test_in_a_real_transaction_a_rollback_takes_back_what_was_sent(
 
 
 @pytest.mark.usefixtures("answered_calls", "shop")
-def test_the_fixture_answers_calls_with_the_project_s_own_handlers() -> None:
+def test_the_fixture_answers_calls_with_the_project_s_own_handlers():
     with pytest.raises(CallFailed, match="PRICES has no handler"):
         call("PRICES", 1)

@@ -45,7 +45,7 @@ def x1(type_in: TypeIn, graph_file: Path) -> Exchange:
     return Exchange.objects.get()
 
 
-def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path) -> None:
+def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path):
     dry = type_in("load", graph_file, "--dry-run", "--with-rules")
     assert dry.stderr.startswith("dry run: 1 added, ")
     assert not Exchange.objects.exists()
@@ -66,7 +66,7 @@ def test_load_tells_and_adds_the_missing_rules(type_in: TypeIn, graph_file: Path
     assert (again.stdout, again.stderr) == ("", "0 added, 0 changed, 1 unchanged, 0 removed\n")
 
 
-def test_a_new_exchange_may_start_stopped(type_in: TypeIn, graph_file: Path) -> None:
+def test_a_new_exchange_may_start_stopped(type_in: TypeIn, graph_file: Path):
     graph_file.write_text(f"{GRAPH}    running: false\n")
     assert type_in("load", graph_file).stdout.endswith(" (stopped)\n")
     assert type_in("start", "x1").stdout == "x1 is running\n"
@@ -79,7 +79,7 @@ def test_a_new_exchange_may_start_stopped(type_in: TypeIn, graph_file: Path) -> 
     assert "exchanges.x1.running: 0 is not true or false." in type_in("load", graph_file).stderr
 
 
-def test_replace_all_removes_the_unnamed(type_in: TypeIn, x1: Exchange, graph_file: Path) -> None:
+def test_replace_all_removes_the_unnamed(type_in: TypeIn, x1: Exchange, graph_file: Path):
     graph_file.write_text(GRAPH.replace("x1:", "x2:"))
     assert type_in("load", graph_file).stdout.startswith("+ x2: ")
     assert [row.name for row in Exchange.objects.all()] == ["x1", "x2"]
@@ -92,7 +92,7 @@ def test_replace_all_removes_the_unnamed(type_in: TypeIn, x1: Exchange, graph_fi
 
 def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
     transactional_db: None, server: TestedServer, type_in: TypeIn, graph_file: Path
-) -> None:
+):
     with psycopg.connect(server.url()) as other, connection.cursor() as cursor:
         other.execute("SELECT messages._lock_rules()")
         cursor.execute("SET lock_timeout = '50ms'")
@@ -103,7 +103,7 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
     assert not Exchange.objects.exists()
 
 
-def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch):
     back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))
     told = type_in("load", "-", "--with-rules").stderr
@@ -111,7 +111,7 @@ def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.Mon
     assert Exchange.objects.count() == 2
 
 
-def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_file: Path) -> None:
+def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_file: Path):
     graph_file.write_text(GRAPH.replace("queue: audit", r'queue: "\e[2J"'))
     done = type_in("load", graph_file)
     assert r"'Queue', '\x1b[2J'" in done.stderr
@@ -120,7 +120,7 @@ def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_fi
     assert r"default/\x1b[2J" in printed
 
 
-def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange) -> None:
+def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange):
     for arguments in ((), ("x1",), ("x1", "--format", "yaml")):
         assert type_in("show", *arguments).stdout == f"{GRAPH}    running: true\n"
     type_in("stop", "x1")
@@ -132,7 +132,7 @@ def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange) -> None:
     assert definitions.parse_text(printed) == repository.read_all()
 
 
-def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:
+def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange):
     x1.destinations.update(selector="msg.tries > 2")
     assert type_in("test", "x1", "--body", "a").stdout.endswith(
         "\nno_route: to default/__no_route__\n"
@@ -148,7 +148,7 @@ def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange) -> None:
     assert discarded.endswith("\ndiscarded: no selector accepts the element\n")
 
 
-def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange) -> None:
+def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange):
     for wrong, error in {
         ("--headers", "[]"): r"argument --headers: not a JSON object: \[\]",
         ("--headers", "{"): "argument --headers: It is not JSON: ",
@@ -168,7 +168,7 @@ def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange) -> None:
     assert done.stderr.startswith("psqlmessages: exchanges.x1.dst[1].selector: ")
 
 
-def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exchange) -> None:
+def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exchange):
     def count(worker: UUID, outcome: str, count: int, seen_at: object) -> None:
         ExchangeCount(
             exchange=x1, worker=worker, outcome=outcome, count=count, seen_at=seen_at
@@ -188,7 +188,7 @@ def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exc
     ]  # fmt: skip
 
 
-def test_what_is_not_there_or_is_so_already_is_told(type_in: TypeIn, x1: Exchange) -> None:
+def test_what_is_not_there_or_is_so_already_is_told(type_in: TypeIn, x1: Exchange):
     assert type_in("stop", "x1").stdout == "x1 is stopped\n"
     assert type_in("stop", "x1").stdout == "x1 was already stopped\n"
     assert type_in("delete", "x1").returncode == 0

@@ -87,7 +87,7 @@ def reader(
     reader.world.close()
 
 
-def test_the_page_can_be_followed_top_to_bottom(reader: Reader) -> None:
+def test_the_page_can_be_followed_top_to_bottom(reader: Reader):
     for kind, text in BLOCK.findall(PAGE):
         reader.follow(kind, text)
     reader.loops.terminate()
@@ -95,7 +95,7 @@ def test_the_page_can_be_followed_top_to_bottom(reader: Reader) -> None:
     assert reader.loops.returncode == 0
 
 
-def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedServer) -> None:
+def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedServer):
     files = {text.splitlines()[0]: text for kind, text in BLOCK.findall(PAGE) if kind == "yaml"}
     assert "# faulty.yaml" in files
     for name, text in files.items():
@@ -108,9 +108,7 @@ def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedSer
     assert set(documented) == known
 
 
-def test_the_pages_selector_in_code_decides(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_pages_selector_in_code_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(selectors, "_functions", {})
     (code,) = (text for kind, text in BLOCK.findall(PAGE) if kind == "python")
     (tmp_path / "message_handlers_of_the_page.py").write_text(code)

@@ -51,7 +51,7 @@ def told_of_destination(**changes: Any) -> list[str]:
     return told_of(dst=[{"queue": "eu", **changes}])
 
 
-def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
+def test_an_exchange_is_read_with_its_defaults_and_written_again():
     a, audit, b = (QueueRef("default", name) for name in ("a", "audit", "b"))
     dst = [*X1["dst"], {"queue": "b", "selector": None}]
     read = definitions.parse_document({"exchanges": {"x": {"src": {"queue": "a"}, "dst": dst}}})
@@ -65,7 +65,7 @@ def test_an_exchange_is_read_with_its_defaults_and_written_again() -> None:
     assert definitions.parse_text("exchanges: {}") == ()
 
 
-def test_the_ends_of_the_bounds_are_within() -> None:
+def test_the_ends_of_the_bounds_are_within():
     for changes in (
         {"consumer": {"parallel": 1, "wsize": 1}},
         {"consumer": {"parallel": MAX_PARALLEL, "wsize": MAX_WSIZE}},
@@ -76,7 +76,7 @@ def test_the_ends_of_the_bounds_are_within() -> None:
         assert definitions.parse_document({"exchanges": {"x" * 90: {**X1, **changes}}})
 
 
-def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
+def test_all_that_is_wrong_is_told_at_once_each_with_its_place():
     x1 = {
         "consumer": {"parallel": 17, "wsize": 0, "x": 2},
         "src": {"ns": "nowhere", "queue": ""},
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_place() -> None:
     assert (len(many), many[-1]) == (21, "And 30 more.")
 
 
-def test_what_is_no_document_of_exchanges_is_refused() -> None:
+def test_what_is_no_document_of_exchanges_is_refused():
     cases: list[tuple[Any, str]] = [
         (None, "None is not a map of exchanges."),
         ({}, "exchanges: It is missing."),
@@ -147,12 +147,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def test_an_exchange_that_cannot_be_is_refused() -> None:
+def test_an_exchange_that_cannot_be_is_refused():
     for changes, fault in WRONG:
         assert told_of(**changes) == [f"exchanges.x1.{fault}"]
 
 
-def test_a_selector_that_does_not_compile_is_told_with_its_place() -> None:
+def test_a_selector_that_does_not_compile_is_told_with_its_place():
     (fault,) = told_of_destination(selector='msg.headers["a"] ==\n  == 1')
     assert "line 2, character 3" in fault
     for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
@@ -168,7 +168,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(words, anything) | anything, st.binary(max_size=200) | st.text(max_size=200))
-def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes | str) -> None:
+def test_anything_is_read_or_refused_with_a_sentence(document: Any, text: bytes | str):
     with contextlib.suppress(MalformedExchanges):
         definitions.parse_document({"exchanges": {"x": document}})
     with contextlib.suppress(MalformedExchanges):
@@ -187,7 +187,7 @@ exchanges = st.builds(DefinedExchange, names, queues, destinations.map(tuple), *
 
 
 @given(st.lists(exchanges, max_size=3, unique_by=lambda exchange: exchange.name))
-def test_what_is_written_is_read_again(some: list[DefinedExchange]) -> None:
+def test_what_is_written_is_read_again(some: list[DefinedExchange]):
     document = definitions.to_document(some)
     ordered = tuple(sorted(some, key=lambda exchange: exchange.name))
     assert definitions.parse_text(files.write_yaml(document).encode()) == ordered
@@ -201,7 +201,7 @@ class NoMessages:
         return None if db != "away" else app_label != "psqlmessages"
 
 
-def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings) -> None:
+def test_a_namespace_is_a_database_with_the_app(away: None, settings: Settings):
     """Whether its server answers or not."""
     with namespace("lite", ENGINE="django.db.backends.sqlite3"):
         assert told_of_destination(ns="lite") == [
@@ -223,7 +223,7 @@ def fault(text: bytes | str) -> str:
     return raised.value.sentence()
 
 
-def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null() -> None:
+def test_a_plain_word_is_text_but_for_whole_numbers_booleans_and_null():
     words = [
         "no", "yes", "on", "off", "y", "012", "0x10", "1_000", "1:30", "1.5", ".inf", "=", "<<",
         "2026-11-21", "1e3", "99999999999999999999999999",
@@ -264,7 +264,7 @@ NO_JSON: list[tuple[bytes | str, str]] = [
 ]
 
 
-def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
+def test_text_that_cannot_be_meant_is_refused_with_its_place():
     for text, told in NO_YAML:
         assert fault(text) == f"It is not YAML: {told}."
     for document, told in NO_JSON:
@@ -276,7 +276,7 @@ def test_text_that_cannot_be_meant_is_refused_with_its_place() -> None:
             definitions.parse_text(twice)
 
 
-def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(files, "yaml", None)
     assert files.parse('{"a": 1}') == {"a": 1}
     with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):

@@ -37,7 +37,7 @@ def load(*wanted: DefinedExchange, **options: Any) -> repository.ExchangeDiffere
 
 
 @pytest.mark.django_db
-def test_exchanges_are_added_changed_left_and_removed() -> None:
+def test_exchanges_are_added_changed_left_and_removed():
     old, same, other = exchange("old"), exchange("same"), exchange("other")
     load(old, same, other)
     repository.set_running("other", is_running=False)
@@ -65,7 +65,7 @@ def test_exchanges_are_added_changed_left_and_removed() -> None:
     assert load(*wanted, replace_all=True).describe() == []
 
 
-def test_each_field_that_changes_is_shown_from_and_to() -> None:
+def test_each_field_that_changes_is_shown_from_and_to():
     old = exchange("x", "b", "c", "d", parallel=1)
     selected = DefinedDestination(QueueRef("eu", "b"), 'msg.body == "é"')
     new = replace(old, parallel=2, destinations=(selected, old.destinations[1]))
@@ -79,7 +79,7 @@ def test_each_field_that_changes_is_shown_from_and_to() -> None:
 
 
 @pytest.mark.django_db
-def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused() -> None:
+def test_nothing_is_done_where_the_present_is_another_or_one_of_several_is_refused():
     load(exchange("x"))
     now = repository.read_all()
     # No definition that was read is like this: the database has the last word.
@@ -111,9 +111,7 @@ def committed(committing: None, server: TestedServer) -> Iterator[World]:
 @pytest.mark.parametrize(
     "doing", [lambda: repository.delete(["x"]), lambda: load(replace_all=True)]
 )
-def test_an_exchange_goes_while_a_loop_counts(
-    committed: World, doing: Callable[[], object]
-) -> None:
+def test_an_exchange_goes_while_a_loop_counts(committed: World, doing: Callable[[], object]):
     slow, loop = committed.owner.connection, committed.program().connection
     loop.execute(COUNT)
     slow.execute("BEGIN")
@@ -130,7 +128,7 @@ def test_an_exchange_goes_while_a_loop_counts(
     assert not Exchange.objects.filter(name="x").exists()
 
 
-def test_who_puts_what_another_is_putting_finds_it_there(committed: World) -> None:
+def test_who_puts_what_another_is_putting_finds_it_there(committed: World):
     other = committed.owner.connection
     other.execute("BEGIN")
     other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")

@@ -17,7 +17,7 @@ def cycles(*arrows: str) -> list[str]:
     return [" ".join(each.name for each in cycle) for cycle in drawn(*arrows).cycles]
 
 
-def test_cycles_are_found() -> None:
+def test_cycles_are_found():
     cases: list[tuple[list[str], list[str]]] = [
         (["a > b", "b > a c", "c > d", "d > c"], ["a b", "c d"]), (["a > eu/a", "eu/a > b"], []),
     ]  # fmt: skip
@@ -32,7 +32,7 @@ names = st.sampled_from("abcdef")
 
 
 @given(st.lists(st.tuples(names, names), max_size=12))
-def test_a_queue_is_in_a_cycle_if_it_leads_back_to_itself(arrows: list[tuple[str, str]]) -> None:
+def test_a_queue_is_in_a_cycle_if_it_leads_back_to_itself(arrows: list[tuple[str, str]]):
     found = drawn(*(f"{source} > {destination}" for source, destination in arrows))
     reached = {(source, destination) for source, destination in arrows}
     for middle in "abcdef":

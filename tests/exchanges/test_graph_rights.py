@@ -30,7 +30,7 @@ def missing_rules(of: DefinedExchange) -> list[MissingRule]:
     return find_missing_rules([of]).rules
 
 
-def test_an_exchange_reads_its_source_and_writes_its_destinations() -> None:
+def test_an_exchange_reads_its_source_and_writes_its_destinations():
     assert missing_rules(exchange("a", "b", "b")) == [
         MissingRule(
             "default",
@@ -41,7 +41,7 @@ def test_an_exchange_reads_its_source_and_writes_its_destinations() -> None:
     ]
 
 
-def test_the_statements_add_just_what_is_missing() -> None:
+def test_the_statements_add_just_what_is_missing():
     back = exchange("it's \\", "it's \\", "b%s")
     rule("b%s", "R")
     statements = [missing.statement for missing in missing_rules(back)]
@@ -53,7 +53,7 @@ def test_the_statements_add_just_what_is_missing() -> None:
     assert dict(Auth.objects.values_list("dest", "mode")) == {"it's \\": "RW", "b%s": "RW"}
 
 
-def test_rules_count_as_sql_counts_them() -> None:
+def test_rules_count_as_sql_counts_them():
     for (dest, mode, ident), count in {
         ("a", "R", "exchange.x"): 1,
         ("*", "RW", "exchange.*"): 0,
@@ -71,7 +71,7 @@ def test_rules_count_as_sql_counts_them() -> None:
     assert missing_rules(exchange("a", "b")) == before
 
 
-def test_missing_rules_are_added_and_told() -> None:
+def test_missing_rules_are_added_and_told():
     rule("a", "W")
     there = exchange("a", "b")
     told = missing_rules(there)
@@ -87,7 +87,7 @@ def eu_owner(eu: TestedServer) -> Iterator[psycopg.Connection]:
         yield owner
 
 
-def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection) -> None:
+def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection):
     across = exchange("a", "eu/b")
     here, there = missing_rules(across)
     assert (here.namespace, there.namespace) == ("default", "eu")
@@ -100,7 +100,7 @@ def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection
     assert missing_rules(across) == []
 
 
-def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.Connection) -> None:
+def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.Connection):
     eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
     try:
         queues = ("away/b", "eu/b", "gone/b", "b")

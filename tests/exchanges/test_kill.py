@@ -76,7 +76,7 @@ def finish(field: Field) -> None:
 
 @pytest.mark.parametrize("how", ["execute", pytest.param("asked", marks=NIGHTLY)])
 @pytest.mark.parametrize("kind", [pytest.param("within", marks=NIGHTLY), "between"])
-def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str, how: str) -> None:
+def test_a_kill_at_any_step_loses_none(wide_field: Field, dies: Dies, kind: str, how: str):
     field, pushed = wide_field, []
     field.define(x1=flow("a", *FLOWS[kind], wsize=4))
     for step in range(1, STEPS + 1):
@@ -102,7 +102,7 @@ def report_kills(case: str, kills: int, pushed: list[str], queues: dict[str, lis
 @pytest.mark.parametrize(
     "kind", ["within", *(pytest.param(kind, marks=NIGHTLY) for kind in list(FLOWS)[1:])]
 )
-def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, kind: str) -> None:
+def test_random_kills_under_load_double_nothing(wide_field: Field, dies: Dies, kind: str):
     field, chance = wide_field, SystemRandom()
     popped = {"reserve": False} if "popped" in kind else {}
     field.define(x1=flow("a", *FLOWS[kind], parallel=2, wsize=50, **popped))
@@ -139,7 +139,7 @@ def shares_of_two() -> list[int]:
     return shares + [0] * (2 - len(shares))
 
 
-def test_two_processes_share_the_work(field: Field, server: TestedServer) -> None:
+def test_two_processes_share_the_work(field: Field, server: TestedServer):
     field.define(x1=flow("a", "b", "c", parallel=2, wsize=100))
     processes = [start(server, "psqlmessages", "exchange", "run") for _ in range(2)]
     try:

@@ -12,13 +12,13 @@ def plan(*destinations: str, **options: object) -> ExchangePlan:
     return ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), compiled, **options))
 
 
-def test_within_one_database_nothing_is_reserved() -> None:
+def test_within_one_database_nothing_is_reserved():
     assert plan("here/b", "here/c", reserve=False).mode is DeliveryMode.WITHIN
     assert plan("here/b", "there/c").mode is DeliveryMode.RESERVED
     assert plan("here/b", "there/c", reserve=False).mode is DeliveryMode.POPPED
 
 
-def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
+def test_the_loops_share_the_window_and_a_batch_fits_one_call():
     """Loops and batch by parallel, wsize and number of destinations."""
     expected = {
         (4, 100, 1): (4, 25), (16, 3, 1): (3, 1), (16, 10, 1): (10, 1), (1, 100, 0): (1, 100),
@@ -31,7 +31,7 @@ def test_the_loops_share_the_window_and_a_batch_fits_one_call() -> None:
         assert (found.consumers, found.batch_size) == loops_and_batch
 
 
-def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_database() -> None:
+def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_database():
     for selector, fetches in (('msg.headers.n == "1"', False), ('msg.body == "1"', True)):
         destination = CompiledDestination(QueueRef("here", "b"), Selector(selector))
         found = ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), (destination,)))
@@ -41,7 +41,7 @@ def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_data
 
 
 @in_a_loop
-async def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer) -> None:
+async def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer):
     now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
     line = ReconnectingConnection(server.url(), 60)
     done, answers = await line.execute_and_prefetch(now, (Query("BEGIN"), Query("SELECT 2")))

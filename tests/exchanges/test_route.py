@@ -54,7 +54,7 @@ quiet = settings(deadline=None, max_examples=150)
 @given(exchanges, bodies, headers)
 def test_what_goes_in_stays_each_destination_has_a_verdict_and_who_agreed_a_copy_in_order(
     graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]
-) -> None:
+):
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
     result = route(graphed, SelectorInput(body, given_headers), now=NOW)
     assert result == route(graphed, SelectorInput(deepcopy(body), deepcopy(given_headers)), now=NOW)
@@ -72,7 +72,7 @@ def test_what_goes_in_stays_each_destination_has_a_verdict_and_who_agreed_a_copy
 
 @quiet
 @given(bodies, headers)
-def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: Any) -> None:
+def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: Any):
     message = SelectorInput(body, given_headers)
     everything = "{'body': msg.body, 'headers': msg.headers}"
     first, second = route(exchange("", everything, max_hops=10**9), message).deliveries
@@ -87,7 +87,7 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=6), headers)
 def test_headers_are_merged_from_left_to_right(
     merges: list[dict[str, int]], given_headers: dict[str, Any]
-) -> None:
+):
     graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
     result = route(graphed, SelectorInput(headers=given_headers))
     expected = {**given_headers, "x-hop-count": read_hop_count(given_headers) + 1}
@@ -96,7 +96,7 @@ def test_headers_are_merged_from_left_to_right(
         assert delivery.headers == expected
 
 
-def test_what_is_no_integer_counts_as_no_hop() -> None:
+def test_what_is_no_integer_counts_as_no_hop():
     most = 999_999_999
     cases: list[tuple[Any, int]] = [
         (0, 0), (3, 3), ("3", 3), ("003", 3), ("999999999", most), ("1" * 10, most),
@@ -109,7 +109,7 @@ def test_what_is_no_integer_counts_as_no_hop() -> None:
     assert read_hop_count({"X-Hop-Count": 3}) == 0
 
 
-def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once() -> None:
+def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once():
     for value in (17, "17", 18, 10**20):
         message = SelectorInput(headers={"x-hop-count": value})
         assert route(exchange("", "1/0 == 1"), message) == RoutingResult("too_many_hops", (), ())
@@ -124,7 +124,7 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
         assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
-def test_what_no_destination_accepts_is_discarded_if_asked_but_not_if_a_selector_failed() -> None:
+def test_what_no_destination_accepts_is_discarded_if_asked_but_not_if_a_selector_failed():
     for selectors, outcome in (
         (("false", "msg.body == 1"), "discarded"), (("false", ""), "ok"), (("1/0 == 1", ""), "ok"),
         (("false", "1/0 == 1", "false"), "no_route"),
@@ -135,19 +135,19 @@ def test_what_no_destination_accepts_is_discarded_if_asked_but_not_if_a_selector
     assert route(exchange("false", no_route="discard"), looping).outcome == "too_many_hops"
 
 
-def test_state_is_merged_and_begins_anew_each_time() -> None:
+def test_state_is_merged_and_begins_anew_each_time():
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):
         assert len(routed(*selectors, "state == {'a': 1, 'b': 2}").deliveries) == 4
 
 
-def test_how_one_copy_is_pushed_is_not_for_the_next() -> None:
+def test_how_one_copy_is_pushed_is_not_for_the_next():
     first, second = routed("{'delay': 3, 'tries': 2, 'mature': 5}", "").deliveries
     assert (first.delay, first.tries, first.mature) == (3.0, 2, 5.0)
     assert (second.delay, second.tries, second.mature) == (None, 0, None)
 
 
-def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
+def test_the_time_is_given_with_a_zone_or_not_at_all():
     assert (
         route(exchange("now > timestamp(0)"), SelectorInput()).verdicts[0].error
         == "now is missing: pass it to route"
@@ -156,7 +156,7 @@ def test_the_time_is_given_with_a_zone_or_not_at_all() -> None:
         route(exchange(""), SelectorInput(), now=datetime(2026, 1, 1))  # noqa: DTZ001
 
 
-def test_neither_django_nor_psycopg_is_needed() -> None:
+def test_neither_django_nor_psycopg_is_needed():
     # The package's own __init__ brings the client; executors import it too.
     program = (
         "import sys, types; p = types.ModuleType('psqlmessages')\n"
@@ -167,7 +167,7 @@ def test_neither_django_nor_psycopg_is_needed() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
-def test_without_the_package_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
     compiler.get_environment.cache_clear()
     compiler.compile_expression.cache_clear()

@@ -44,7 +44,7 @@ def numbers(bed: Bed, queue: str) -> list[str]:
 
 @pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("reserve", [True, False])
-def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool) -> None:
+def test_copies_go_to_both_databases_as_they_were_pushed(wide_field: Field, reserve: bool):
     field, eu = wide_field, wide_field.beds["eu"]
     late = ("eu/late", '{"delay": 1000}')
     changed = ("eu/b", '{"headers": {"lane": 2}, "body": msg.body}')
@@ -86,7 +86,7 @@ def mute() -> Iterator[socket.socket]:
 
 def test_a_server_that_never_answers_is_not_waited_for_each_time(
     wide_field: Field, mute: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 3)
@@ -104,7 +104,7 @@ def test_a_server_that_never_answers_is_not_waited_for_each_time(
     assert 1 <= attempts < 10
 
 
-def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field) -> None:
+def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field):
     """Even if the other database forgets the keys and the definition changes between two tries."""
     field, eu = wide_field, wide_field.beds["eu"]
     field.define(x1=flow("a", "eu/b", "eu/c", "b"))
@@ -125,7 +125,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
 
 
 @pytest.mark.usefixtures("_patient")
-def test_without_reserve_what_fails_elsewhere_is_lost_there(wide_field: Field, away: None) -> None:
+def test_without_reserve_what_fails_elsewhere_is_lost_there(wide_field: Field, away: None):
     field = wide_field
     field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
     field.default.push("a", "it")
@@ -138,7 +138,7 @@ def test_without_reserve_what_fails_elsewhere_is_lost_there(wide_field: Field, a
 
 
 @pytest.mark.usefixtures("_patient")
-def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field) -> None:
+def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field):
     field, eu = wide_field, wide_field.beds["eu"]
     selector = 'msg.headers.n == 2 ? {"headers": {"x": "' + "y" * 900 + '"}} : {}'
     field.define(x1=flow("a", ("eu/b", selector), "b"))
@@ -179,7 +179,7 @@ def restart(bed: Bed) -> None:
     bed.connection = psycopg.connect(bed.server.url(), autocommit=True)
 
 
-def test_a_server_down_holds_up_only_itself(far: Field, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_down_holds_up_only_itself(far: Field, caplog: pytest.LogCaptureFixture):
     field, near, bed = far, far.default, far.beds["far"]
     x1 = flow("a", "far/b", "b", parallel=2)
     field.define(x1=x1, x2=flow("c", "to far", "d"), x3=flow("to far", "far/d"))
@@ -207,7 +207,7 @@ def test_a_server_down_holds_up_only_itself(far: Field, caplog: pytest.LogCaptur
 
 # The other way of restarting takes the same path, so only one runs every day.
 @pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
-def test_a_source_restart_loses_nothing(far: Field, mode: Literal["fast", "immediate"]) -> None:
+def test_a_source_restart_loses_nothing(far: Field, mode: Literal["fast", "immediate"]):
     field, bed = far, far.beds["far"]
     x1 = flow("far/a", "far/b", "b", parallel=2, wsize=50)
     field.define(x1=x1, x2=flow("far/c", "far/d", wsize=50))

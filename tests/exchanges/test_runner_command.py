@@ -51,7 +51,7 @@ def held(committing: None, field: Field) -> Iterator[Program]:
     field.default.connection.execute("DROP FUNCTION hold_copies CASCADE")
 
 
-def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy: Proxy) -> None:
+def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy: Proxy):
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, ANSWER_SECONDS=size(1, 10))
     proxy.stall(new=True)
@@ -71,7 +71,7 @@ def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy:
     assert seconds < 60
 
 
-def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
+def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy):
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, STOP_SECONDS=2)
     proxy.stall(new=True)
@@ -83,7 +83,7 @@ def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy) -> None:
     assert process.returncode == 1, said
 
 
-def test_without_exchanges_it_waits_for_some(field: Field, type_in: TypeIn) -> None:
+def test_without_exchanges_it_waits_for_some(field: Field, type_in: TypeIn):
     process, said = started(field)
     assert said == "running no exchange (define some with exchange load); press Ctrl-C to stop\n"
     field.define(x1=flow("a", "b"))
@@ -108,7 +108,7 @@ def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[
     return process
 
 
-def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> None:
+def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program):
     field.define(x1=flow("a", "b", wsize=1))
     push_unheld(field, "in hand", "too late")
     process = told_to_end(field)
@@ -120,7 +120,7 @@ def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program) -> 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.usefixtures("held")
-def test_a_second_signal_ends_it_and_changes_nothing(field: Field, number: int, code: int) -> None:
+def test_a_second_signal_ends_it_and_changes_nothing(field: Field, number: int, code: int):
     field.define(x1=flow("a", "b"))
     push_unheld(field, "it")
     process = told_to_end(field, number)

@@ -38,7 +38,7 @@ def _slow_is_held(server: TestedServer) -> Iterator[None]:
         holder.rollback()
 
 
-def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: TestedServer) -> None:
+def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: TestedServer):
     field.define(x1=flow("a", SLOW, FAST, parallel=2))
     with working(), _slow_is_held(server):
         field.until(lambda: field.default.query(AWAITED, "a"))
@@ -55,7 +55,7 @@ def test_pushes_are_taken_while_the_watching_loop_waits(field: Field, server: Te
     assert field.default.bodies("slow") == ["held up"]
 
 
-def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer) -> None:
+def test_a_killed_sessions_elements_come_soon(field: Field, server: TestedServer):
     field.define(x1=flow("a", "b"))
     field.default.push_many("a", ["1", "2", "3"])
     holder = psycopg.connect(server.url())

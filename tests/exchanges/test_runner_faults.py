@@ -32,7 +32,7 @@ def forbid(field: Field, *allowed: str) -> None:
         field.default.connection.execute(INSERT_RULE, fields)
 
 
-def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCaptureFixture):
     field.define(x1=flow("a", "b", "c", "b"))
     forbid(field, "a R", "b W")
     field.default.push("a", "it", lane=1)
@@ -52,9 +52,7 @@ def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCapt
         assert sum(row.count for row in rows) == number
 
 
-def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(
-    field: Field, type_in: TypeIn
-) -> None:
+def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(field: Field, type_in: TypeIn):
     field.define(x1=flow("a", "b", "c"))
     forbid(field, "a R", "b W")
     with working():
@@ -68,7 +66,7 @@ def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(
         assert type_in("list").stdout.splitlines()[1].split()[:3] == ["x1", "running", "1"]
 
 
-def test_what_fails_again_and_again_is_a_dead_letter(field: Field) -> None:
+def test_what_fails_again_and_again_is_a_dead_letter(field: Field):
     field.define(x1=flow("a", "b", "c"))
     forbid(field, "a R", "b W")
     field.default.push("a", "it", lane=1)
@@ -90,7 +88,7 @@ IMPOSSIBLE: list[dict[str, object]] = [
 ]  # fmt: skip
 
 
-def test_a_copy_that_cannot_be_fails_alone(field: Field) -> None:
+def test_a_copy_that_cannot_be_fails_alone(field: Field):
     @selector("impossible")
     def impossible(env: object) -> object:
         number = env.msg.headers.get("bad")
@@ -111,7 +109,7 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field) -> None:
     assert field.default.query(STATE.replace("SELECT", "SELECT e.tries > 0,"), "a")
 
 
-def test_failing_selectors_are_logged_once(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_selectors_are_logged_once(field: Field, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING, "psqlmessages")
     failing = "msg.headers.gone == 1"
     field.define(x1=flow("a", ("b", failing), ("d", failing), "c"))
@@ -125,7 +123,7 @@ def test_failing_selectors_are_logged_once(field: Field, caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("other", ["c", "eu/c"])
-def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, other: str) -> None:
+def test_an_element_that_fails_its_batch_comes_back_later(wide_field: Field, other: str):
     field = wide_field
     field.define(x1=flow("a", "b", other))
     field.default.connection.execute(

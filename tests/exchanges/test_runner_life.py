@@ -25,7 +25,7 @@ def wait_for(field: Field, queue: str, number: int) -> None:
 
 
 @pytest.mark.usefixtures("_no_polls")
-def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field) -> None:
+def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field):
     field.define(x1=flow("a", "b", parallel=3))
     with working():
         field.until(lambda: field.default.query(AWAITED, "a"))
@@ -46,7 +46,7 @@ def test_a_push_a_resume_and_an_element_that_matures_wake_it(field: Field) -> No
         wait_for(field, "b", 8)
 
 
-def test_definitions_are_taken_up_while_it_runs(field: Field) -> None:
+def test_definitions_are_taken_up_while_it_runs(field: Field):
     with working() as hands:
         field.define(x1=flow("a", "b"))
         field.default.push("a", 1)
@@ -80,7 +80,7 @@ def _changed_as_it_is_read(committing: None, field: Field) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_changed_as_it_is_read")
-def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Field) -> None:
+def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Field):
     field.default.push("a", "of the former source")
     field.default.push("c", "it")
     with working():
@@ -90,7 +90,7 @@ def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Fi
     assert field.default.bodies("a") == ["of the former source"]
 
 
-def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queue_listener, "ANSWER_SECONDS", 120)
     field.define(x1=flow("a", "b"))
     with working(), psycopg.connect(field.default.server.url()) as changing:
@@ -102,7 +102,7 @@ def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch: pytest.Mon
         changing.rollback()
 
 
-def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field) -> None:
+def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field):
     field.define(x1=flow("a", "b"), x2=flow("c", "d"), x3=flow("e", "f"))
     for queue in "ce":
         field.default.push(queue, "it")
@@ -117,7 +117,7 @@ def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field) -> None
     assert field.default.bodies("f") == []
 
 
-def test_a_broken_definition_stops_no_other(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_definition_stops_no_other(field: Field, caplog: pytest.LogCaptureFixture):
     field.define(x1=flow("a", "b"), x2=flow("c", "d"), x3=flow("e", "f"))
     Exchange.objects.get(name="x1").destinations.update(selector="@gone")
     Exchange.objects.get(name="x3").destinations.update(namespace="moon")
@@ -133,7 +133,7 @@ def test_a_broken_definition_stops_no_other(field: Field, caplog: pytest.LogCapt
         assert what in text
 
 
-def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field) -> None:
+def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field):
     entered, leave, asked = threading.Event(), threading.Event(), []
 
     @selector("second")
@@ -161,7 +161,7 @@ def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field
     assert answer == {2: "3,late", 3: "late"}[len(moved)]
 
 
-def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptureFixture):
     field.define(x1=flow("a", "b", "c", parallel=2, wsize=20))
     bodies = [str(number) for number in range(1500)]
     with working():
@@ -178,7 +178,7 @@ def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptur
     assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) < 30
 
 
-def test_what_was_done_is_counted(field: Field) -> None:
+def test_what_was_done_is_counted(field: Field):
     italian, european = 'msg.headers.country == "it"', 'msg.headers.country in ["it", "de"]'
     field.define(
         x1=flow("a", ("b", italian), ("c", european)),
@@ -206,7 +206,7 @@ def test_what_was_done_is_counted(field: Field) -> None:
     assert len(field.default.bodies("__no_route__")) == 3
 
 
-def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker, "WRITE_SECONDS", 0.1)
     field.define(x1=flow("a", "b"))
     with working():
@@ -217,5 +217,5 @@ def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_it_holds(field: Field, case: Callable[[Field, Callable[[], None]], None]) -> None:
+def test_it_holds(field: Field, case: Callable[[Field, Callable[[], None]], None]):
     case(field, field.run_until_idle)

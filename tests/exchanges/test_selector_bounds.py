@@ -113,26 +113,26 @@ def wrong(cases: list[tuple[str, str]], outcome: str, text: str = "") -> list[di
 
 
 @pytest.mark.timeout(600)
-def test_whatever_is_refused_is_refused_soon_and_nothing_crashes() -> None:
+def test_whatever_is_refused_is_refused_soon_and_nothing_crashes():
     expressions = LOOPS + UNKNOWN_HERE + TOO_DEEP + TOO_COSTLY
     assert wrong([(expression, "None") for expression in expressions], "refused") == []
 
 
 @pytest.mark.timeout(600)
-def test_whatever_is_admitted_ends_within_time_and_memory() -> None:
+def test_whatever_is_admitted_ends_within_time_and_memory():
     assert wrong(AT_THE_LIMIT, "answered") == []
     no_time = ("timestamp(msg.body) == timestamp(0)", "'9' * (n - 2000)")
     assert wrong([no_time], "failed", "String to Timestamp conversion failed") == []
 
 
 @pytest.mark.timeout(600)
-def test_more_than_an_expression_may_look_at_fails_soon() -> None:
+def test_more_than_an_expression_may_look_at_fails_soon():
     sizes = ("'a' * n", "b'a' * n", "[0] * (n // 128)", "'a' * 64_000_000", "[0] * 1_000_000")
     too_much = [("msg.body == 1", body) for body in sizes]
     assert wrong(too_much, "failed", "limit: the expression may read 4,194,304 units") == []
 
 
-def test_objects_functions_and_loops_are_refused_as_such() -> None:
+def test_objects_functions_and_loops_are_refused_as_such():
     with pytest.raises(SelectorError, match="no other objects"):
         Selector("google.protobuf.Duration{seconds: 1}")
     # A function that a later version of the package may bring.
@@ -154,7 +154,7 @@ def test_objects_functions_and_loops_are_refused_as_such() -> None:
         Selector(longest + " ")
 
 
-def test_the_limit_is_that_of_the_parts_looked_at() -> None:
+def test_the_limit_is_that_of_the_parts_looked_at():
     body = {"kind": "ab" * 5, "load": "x" * 10_000_000}
     assert not asked("msg.body.kind.matches('^(a|b){9}$')", body).error
     error = asked("msg.body.load.matches('^(a|b){9}$')", body).error
@@ -166,13 +166,13 @@ def test_the_limit_is_that_of_the_parts_looked_at() -> None:
         assert asked("has(msg.body.a)", body).error == "Applying SELECT to non-message type"
 
 
-def test_state_cannot_grow_from_destination_to_destination() -> None:
+def test_state_cannot_grow_from_destination_to_destination():
     double = "{'state': {'s': has(state.s) ? state.s + state.s : 'x'}}"
     error = routed(*[double] * 40).verdicts[-1].error
     assert (error or "").startswith("limit: the expression may read")
 
 
-def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes() -> None:
+def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes():
     sizes = {
         r"^(it|de|fr)$": 10, r"\pL": 1200, r"(?i)[Ā-Ỿ]": 46, r"a{1000}": 1004,
         r"(a?){1000}": 4004, r"(?:a{2,5}){3,}": 29, r"[^\x{20}\x{100}\x{1000}\x{20000}]": 29,
@@ -188,7 +188,7 @@ def test_a_pattern_is_never_taken_for_smaller_than_the_program_re2_makes() -> No
         program_size(r"\Q[\E\pL{5}\Q]\E")
 
 
-def test_a_pattern_made_of_anything_is_measured_or_refused() -> None:
+def test_a_pattern_made_of_anything_is_measured_or_refused():
     random = Random(1)  # noqa: S311
     for _ in range(2000):
         pattern = "".join(random.choices("ab[]^()|{}?*+\\:-.9,é\nQpPdi<>", k=12))

@@ -35,7 +35,7 @@ def code(monkeypatch: pytest.MonkeyPatch) -> Code:
     return register
 
 
-def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
+def test_a_function_sees_the_message_the_state_and_the_time(code: Code):
     seen: list[SelectorContext] = []
     routed("{'state': {'a': 1}}", code(seen.append), body={"x": [1]}, country="it")
     (env,) = seen
@@ -45,7 +45,7 @@ def test_a_function_sees_the_message_the_state_and_the_time(code: Code) -> None:
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 
-def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code) -> None:
+def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code):
     def change(env: SelectorContext) -> bool:
         env.msg.headers["lane"] = "slow"
         del env.msg.headers["old"]
@@ -62,7 +62,7 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
         assert copies == expected
 
 
-def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Code) -> None:
+def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Code):
     def change(env: SelectorContext) -> bool:
         env.msg.headers["list"].append(1)
         env.msg.headers["n"] = True
@@ -78,7 +78,7 @@ def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Cod
     assert (delivery.headers, delivery.body) == (None, UNCHANGED)
 
 
-def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> None:
+def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code):
     def fail(env: SelectorContext) -> bool:
         env.msg.headers["half"] = 1
         env.msg.body["half"] = 1
@@ -91,7 +91,7 @@ def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code) -> N
     assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)]
 
 
-def test_what_cannot_be_pushed_fails(code: Code) -> None:
+def test_what_cannot_be_pushed_fails(code: Code):
     cases: list[tuple[Any, Any, str]] = [
         ({"a": object()}, None, "headers: a value of type object is not JSON"),
         ({"a": float("nan")}, None, "headers: nan is not JSON"),
@@ -124,7 +124,7 @@ def test_what_cannot_be_pushed_fails(code: Code) -> None:
     assert [verdict.error is None for verdict in result.verdicts] == [False, False, True]
 
 
-def test_it_cannot_set_the_hop(code: Code) -> None:
+def test_it_cannot_set_the_hop(code: Code):
     def reset(env: SelectorContext) -> bool:
         env.msg.headers.clear()
         env.msg.hops = 0
@@ -135,7 +135,7 @@ def test_it_cannot_set_the_hop(code: Code) -> None:
     assert first.headers == second.headers == {"x-hop-count": 6}
 
 
-def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code) -> None:
+def test_a_name_that_cannot_be_or_is_taken_is_refused(code: Code):
     with pytest.raises(SelectorError, match="no selector in code is named nobody"):
         Selector("@nobody")
     for name in ("", " a", "a b", "1a", "a" * 101, "@a", "ä"):

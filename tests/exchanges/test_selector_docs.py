@@ -41,7 +41,7 @@ def changes(delivery: Delivery, headers: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def test_each_example_says_what_the_page_says() -> None:
+def test_each_example_says_what_the_page_says():
     assert len(ROWS) >= 19
     for selector, is_taken, says in ROWS:
         message = json.loads(MESSAGE)
@@ -55,7 +55,7 @@ def test_each_example_says_what_the_page_says() -> None:
             assert verdict.why == says
 
 
-def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(selectors, "_functions", {})
     exec(PROGRAMS["selectors"], {"__name__": "selectors"})  # noqa: S102
     (delivery,) = routed("@by-region", country="it").deliveries
@@ -63,7 +63,7 @@ def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.Monkey
     assert routed("@by-region", country="at").outcome == "no_route"
 
 
-def test_the_program_prints_what_the_page_says() -> None:
+def test_the_program_prints_what_the_page_says():
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAMS["trying"]],
         capture_output=True, text=True, cwd=ROOT, check=True, timeout=60,
@@ -71,7 +71,7 @@ def test_the_program_prints_what_the_page_says() -> None:
     assert ran.stdout == PRINTED
 
 
-def test_the_bounds_are_those_of_the_page() -> None:
+def test_the_bounds_are_those_of_the_page():
     for text in (
         *(f"`msg.{field}`" for field in FIELDS),
         f"at most {MAX_CHARACTERS:,} characters and 32 levels",

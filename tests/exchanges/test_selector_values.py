@@ -13,7 +13,7 @@ NO_VALUES = ("false", "null", "0", "0u", "0.0", "-0.0", "''", "double('NaN')", "
 YES_VALUES = ("true", "1", "-1", "0.1", "'no'", "b''", "[]", "[0]", "{}", "now", "type(1)")
 
 
-def test_false_null_zero_and_empty_text_are_no_and_any_other_value_is_yes() -> None:
+def test_false_null_zero_and_empty_text_are_no_and_any_other_value_is_yes():
     decided = {value: takes(value) for value in (*NO_VALUES, *YES_VALUES)}
     assert decided == {value: value in YES_VALUES for value in decided}
     # A map is yes unless its key select is no.
@@ -21,7 +21,7 @@ def test_false_null_zero_and_empty_text_are_no_and_any_other_value_is_yes() -> N
     assert not any(takes(f"{{'select': {value}}}") for value in NO_VALUES)
 
 
-def test_an_expression_sees_the_message_the_state_and_the_time() -> None:
+def test_an_expression_sees_the_message_the_state_and_the_time():
     body = {"order": {"lines": [{"count": 1}, {"count": 2}], "key": "country", "no-name": "x"}}
     expressions = [
         "msg.body.order.lines[1].count == 2", 'msg["body"]["order"]["lines"][0].count == 1',
@@ -34,7 +34,7 @@ def test_an_expression_sees_the_message_the_state_and_the_time() -> None:
     assert [each for each in expressions if not takes(each, body, country="it")] == []
 
 
-def test_a_body_is_what_it_was_pushed_as() -> None:
+def test_a_body_is_what_it_was_pushed_as():
     cases: list[tuple[Any, str]] = [
         ("", "msg.body == ''"),
         ("žluť 𝄞", "msg.body == 'žluť 𝄞' && size(msg.body) == 6"),
@@ -52,7 +52,7 @@ def test_a_body_is_what_it_was_pushed_as() -> None:
     assert [body for body, expression in cases if not takes(expression, body)] == []
 
 
-def test_a_missing_field_fails_unless_the_expression_tests_for_it() -> None:
+def test_a_missing_field_fails_unless_the_expression_tests_for_it():
     for field in ("msg.headers.nope", 'msg.headers["nope"]', "msg.body.a.nope"):
         verdict = asked(f"{field} == 1", {"a": {}})
         assert (verdict.is_taken, verdict.error) == (False, "no such key: nope")
@@ -65,7 +65,7 @@ def test_a_missing_field_fails_unless_the_expression_tests_for_it() -> None:
         assert asked("has(msg.body.a)", body).error is not None
 
 
-def test_what_fails_at_run_time_counts_as_no_and_says_why() -> None:
+def test_what_fails_at_run_time_counts_as_no_and_says_why():
     errors = {
         "msg.body.n / 0 == 1": "divide by zero",
         "msg.body.n % 0 == 1": "modulus by zero",
@@ -83,7 +83,7 @@ def test_what_fails_at_run_time_counts_as_no_and_says_why() -> None:
         assert (verdict.is_taken, verdict.why) == (False, verdict.error)
 
 
-def test_what_cel_cannot_hold_fails_only_selectors_that_look_there() -> None:
+def test_what_cel_cannot_hold_fails_only_selectors_that_look_there():
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
@@ -102,7 +102,7 @@ def test_what_cel_cannot_hold_fails_only_selectors_that_look_there() -> None:
         assert [delivery.destination for delivery in result.deliveries] == [1]
 
 
-def test_null_costs_no_reference() -> None:
+def test_null_costs_no_reference():
     """The package's plain_value takes one of None for each, and Python 3.11 ends at the last."""
     graphed = ("null", "[null]", "{'body': [null, msg.body], 'headers': {'a': null}}")
     routed(*graphed)
@@ -113,7 +113,7 @@ def test_null_costs_no_reference() -> None:
     assert before - sys.getrefcount(None) < 1000
 
 
-def test_a_map_says_how_the_copy_is_pushed() -> None:
+def test_a_map_says_how_the_copy_is_pushed():
     cases: dict[str, dict[str, Any]] = {
         "{'delay': 30}": {"delay": 30.0},
         "{'delay': 0.5}": {"delay": 0.5},
@@ -158,7 +158,7 @@ WRONG_TYPES = [
 ]
 
 
-def test_a_wrong_type_in_a_key_that_counts_fails_and_changes_nothing() -> None:
+def test_a_wrong_type_in_a_key_that_counts_fails_and_changes_nothing():
     for answer, error in WRONG_TYPES:
         result = routed(answer, "", "size(state) == 0")
         assert (result.verdicts[0].error or "").startswith(error), answer
@@ -180,7 +180,7 @@ UNCOMPILED = [
 ]
 
 
-def test_what_does_not_compile_is_refused_with_its_place() -> None:
+def test_what_does_not_compile_is_refused_with_its_place():
     for expression, error in UNCOMPILED:
         with pytest.raises(SelectorError) as refused:
             Selector(expression)
@@ -188,7 +188,7 @@ def test_what_does_not_compile_is_refused_with_its_place() -> None:
     assert Selector.of("") is None
 
 
-def test_it_is_known_which_expressions_look_at_the_body() -> None:
+def test_it_is_known_which_expressions_look_at_the_body():
     looks = (
         "msg.body == 1", "has(msg.body)", 'msg["body"].a == 1', "msg[state.key] == 1",
         "size(msg) == 7",
@@ -200,7 +200,7 @@ def test_it_is_known_which_expressions_look_at_the_body() -> None:
     assert [each for each in (*looks, *not_so) if Selector(each).needs_body] == [*looks]
 
 
-def test_answers_that_are_remembered_are_told_apart() -> None:
+def test_answers_that_are_remembered_are_told_apart():
     selector = 'msg.headers.a == "1" || msg.headers.a == 1 || msg.headers.a == true'
     values = ["1", 1, True, "2", 2, False, "1", "2", None, "x" * 200]
     expected = [True, True, True, False, False, False, True, False, False, False]

@@ -27,7 +27,7 @@ given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count
 )
 def test_shortcuts_decide_as_selectors_do(
     texts: list[str], messages: list[dict[str, Any]], no_route: str
-) -> None:
+):
     graphed = exchange(*texts, no_route=no_route)
     cache = RouteCache.of(graphed)
     assert cache is not None
@@ -42,7 +42,7 @@ def test_shortcuts_decide_as_selectors_do(
         cache.put(headers, routed)
 
 
-def test_a_selector_that_depends_on_more_has_no_shortcut() -> None:
+def test_a_selector_that_depends_on_more_has_no_shortcut():
     four = 'msg.headers.a + msg.headers.b + msg.headers.c + msg.headers.d == ""'
     for text in (
         'msg.body == "1"', "{'delay': 3}", "msg.tries > 1", 'msg.headers["x-hop-count"] == "1"',

@@ -111,7 +111,7 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log
 
 def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
     spark: SparkSession, archive: Archive, root: str
-) -> None:
+):
     archive.write(batch(spark, 1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(56, *NAMES)
     assert in_order(spark.read.parquet(f"{root}/data").collect()) == expected(56, *NAMES)
@@ -126,7 +126,7 @@ def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
     assert seen(root) == expected(84, *NAMES)
 
 
-def test_no_topic_leaves_its_folder_or_shares_it() -> None:
+def test_no_topic_leaves_its_folder_or_shares_it():
     folders = [topic_folder(name) for name in (*NAMES, topic_folder("a/b").removeprefix("stream="))]
     assert len({name.lower() for name in folders}) == len(folders) - 1, "ORDERS and orders"
     assert all(not set(name) & set("/\\%\n ") and len(name) < 100 for name in folders)
@@ -134,7 +134,7 @@ def test_no_topic_leaves_its_folder_or_shares_it() -> None:
 
 def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
     spark: SparkSession, archive: Archive, root: str
-) -> None:
+):
     archive.write(batch(spark, 1, 10, "A"))
     with cut_at("create"):  # before its entry
         archive.write(batch(spark, 11, 20, "A"))
@@ -156,7 +156,7 @@ def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
 
 def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
     spark: SparkSession, archive: Archive, root: str
-) -> None:
+):
     rows, other = batch(spark, 1, 10, "A", "B"), Archive.open_or_create(spark, root, CLUSTER)
     with pytest.raises(Cut):
         archive.write(rows, cut)
@@ -167,7 +167,7 @@ def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
 
 def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_there(
     spark: SparkSession, archive: Archive, root: str
-) -> None:
+):
     def rows(number: int, parts: int = 1) -> DataFrame:
         return batch(spark, 10 * number + 1, 10 * number + 10, "A", "b/c", parts=parts)
 
@@ -189,7 +189,7 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
 
 def test_the_log_is_read_from_its_last_snapshot_on(
     archive: Archive, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(log, "_ENTRIES_PER_SNAPSHOT", 2)
     monkeypatch.setattr(log, "_DAY_SECONDS", -1)
     archive.write(batch(archive.spark, 1, 10, "A"))
@@ -201,7 +201,7 @@ def test_the_log_is_read_from_its_last_snapshot_on(
     assert again.log.positions == {"A": 10, "B": 3}
 
 
-def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two() -> None:
+def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two():
     today = date(2026, 11, 21)
     small = [file(f"s{number}", 1_000) for number in range(store.MIN_FILES_TO_MERGE)]
     larger = [file(f"l{number}", 10_000_000) for number in range(store.MIN_FILES_TO_MERGE - 1)]
@@ -212,7 +212,7 @@ def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two(
     assert not list(store.groups_to_merge(before[1:], today))
 
 
-def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str) -> None:
+def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str):
     with pytest.raises(log.ArchiveError, match="there is no archive"):
         Archive.open(spark, root)
     Path(root, "data").mkdir(parents=True)
@@ -265,7 +265,7 @@ def texts(world: World, topic: str) -> list[tuple[Any, ...]]:
 
 def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_are(
     world: World, published: list[Any], run: Callable[..., Archive]
-) -> None:
+):
     archive = run()
     found = archive.rows().orderBy("id").select("body", "enc").collect()
     assert [tuple(row) for row in found] == published
@@ -298,7 +298,7 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
 def test_the_mark_moves_once_the_files_are_safe_and_only_then(
     world: World, published: list[Any], run: Callable[..., Archive],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+):  # fmt: skip
     begin = world.owner.query(POSITION, TOPIC)
 
     def fail(*_: object) -> None:
@@ -315,7 +315,7 @@ def test_the_mark_moves_once_the_files_are_safe_and_only_then(
 
 def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
     world: World, published: list[Any], run: Callable[..., Archive]
-) -> None:
+):
     last = run().log.positions[TOPIC]
     assert archive_marks.unmark(TOPIC)
     world.owner.ok("publish", "SHOP", TOPIC, "nobody keeps it")
@@ -337,7 +337,7 @@ def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
 
 def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
     world: World, owner: str, spark: SparkSession, run: Callable[..., Archive], root: str
-) -> None:
+):
     for topic in (TOPIC, "OTHER"):
         world.owner.ok("publish", "SHOP", topic, "one")
     assert run("OTH*").log.positions.keys() == {"OTHER"}
@@ -364,7 +364,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
 
 def test_a_topic_marked_by_command_keeps_its_messages_whatever_others_have_read(
     world: World, owner: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     def archive(*words: str) -> str:
         call_command("psqlmessages", "pipeline", "archive", *words)
         return capsys.readouterr().out

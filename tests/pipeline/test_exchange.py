@@ -134,12 +134,12 @@ def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
 )
 def test_what_a_local_worker_does_is_done_on_spark(
     field: Field, runner: Runner, case: Callable[[Field, Callable[[], None]], None]
-) -> None:
+):
     case(field, lambda: runner.run_until_idle(field))
     assert runner.query.isActive
 
 
-def test_copies_go_to_another_database(wide_field: Field, runner: Runner) -> None:
+def test_copies_go_to_another_database(wide_field: Field, runner: Runner):
     numbers = [str(number) for number in range(50)]
     wide_field.define(x1={"src": "a", "dst": ["b", "eu/b"]})
     wide_field.default.push_many("a", numbers)
@@ -151,7 +151,7 @@ def test_copies_go_to_another_database(wide_field: Field, runner: Runner) -> Non
 
 def test_an_idle_or_paused_exchange_begins_no_turn_and_what_it_does_is_counted(
     field: Field, runner: Runner
-) -> None:
+):
     refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
     field.define(x1={"src": "a", "dst": ["b", refusing]})
     field.default.push("a", "first")
@@ -171,7 +171,7 @@ def test_an_idle_or_paused_exchange_begins_no_turn_and_what_it_does_is_counted(
 
 def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
     field: Field, lone: Callable[..., Runner]
-) -> None:
+):
     field.define(x1={"src": "a", "dst": [{"queue": "b", "selector": "@pipeline-even"}]})
     runner = lone(span=100.0, linger=3.0, modules=(exchange_selectors.__name__,))
     runner.await_begin()
@@ -187,7 +187,7 @@ def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
 
 def test_what_executors_lack_ends_the_query_and_is_said(
     field: Field, lone: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # Here, as in Django's process, it is known; on executors no module has it.
     monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
     missing = "the selector of default/b: no selector in code is named here-only"
@@ -211,7 +211,7 @@ def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 
 def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
     field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     def act() -> int:
         try:
             field.default.push_many("a", ["it"] * 5)
@@ -253,7 +253,7 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
 
 def test_with_once_the_command_ends_when_nothing_is_left(
     field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     numbers = [str(number) for number in range(300)]
     field.define(x1={"src": "a", "dst": ["b"]})
     field.default.push_many("a", numbers)

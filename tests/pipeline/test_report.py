@@ -70,7 +70,7 @@ def report(*arguments: str, out: Path) -> str:
     return out.read_text()
 
 
-def test_times_are_read_as_people_write_them_and_steps_are_whole_windows() -> None:
+def test_times_are_read_as_people_write_them_and_steps_are_whole_windows():
     for text, expected in (
         ("24h", NOW - timedelta(days=1)), ("0s", NOW), ("7 d", NOW - timedelta(days=7)),
         ("2026-11-20", datetime(2026, 11, 20, tzinfo=UTC)),
@@ -88,7 +88,7 @@ def test_times_are_read_as_people_write_them_and_steps_are_whole_windows() -> No
             assert seconds / step <= 400
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
+def test_the_page_needs_nothing_but_itself():
     page = page_of(["A"])
     head, _, rest = page.partition('<script type="application/json"')
     for part in (head, rest.rpartition("<script>")[2]):
@@ -96,7 +96,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert "default-src 'none'" in head
 
 
-def test_names_are_text_wherever_they_stand() -> None:
+def test_names_are_text_wherever_they_stand():
     destination = {"to": ("default", HOSTILE), "selector": HOSTILE, "copies": 3}
     flow = contents.ExchangeFlow(HOSTILE, ("default", HOSTILE), [destination], {"ok": 3})
     page = page_of([HOSTILE, "a & b", "<b>"], (flow,))
@@ -109,7 +109,7 @@ def test_names_are_text_wherever_they_stand() -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
+def test_figures_of_traffic_are_the_sums_of_its_windows():
     for back in (1, 2):
         window("A", "one", length=60, back=back, count=10, bytes=100)
         window("A", "two", length=60, back=back, count=20, bytes=100)
@@ -126,7 +126,7 @@ def test_figures_of_traffic_are_the_sums_of_its_windows() -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back() -> None:
+def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back():
     for topic in ("A", "B.one", "B.two", "C"):
         window(topic, length=10, back=2)
     window("A", length=60, back=4)
@@ -141,7 +141,7 @@ def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back() -> None:
 @pytest.mark.usefixtures("database")
 def test_the_command_writes_the_page_with_the_exchanges(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     window("ORDERS", "SHOP", count=4711)
     new("sort", "orders", "eu")
     page = report("--from", "10m", out=tmp_path / "report.html")
@@ -153,7 +153,7 @@ def test_the_command_writes_the_page_with_the_exchanges(
 
 def test_figures_of_messages_are_those_that_sql_computes(
     spark: SparkSession, world: World, fill: Callable[..., int]
-) -> None:
+):
     world.rule(world.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 60)
     world.rules("user1 N Topic A.1 W 60")
     for topic, count, text in (("A.1", 300, "body of %s"), ("B", 50, "x"), ("OTHER", 10, "x")):

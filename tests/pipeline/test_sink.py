@@ -35,7 +35,7 @@ def stream(
 
 def test_rows_enter_a_topic_in_their_order_and_with_their_encoding(
     spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
-) -> None:
+):
     write(spark.range(0, 5_000, 1, 2).selectExpr("CAST(id AS string) AS body"), sink.topic)
     assert sink.bodies() == [str(number) for number in range(5_000)]
     encoded: list[tuple[str | None, str | None]] = [
@@ -55,9 +55,7 @@ def test_rows_enter_a_topic_in_their_order_and_with_their_encoding(
     assert sink.staged() == 0
 
 
-def test_a_write_with_a_name_is_done_once_and_others_each_time(
-    spark: SparkSession, sink: Sink
-) -> None:
+def test_a_write_with_a_name_is_done_once_and_others_each_time(spark: SparkSession, sink: Sink):
     frame = spark.createDataFrame([("a",)], "body string")
     named = {**sink.topic, "query": f"import {sink.topic['dsnFile']}"[-200:]}
     for options in (named, named, sink.topic, sink.topic):
@@ -69,7 +67,7 @@ def test_a_write_with_a_name_is_done_once_and_others_each_time(
     assert not sink.world.watcher.query("SELECT count(*) FROM messages._batch WHERE query = 'none'")
 
 
-def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink) -> None:
+def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink):
     rows = [("a", '{"n":1}', "1"), ("b", None, "2"), ("again", None, "1"), ("c", "", None)]
     frame = spark.createDataFrame(rows, "body string, headers string, key string")
     write(frame.coalesce(1), sink.queue)
@@ -81,7 +79,7 @@ def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink) -> None
 
 def test_what_is_refused_leaves_nothing_staged(
     spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
-) -> None:
+):
     plain = spark.createDataFrame([("a",)], "body string")
     headers = spark.createDataFrame([("a", "[]"), ("b", "{}")], "body string, headers string")
     stranger = {"topic": TOPIC, "dsnFile": dsn_file("user2")}
@@ -98,7 +96,7 @@ def test_what_is_refused_leaves_nothing_staged(
 
 def test_a_stream_wakes_a_subscriber_once_for_each_batch_and_goes_on_from_its_checkpoint(
     sink: Sink, fill: Callable[..., int], stream: Callable[..., None]
-) -> None:
+):
     sink.world.rules(f"user2 READER Topic {TOPIC} R 10")
     reader = sink.world.program("user2")
     reader.read("READER", TOPIC)
@@ -115,7 +113,7 @@ def test_a_stream_wakes_a_subscriber_once_for_each_batch_and_goes_on_from_its_ch
 
 def test_a_named_write_in_foreach_batch_is_done_once_for_each_batch(
     sink: Sink, fill: Callable[..., int], stream: Callable[..., None]
-) -> None:
+):
     def twice(frame: DataFrame, _: int) -> None:
         for _again in range(2):
             write(frame, {**sink.topic, "query": "each"})

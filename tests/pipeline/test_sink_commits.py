@@ -61,7 +61,7 @@ def failing(*bodies: str) -> Iterator[Any]:
     raise ArithmeticError("the task fails")
 
 
-def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink) -> None:
+def test_attempts_that_fail_or_are_outrun_or_aborted_publish_nothing(sink: Sink):
     stream = writer(sink.topic)
     with pytest.raises(ArithmeticError, match="the task fails"):
         stream.write(failing("a", "b"))
@@ -87,7 +87,7 @@ def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) 
 
 def test_columns_and_options_that_the_sink_does_not_know_are_refused(
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+):
     # Refused before a database is looked for: there is none.
     monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
     found = [(refusal({"topic": "A"}, columns), told) for columns, told in COLUMNS]
@@ -97,7 +97,7 @@ def test_columns_and_options_that_the_sink_does_not_know_are_refused(
     assert [pair for pair in found if pair[1] not in pair[0]] == []
 
 
-def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -> None:
+def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink):
     stream = writer(sink.topic)
     with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
         stream.write(batches("a\0b"))
@@ -120,7 +120,7 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink) -
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
     sink: Sink, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
-) -> None:
+):
     stream = writer(sink.topic)
     message = stream.write(batches("a"))
     run, breaks = Database._run, iter([True])
@@ -144,7 +144,7 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
 )
 def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
     sink: Sink, monkeypatch: pytest.MonkeyPatch, held_bytes: int
-) -> None:
+):
     monkeypatch.setattr(staging, "_BUFFER_BYTES", held_bytes)
     stream = writer(sink.topic)
 
@@ -159,7 +159,7 @@ def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
 
 def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
     sink: Sink, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
     writer(sink.topic)
     staging.close()

@@ -78,12 +78,12 @@ def refusal(options: dict[str, str]) -> str:
     return str(refused.value)
 
 
-def test_options_that_cannot_be_used_are_told() -> None:
+def test_options_that_cannot_be_used_are_told():
     found = [(refusal(options), told) for options, told in REFUSED]
     assert [pair for pair in found if pair[1] not in pair[0] or "s3cret" in pair[0]] == []
 
 
-def test_options_have_defaults_and_any_case() -> None:
+def test_options_have_defaults_and_any_case():
     options = SourceOptions.of({"TOPIC": "A, B*,A", "FailOnDataLoss": "FALSE"})
     assert (options.topics, options.queue, options.client) == (("A", "B*"), None, "pipeline")
     assert (options.starting, options.max_rows, options.timeout) == ("earliest", 100_000, 86_400)
@@ -95,7 +95,7 @@ def test_options_have_defaults_and_any_case() -> None:
 
 def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     file, other = tmp_path / "dsn", tmp_path / "other"
     file.write_text("dbname=of_the_file\n")
     other.write_text("dbname=of_the_option")
@@ -116,7 +116,7 @@ def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
         dsn(namespace="west")
 
 
-def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PSQLMESSAGES_DSN", "password=s3cret nonsense")
     with pytest.raises(DsnMissing) as refused:
         dsn()
@@ -128,7 +128,7 @@ def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.Monkey
     assert "client_encoding=UTF8" in address
 
 
-def test_any_text_survives_as_a_literal(world: World) -> None:
+def test_any_text_survives_as_a_literal(world: World):
     texts = ["", "'", "''; DROP TABLE x; --", "\\", "a\\'b", "\\\\''\\n", "$$", "%s", "日本\t\n☃😀"]
     world.owner.connection.execute("SET escape_string_warning = off")
     for setting in ("on", "off"):
@@ -158,7 +158,7 @@ def any_filter(chance: random.Random) -> spark.Filter:
     return spark.Not(made) if chance.random() < 0.3 else made
 
 
-def test_a_condition_means_what_the_filter_means(world: World) -> None:
+def test_a_condition_means_what_the_filter_means(world: World):
     chance, pushed = random.Random(1), 0  # noqa: S311
     rows = [
         {name: chance.choice(values) for name, values in VALUES.items()} | {"id": number}
@@ -182,7 +182,7 @@ def test_a_condition_means_what_the_filter_means(world: World) -> None:
     assert pushed > 200
 
 
-def test_what_postgresql_may_judge_otherwise_is_left_to_spark() -> None:
+def test_what_postgresql_may_judge_otherwise_is_left_to_spark():
     assert [each for each in LEFT if to_condition(each, columns.TOPIC_SCHEMA) is not None] == []
     other_types = StructType().add("id", StringType()).add("topic", IntegerType())
     for name, value in (("id", "5"), ("topic", 5), ("sender", "x")):

@@ -32,7 +32,7 @@ def planned(source: Source, *bodies: str, **options: Any) -> Query:
     return query
 
 
-def test_a_look_takes_nothing(source: Source) -> None:
+def test_a_look_takes_nothing(source: Source):
     source.sender.ok("push", "SEND", "Q", "1", None, '{"a": [1]}')
     (row,) = look(source.dsn_file)
     found = [row[name] for name in ("queue", "body", "headers", "state", "tries")]
@@ -40,7 +40,7 @@ def test_a_look_takes_nothing(source: Source) -> None:
     assert sizes(source) == (1, 0)
 
 
-def test_neither_a_look_nor_a_stream_is_allowed_without_a_rule(source: Source) -> None:
+def test_neither_a_look_nor_a_stream_is_allowed_without_a_rule(source: Source):
     source.world.rules("user2 OTHER Queue ELSE R 10")
     with pytest.raises(DestinationNotAuthorized):
         look(source.dsn_file, client="OTHER")
@@ -48,7 +48,7 @@ def test_neither_a_look_nor_a_stream_is_allowed_without_a_rule(source: Source) -
         planned(source, "1", client="OTHER")
 
 
-def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source) -> None:
+def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source):
     bodies = [str(number) for number in range(10)]
     source.push(*bodies)
     query = source.query(queue="Q", maxRowsPerTrigger=4)
@@ -66,7 +66,7 @@ def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source
     assert len(set(source.query(queue="Q", maxRowsPerTrigger=3500).bodies())) == 3500
 
 
-def test_a_streamed_element_has_all_columns_and_any_name(source: Source) -> None:
+def test_a_streamed_element_has_all_columns_and_any_name(source: Source):
     queue = "Q'\\\" $1 %s ü"
     source.sender.ok("push", "SEND", queue, "it's \\ \n", "json", '{"x-hop-count": 3}')
     assert look(source.dsn_file, queue)[0]["queue"] == queue
@@ -77,7 +77,7 @@ def test_a_streamed_element_has_all_columns_and_any_name(source: Source) -> None
     }  # fmt: skip
 
 
-def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(source: Source) -> None:
+def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(source: Source):
     query = planned(source, "1", "2")
     first = query.read()
     query.restart()
@@ -98,7 +98,7 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(sourc
 
 def test_an_element_whose_lease_was_lost_is_left_out_and_told(
     source: Source, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     query = planned(source, "1", "2", "3", partitions=1)
     query.restart()
     source.owner.execute("UPDATE psqlmessages_element SET available_at = now() WHERE body = '2'")
@@ -110,7 +110,7 @@ def test_an_element_whose_lease_was_lost_is_left_out_and_told(
     assert query.bodies() == ["2"]
 
 
-def test_leases_are_renewed_while_a_batch_takes_long(source: Source) -> None:
+def test_leases_are_renewed_while_a_batch_takes_long(source: Source):
     planned(source, "1", timeout=3)
     available = "SELECT available_at FROM psqlmessages_element"
     before = source.owner.query(available)

@@ -56,9 +56,7 @@ def shown(frame: DataFrame) -> str:
     return text.getvalue()
 
 
-def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
-    reads: Reading, fill: Fill
-) -> None:
+def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(reads: Reading, fill: Fill):
     assert reads.batch(topic="T").count() == 0
     last = fill("T", 300)
     rows = reads.batch(topic="T", partitions=3).collect()
@@ -70,7 +68,7 @@ def test_a_batch_read_has_all_that_is_kept_by_the_schema_that_is_given(
     assert ("message 300", f"{last}") in named
 
 
-def test_filters_give_the_same_rows_pushed_down_or_not(reads: Reading, fill: Fill) -> None:
+def test_filters_give_the_same_rows_pushed_down_or_not(reads: Reading, fill: Fill):
     last = fill("T", 20)
     for is_on in (True, False):
         reads.spark.conf.set(PUSHDOWN, str(is_on).lower())
@@ -87,7 +85,7 @@ def test_filters_give_the_same_rows_pushed_down_or_not(reads: Reading, fill: Fil
         assert reads.batch(topic="T").where("topic = 'U'").count() == 0
 
 
-def test_unknown_options_and_columns_are_refused(reads: Reading) -> None:
+def test_unknown_options_and_columns_are_refused(reads: Reading):
     with pytest.raises(AnalysisException, match="unknown option path"):
         reads.batch(topic="T", path="x").collect()
     with pytest.raises(AnalysisException, match="unknown column key"):
@@ -96,7 +94,7 @@ def test_unknown_options_and_columns_are_refused(reads: Reading) -> None:
 
 def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_plan(
     reads: Reading, source: Source, fill: Fill, checkpoint: str
-) -> None:
+):
     fill("T", 25)
     first = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
     fill("T", 3, "later %s")

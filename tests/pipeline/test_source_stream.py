@@ -22,7 +22,7 @@ PINGED = "SELECT pinged_at FROM psqlmessages_subscription WHERE topic = 'P2'"
 LARGE = [digit * 600_000 for digit in "1234"]
 
 
-def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(source: Source) -> None:
+def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(source: Source):
     late, never = source.world.program("user1"), source.world.program("user1")
     query = source.follow()
     source.publish("1", "2")
@@ -37,7 +37,7 @@ def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(sour
     assert [query.bodies(), query.bodies()] == [["early id", "later id"], []]
 
 
-def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: Source) -> None:
+def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: Source):
     name = "T'\\\" $1 %s ü"
     source.keep(name)
     source.sender.ok("publish", "SEND", name, "it's \\ \n", "json")
@@ -53,7 +53,7 @@ def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: 
     assert list(row) == ["body", "id"]
 
 
-def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(source: Source) -> None:
+def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(source: Source):
     source.keep("T2")
     for number in range(10):
         source.publish(f"{number}", topic="T" if number % 3 else "T2")
@@ -69,7 +69,7 @@ def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(source: S
 
 def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done(
     source: Source,
-) -> None:
+):
     query = source.follow()
     start = query.begin()["positions"]["T"]
     source.publish("1", "2")
@@ -91,7 +91,7 @@ def test_a_batch_is_read_again_after_a_crash_and_its_messages_go_once_it_is_done
     assert source.owner.query("SELECT count(*) FROM messages.stored") == 0
 
 
-def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source: Source) -> None:
+def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source: Source):
     query = source.follow("P*")
     assert query.bodies() == []
     source.keep("P1")
@@ -105,7 +105,7 @@ def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source:
     assert query.bodies() == ["2", "3"]
 
 
-def test_a_stream_begins_where_it_is_told(source: Source) -> None:
+def test_a_stream_begins_where_it_is_told(source: Source):
     for body in "123":
         source.publish(body)
     of_second = "SELECT published_at, id FROM messages.stored WHERE body = '2'"
@@ -125,7 +125,7 @@ def test_a_stream_begins_where_it_is_told(source: Source) -> None:
         assert query.bodies() + query.bodies() == bodies, query.options
 
 
-def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source) -> None:
+def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source):
     query = source.follow(startingOffsets="latest")
     begun = query.begin()
     source.publish("1")
@@ -142,7 +142,7 @@ def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source) 
     assert query.bodies() == ["1"]
 
 
-def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source: Source) -> None:
+def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source: Source):
     last = source.publish("1")
     query = source.follow(startingOffsets=last + 2)
     assert query.bodies() == []
@@ -157,7 +157,7 @@ def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source
     assert source.follow().bodies() == ["4"]
 
 
-def test_a_topic_without_a_right_is_refused(source: Source) -> None:
+def test_a_topic_without_a_right_is_refused(source: Source):
     for rule, topic, refused in (
         ("ELSE R", "T", exceptions.DestinationNotAuthorized),
         ("T W", "T", exceptions.ModeNotAuthorized),
@@ -170,7 +170,7 @@ def test_a_topic_without_a_right_is_refused(source: Source) -> None:
 
 def test_messages_that_lie_far_apart_or_close_are_read_once(
     source: Source, fill: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     for name, size in (("_MAX_ROWS", 10), ("_MAX_IDS", 100), ("_CALLS_PER_STATEMENT", 3)):
         monkeypatch.setattr(topic_ranges, name, size)
     monkeypatch.setattr(topic_ranges, "_ROWS_PER_TOPIC", 5)
@@ -202,7 +202,7 @@ def test_messages_that_lie_far_apart_or_close_are_read_once(
     reader_module.disconnect()
 
 
-def test_positions_of_another_database_or_an_earlier_state_are_refused(source: Source) -> None:
+def test_positions_of_another_database_or_an_earlier_state_are_refused(source: Source):
     last = source.publish("1")
     query = source.follow()
     begun = query.begin()
@@ -222,7 +222,7 @@ def test_positions_of_another_database_or_an_earlier_state_are_refused(source: S
 
 def test_messages_removed_while_a_query_was_away_end_it_or_are_told(
     source: Source, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     first = source.publish("1")
     query, lax = source.follow(), source.follow(failOnDataLoss="false")
     query.batch()
@@ -251,7 +251,7 @@ def test_messages_removed_while_a_query_was_away_end_it_or_are_told(
         amid.read()
 
 
-def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(source: Source) -> None:
+def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(source: Source):
     source.publish("1", topic="P" + "1" * 99)
     last = source.publish("2", topic="P2")
     strict, lax = source.follow("P*"), source.follow("P*", failOnDataLoss="false")
@@ -269,7 +269,7 @@ def test_a_topic_of_a_pattern_that_went_is_lost_as_its_messages_are(source: Sour
     assert lax.start["positions"]["P2"] > last
 
 
-def test_a_query_is_pinged_while_a_batch_takes_long(source: Source) -> None:
+def test_a_query_is_pinged_while_a_batch_takes_long(source: Source):
     for topic in ("P1", "P2"):
         source.publish("1", topic=topic)
     source.follow("P*", timeout=3).begin()
@@ -282,7 +282,7 @@ def test_a_query_is_pinged_while_a_batch_takes_long(source: Source) -> None:
 
 def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
     source: Source, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     source.publish("1")
     query = source.follow()
     assert query.bodies() == ["1"]
@@ -329,7 +329,7 @@ def bodies_of(batches: list[Any]) -> list[str]:
 
 def test_what_was_handed_on_is_not_read_again(
     source: Source, part_read: Callable[..., Iterator[Any]]
-) -> None:
+):
     batches = part_read(*LARGE)
     first = next(batches)
     source.end_sessions()
@@ -339,7 +339,7 @@ def test_what_was_handed_on_is_not_read_again(
 
 def test_what_is_removed_before_the_rest_is_read_ends_the_read(
     source: Source, part_read: Callable[..., Iterator[Any]]
-) -> None:
+):
     batches = part_read(*LARGE, failOnDataLoss=False)
     next(batches)
     source.end_sessions()
@@ -350,7 +350,7 @@ def test_what_is_removed_before_the_rest_is_read_ends_the_read(
 
 def test_an_address_that_is_wrong_or_missing_is_told_at_once(
     source: Source, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     query = source.follow()
     query.begin()
     password = source.world.server.server.home.passwords.get("user2")

@@ -59,7 +59,7 @@ def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[JobPr
 
 def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     field: TrafficField, query: Query, table: TrafficTable, checkpoint: str, tmp_path: Path
-) -> None:
+):
     batches: list[list[TrafficWindow]] = []
 
     def write(windows: list[TrafficWindow]) -> None:
@@ -97,7 +97,7 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
 
 def test_what_comes_too_late_is_said_and_windows_that_are_over_are_kept_no_more(
     field: TrafficField, query: Query, table: TrafficTable
-) -> None:
+):
     moment = datetime.now(UTC) - timedelta(hours=1)
     for hours in (3, 0, 0, 3, 0):
         field.publish(3)
@@ -112,7 +112,7 @@ def test_what_comes_too_late_is_said_and_windows_that_are_over_are_kept_no_more(
     assert (kept[0], kept[-1]) == (3, 3)
 
 
-def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: SparkSession) -> None:
+def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: SparkSession):
     # 1, 2, … 100 seconds before a moment whose hour has all of them; and one by a clock ahead.
     before = datetime.now(UTC)
     hour_starts = (before - timedelta(seconds=100)).replace(minute=0, second=0, microsecond=0)
@@ -136,7 +136,7 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
 
 def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
     field: TrafficField, query: Query, checkpoint: str
-) -> None:
+):
     began, go_on, told = Event(), Event(), list[JobProgress]()
     batches: list[Any] = []
 
@@ -174,7 +174,7 @@ def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
 
 def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
     field: TrafficField, query: Query
-) -> None:
+):
     asked = Event()
     errors = [
         psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),
@@ -196,7 +196,7 @@ def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
     assert (told[-1].state, told[-1].rows, told[-1].lag_seconds) == ("stopped", 3, None)
 
 
-def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Query) -> None:
+def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Query):
     told: list[JobProgress] = []
 
     def write(_: Any) -> None:
@@ -212,7 +212,7 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
 def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+):  # fmt: skip
     # The session is that of all tests.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     command = ("psqlmessages", "pipeline", "traffic", "--once")
@@ -230,7 +230,7 @@ def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     assert not (tmp_path / "none").exists()
 
 
-def test_arguments_that_mean_nothing_are_refused() -> None:
+def test_arguments_that_mean_nothing_are_refused():
     for option, value in (
         ("--conf", "spark"), ("--trigger", "soon"), ("--lateness", "-1"), ("--rows", "0"),
     ):  # fmt: skip

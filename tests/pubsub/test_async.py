@@ -34,7 +34,7 @@ class AsyncEar(asyncio.Queue[Event]):
 @in_a_loop
 async def test_a_connection_that_is_given_is_used_with_its_transactions(
     server: TestedServer, listener: Listener, autocommit: bool
-) -> None:
+):
     given = await psycopg.AsyncConnection.connect(server.url("user2"), autocommit=autocommit)
     async with given:
         bus = AsyncPubSub(given, interval=0.1)
@@ -56,7 +56,7 @@ async def test_a_connection_that_is_given_is_used_with_its_transactions(
 @in_a_loop
 async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     server: TestedServer, superuser: psycopg.Connection, listener: Listener
-) -> None:
+):
     async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
         bus = AsyncPubSub(given)
         await bus.subscribe("B")
@@ -72,7 +72,7 @@ async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_
 
 
 @in_a_loop
-async def test_a_cancelled_publish_does_not_harm_the_connection(server: TestedServer) -> None:
+async def test_a_cancelled_publish_does_not_harm_the_connection(server: TestedServer):
     async with AsyncPubSub(server.url("user1")) as bus:
         ear = await AsyncEar.of(bus)
         for turn in range(10):
@@ -88,7 +88,7 @@ async def test_a_cancelled_publish_does_not_harm_the_connection(server: TestedSe
 
 
 @in_a_loop
-async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: TestedServer) -> None:
+async def test_failing_or_cancelled_coroutines_do_not_end_the_bus(server: TestedServer):
     async def fails(event: Event) -> None:
         raise ValueError(event.payload)
 

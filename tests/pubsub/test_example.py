@@ -19,7 +19,7 @@ PRINTED = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
-def test_an_example_prints_as_shown(server: TestedServer, program: str, printed: str) -> None:
+def test_an_example_prints_as_shown(server: TestedServer, program: str, printed: str):
     code = program.replace("dbname=app user=user1", server.url("user1"))
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-W", "error", "-c", code],
@@ -29,12 +29,12 @@ def test_an_example_prints_as_shown(server: TestedServer, program: str, printed:
     assert (shown, done.stderr, done.returncode) == (printed, "", 0)
 
 
-def test_the_statement_for_psql_is_heard(new_bus: NewBus, connect: Connect) -> None:
+def test_the_statement_for_psql_is_heard(new_bus: NewBus, connect: Connect):
     ear = Ear.of(new_bus(), "channel:A")
     connect().execute(STATEMENT)
     assert [ear.payload(), ear.payload()] == [{"a": 1}, "текст"]
 
 
-def test_the_bounds_are_those_of_the_page() -> None:
+def test_the_bounds_are_those_of_the_page():
     assert f"| `max_unfinished` | {MAX_UNFINISHED:,} |" in PAGE
     assert f"| `max_unfinished_bytes` | {MAX_UNFINISHED_BYTES // 2**20} MiB |" in PAGE

@@ -44,7 +44,7 @@ def joined(segments: list[str]) -> Any:
     return decode_payload(last)
 
 
-def test_a_short_payload_is_one_segment_to_the_byte() -> None:
+def test_a_short_payload_is_one_segment_to_the_byte():
     for payload, segment in (
         (None, ""), ("", "!"), ("text", "!text"), (" ~", "! ~"), ("!", "!!"), ('"', '!"'),
         ({"a": 1}, '@{"a":1}'), ([1, "b", None, True, 1.5], '@[1,"b",null,true,1.5]'), (0, "@0"),
@@ -56,7 +56,7 @@ def test_a_short_payload_is_one_segment_to_the_byte() -> None:
         assert (segments_of(payload), joined([segment])) == ([segment], payload)
 
 
-def test_each_further_segment_is_a_byte_shorter_and_the_last_is_what_remains() -> None:
+def test_each_further_segment_is_a_byte_shorter_and_the_last_is_what_remains():
     assert [len(segment) for segment in segments_of("é" * 2998)] == [7997]
     assert [len(segment) for segment in segments_of("é" * 2999)] == [7999, 3]
     segments = segments_of("x" * 50_000)
@@ -67,7 +67,7 @@ def test_each_further_segment_is_a_byte_shorter_and_the_last_is_what_remains() -
     assert base64.b64decode(base64_of_all, validate=True) == b"!" + b"x" * 50_000
 
 
-def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused() -> None:
+def test_the_longest_message_is_cut_and_one_that_is_longer_is_refused():
     longest = "A" * (7998 * 7999 // 2)
     segments = cut(longest)
     assert (len(segments), segments[-2:]) == (7998, ["#AA", "$A"])
@@ -85,7 +85,7 @@ ends = st.sampled_from(["", "end", "é"])
 @example([("", "q", size, "") for size in (7_999, 8_000, 15_980, 100_000) for _ in range(50)])
 @example([("", "q", 100_000, f"{number}") for number in range(50)])
 @example([(f"{number}", "q", 100_000, "") for number in range(50)])
-def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]) -> None:
+def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]):
     transaction, sent = SegmentDeduplicator(), set[str]()
     for begin, middle, times, end in parts:
         payload = begin + middle * times + end
@@ -99,7 +99,7 @@ def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]
         sent.update(segments)
 
 
-def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart() -> None:
+def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart():
     """Base64 of a multiple of three bytes ends as that of the short message alone."""
     transaction = SegmentDeduplicator()
     short = encode_base64(encode_payload("é"))
@@ -120,7 +120,7 @@ pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1,
     st.lists(st.tuples(pids, channels, st.text(max_size=40), sizes), max_size=12),
     st.randoms(use_true_random=False),
 )
-def test_writers_that_interleave_in_any_way_are_told_apart(messages, random) -> None:
+def test_writers_that_interleave_in_any_way_are_told_apart(messages, random):
     """Each process id and channel is a queue; the queues' heads come in any order."""
     assembly, queues, expected = SegmentAssembler(100, 2**20), {}, {}
     for process_id, channel, text, size in messages:
@@ -141,7 +141,7 @@ def test_writers_that_interleave_in_any_way_are_told_apart(messages, random) -> 
     assert (len(assembly), assembly.size, assembly.dropped) == (0, 0, 0)
 
 
-def test_more_unfinished_messages_than_the_bound_drop_the_oldest() -> None:
+def test_more_unfinished_messages_than_the_bound_drop_the_oldest():
     assembly = SegmentAssembler(3, 2**20)
     for process_id in (1, 2, 3, 4):
         assembly.add(process_id, "A", FIRST)
@@ -155,7 +155,7 @@ def test_more_unfinished_messages_than_the_bound_drop_the_oldest() -> None:
     assert (len(assembly), assembly.dropped, len(assembly.senders)) == (3, 998, 6)
 
 
-def test_more_bytes_than_the_bound_drop_the_largest() -> None:
+def test_more_bytes_than_the_bound_drop_the_largest():
     assembly = SegmentAssembler(100, 10_000)
     assembly.add(1, "A", FIRST)
     for _ in range(10):

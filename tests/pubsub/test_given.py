@@ -34,7 +34,7 @@ def listens(connection: Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT pg_listening_channels()")}
 
 
-def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener) -> None:
+def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener: Listener):
     with given.transaction():
         writer.publish("A", 1)
         with given.transaction(force_rollback=True):
@@ -54,7 +54,7 @@ def test_a_transaction_sends_at_commit(writer: Any, given: Connection, listener:
     assert len(travelled[0]) == 2
 
 
-def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Listener) -> None:
+def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener: Listener):
     for autocommit in (True, False):
         connection = connect(autocommit=autocommit)
         bus = new_bus(connection)
@@ -71,7 +71,7 @@ def test_autocommit_does_not_matter(new_bus: NewBus, connect: Connect, listener:
     assert listener.segments() == ["!at commit"]
 
 
-def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear: Ear) -> None:
+def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear: Ear):
     sizes = (10, 7_998, 8_000, 100_000, 1_000_000)
     payloads = [character * size for character in ("x", "\0", "я") for size in sizes]
     payloads += ["q" * 50_000] * 5 + ["q" * 50_000 + "z"] * 5 + ["a" + "q" * 50_000] * 5
@@ -86,7 +86,7 @@ def test_equal_short_messages_arrive_as_one(writer: Any, given: Connection, ear:
     assert ear.payloads("last") == ["x", None, {"a": 1}, "é"]
 
 
-def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear) -> None:
+def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear):
     nul = "\0" * 10_000_000
     with given.transaction():
         writer.publish("A", nul)
@@ -97,7 +97,7 @@ def test_too_much_alike_is_refused(writer: Any, given: Connection, ear: Ear) -> 
     assert [len(ear.payload()) for _ in range(3)] == [10_000_000, 10_000_000, 5]
 
 
-def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Ear) -> None:
+def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, heard: Ear):
     given.execute("BEGIN")
     with pytest.raises(psycopg.errors.DivisionByZero):
         given.execute("SELECT 1 / 0")
@@ -114,7 +114,7 @@ def test_in_a_failed_transaction_publish_fails(writer: Any, given: Connection, h
 
 def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     writer: Any, given: Connection, superuser: Connection, listener: Listener
-) -> None:
+):
     """The bus returns by itself, but what it is told to publish belonged to the transaction."""
     writer.subscribe("B")
     given.execute("BEGIN")
@@ -126,7 +126,7 @@ def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
     assert listener.segments() == ["!alone"]
 
 
-def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear) -> None:
+def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, heard: Ear):
     for number in range(100):
         raw(f"@{number}")
         assert given.execute("SELECT %s::int", (number,)).fetchone() == (number,)
@@ -142,9 +142,7 @@ def test_the_owner_uses_it_meanwhile(writer: Any, given: Connection, raw: Any, h
     assert heard.payload() == "amid a transaction"
 
 
-def test_other_channels_stay_outside(
-    given: Connection, heard: Ear, raw: Any, connect: Connect
-) -> None:
+def test_other_channels_stay_outside(given: Connection, heard: Ear, raw: Any, connect: Connect):
     owners: Queue[psycopg.Notify] = Queue()
     given.add_notify_handler(owners.put)
     given.execute("LISTEN mine")
@@ -155,7 +153,7 @@ def test_other_channels_stay_outside(
     assert owners.empty()
 
 
-def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any) -> None:
+def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, raw: Any):
     """By the keep-alive: after DISCARD ALL, and after a rollback of the subscription."""
     ear = Ear()
     # DISCARD ALL forgets prepared statements, and some versions of psycopg 3.2 do not notice.
@@ -172,7 +170,7 @@ def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, 
 
 def test_close_leaves_the_connection_open_and_as_it_was(
     writer: Any, given: Connection, new_bus: NewBus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     handler = given.pgconn.notify_handler
     writer.subscribe("A")
     writer.close()
@@ -192,7 +190,7 @@ def test_close_leaves_the_connection_open_and_as_it_was(
     assert given.execute("SELECT 1").fetchone() == (1,)
 
 
-def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Connection) -> None:
+def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Connection):
     writer.subscribe("A")
     given.close()
     writer.run()
@@ -200,7 +198,7 @@ def test_a_connection_that_its_owner_closes_ends_the_bus(writer: Any, given: Con
         writer.publish("A")
 
 
-def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Listener) -> None:
+def test_pipeline_mode_is_refused(writer: Any, given: Connection, listener: Listener):
     with given.pipeline(), pytest.raises(psycopg.NotSupportedError, match="pipeline mode"):
         writer.publish("A", "x")
     writer.publish("A", "y")

@@ -25,7 +25,7 @@ REAL = settings(
 )
 
 
-def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Listener) -> None:
+def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Listener):
     bus, ear, called = any_bus(), Ear(), []
     assert bus.subscribe("A")
     assert not bus.subscribe("A")
@@ -55,7 +55,7 @@ def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Liste
     assert ear.payload() == "heard"
 
 
-def test_what_others_write_in_the_format_is_read(ear: Ear, raw: Any) -> None:
+def test_what_others_write_in_the_format_is_read(ear: Ear, raw: Any):
     for segment in ("", "!", "!text", '@{"a": 1}', "@null", "$IcOp", "#Ic", "#O", "$p"):
         raw(segment)
     assert [ear.payload() for _ in range(7)] == [None, "", "text", {"a": 1}, None, "é", "é"]
@@ -65,14 +65,14 @@ def test_what_others_write_in_the_format_is_read(ear: Ear, raw: Any) -> None:
 @given(texts | json_values.filter(lambda value: type(value) is not str))
 @example("\0" * 10 * MB)
 @example({"rows": [{"id": number, "name": f"n°{number}"} for number in range(100_000)]})
-def test_every_text_and_json_value_arrives(bus: PubSub, ear: Ear, payload: object) -> None:
+def test_every_text_and_json_value_arrives(bus: PubSub, ear: Ear, payload: object):
     bus.publish("A", payload)
     is_equal = ear.payload() == payload
     assert is_equal
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_long_messages_of_two_writers_arrive(any_bus: NewBus, ear: Ear, is_shared: bool) -> None:
+def test_long_messages_of_two_writers_arrive(any_bus: NewBus, ear: Ear, is_shared: bool):
     """Two threads on one bus, or a bus for each."""
     first = any_bus()
     buses = [first, first if is_shared else any_bus()]
@@ -90,7 +90,7 @@ def test_long_messages_of_two_writers_arrive(any_bus: NewBus, ear: Ear, is_share
     assert {rest for *_, rest in heard} == {"я" * 20_000}
 
 
-def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect: Connect) -> None:
+def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect: Connect):
     dropped, writer = bus.counters.unfinished, connect()
     writer.execute("NOTIFY \"A\", '#Ic'")
     checks = bus._state._keep_alive_at
@@ -106,7 +106,7 @@ def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect:
     assert bus._state._assembler.size == 0
 
 
-def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect) -> None:
+def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: Connect):
     bus = new_bus(max_unfinished=2, max_unfinished_bytes=20_000)
     ear = Ear.of(bus)
     for segments in (["#Ic"], ["#Ic"], ["#Ic"], ["#" + "A" * 7000] * 10, ["!fence"]):
@@ -118,7 +118,7 @@ def test_unfinished_messages_are_bounded_by_settings(new_bus: NewBus, connect: C
     assert bus.counters.unfinished >= 3
 
 
-def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus: PubSub) -> None:
+def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus: PubSub):
     for channel in (
         "a", "A b", "channel:A", "x;'--\\", "%s", "канал", "\t\n", "select", "я" * 31 + "x",
     ):  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_channel_of_any_name_works_and_of_a_bad_name_is_refused_everywhere(bus
                 use(name)
 
 
-def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: Listener) -> None:
+def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: Listener):
     bad: list[tuple[Any, type[Exception], str]] = [
         (b"x", TypeError, "type bytes cannot be sent"),
         ({1, 2}, TypeError, "type set cannot be sent: Object of type set is not JSON"),
@@ -160,7 +160,7 @@ def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: List
     assert bus.counters.published == 1
 
 
-def test_skip_self_drops_what_this_connection_sent(any_bus: NewBus, raw: Any) -> None:
+def test_skip_self_drops_what_this_connection_sent(any_bus: NewBus, raw: Any):
     bus = any_bus(skip_self=True)
     ear = Ear.of(bus)
     bus.publish("A", "own")
@@ -170,7 +170,7 @@ def test_skip_self_drops_what_this_connection_sent(any_bus: NewBus, raw: Any) ->
     assert (bus.counters.skipped, bus.counters.delivered) == (2, 1)
 
 
-def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, raw: Any) -> None:
+def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, raw: Any):
     malformed = bus.counters.malformed
     end_of_another = cut(base64.b64encode(b"!" + b"x" * 10_000).decode())[-1]
     segments = (
@@ -184,7 +184,7 @@ def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, ra
     assert bus.counters.malformed == malformed + len(segments)
 
 
-def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub, ear: Ear) -> None:
+def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub, ear: Ear):
     called: list[int] = []
     handlers = [lambda _: called.append(1), lambda _: called.append(2)]
     for handler in (*handlers, ear):
@@ -197,7 +197,7 @@ def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub
     assert called == [1, 2, 2]
 
 
-def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, caplog: Any) -> None:
+def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, caplog: Any):
     bus = any_bus()
     bus.on("failing", lambda event: 1 / event.payload)
     ear = Ear.of(bus, "failing")
@@ -208,7 +208,7 @@ def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, cap
     assert "a handler of channel failing failed" in caplog.text
 
 
-def test_a_handler_may_use_the_bus_and_close_it(new_bus: NewBus) -> None:
+def test_a_handler_may_use_the_bus_and_close_it(new_bus: NewBus):
     bus, ears = new_bus(), []
 
     def answer(event: Event) -> None:
@@ -224,7 +224,7 @@ def test_a_handler_may_use_the_bus_and_close_it(new_bus: NewBus) -> None:
     assert bus.connection is None
 
 
-def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub) -> None:
+def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub):
     async def handler(event: Event) -> None:
         """Never called."""
 
@@ -234,7 +234,7 @@ def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub) -
         bus.on("A", "print")  # type: ignore[arg-type]
 
 
-def test_a_bus_that_is_closed_says_so_and_run_returns(any_bus: NewBus) -> None:
+def test_a_bus_that_is_closed_says_so_and_run_returns(any_bus: NewBus):
     bus = any_bus()
     bus.subscribe("A")
     with ThreadPoolExecutor(1) as thread:
@@ -248,7 +248,7 @@ def test_a_bus_that_is_closed_says_so_and_run_returns(any_bus: NewBus) -> None:
     bus.close()
 
 
-def test_wrong_settings_are_refused(any_bus: NewBus, new_bus: NewBus, connect: Connect) -> None:
+def test_wrong_settings_are_refused(any_bus: NewBus, new_bus: NewBus, connect: Connect):
     for setting in ("interval", "max_unfinished", "max_unfinished_bytes"):
         with pytest.raises(ValueError, match=f"{setting} must be more than 0, not 0"):
             any_bus(**{setting: 0})
@@ -262,12 +262,12 @@ def test_wrong_settings_are_refused(any_bus: NewBus, new_bus: NewBus, connect: C
         new_bus(connection).subscribe("A")
 
 
-def test_sync_and_async_offer_the_same() -> None:
+def test_sync_and_async_offer_the_same():
     assert offered(PubSub) == offered(AsyncPubSub)
     assert {"subscribe", "unsubscribe", "publish", "on", "off", "run"} <= set(offered(PubSub))
 
 
-def test_only_own_commits_skip_the_disk(bus: PubSub, new_bus: NewBus, connect: Connect) -> None:
+def test_only_own_commits_skip_the_disk(bus: PubSub, new_bus: NewBus, connect: Connect):
     given = connect()
     new_bus(given).subscribe("A")
     for connection, setting in ((bus.connection, "off"), (given, "on")):

@@ -52,7 +52,7 @@ def long_one(_: object) -> Any:
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_connection_that_was_cut_comes_back_and_listens(
     any_bus: NewBus, new_bus: NewBus, connect: Connect, cut: Cut, raw: Any, is_given: bool
-) -> None:
+):
     """One that was given is replaced by one with the same parameters."""
     bus = new_bus(connect(autocommit=False), options=QUICK) if is_given else any_bus(options=QUICK)
     ear = Ear.of(bus)
@@ -69,7 +69,7 @@ def test_a_connection_that_was_cut_comes_back_and_listens(
     assert bus.counters.lost_connections == 1
 
 
-def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy) -> None:
+def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy):
     bus = stalling()
     proxy.stall()
     wait_until(lambda: bus.counters.reconnects >= 1 and bus.is_healthy)
@@ -86,7 +86,7 @@ def test_the_keep_alive_finds_a_stalled_network(stalling: NewBus, proxy: Proxy) 
 
 
 @pytest.mark.parametrize("any_bus", ["PubSub"], indirect=True)
-def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy) -> None:
+def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy):
     bus = stalling(interval=60.0)
     with bus._connection._io:
         # The last keep-alive has had its answer.
@@ -98,7 +98,7 @@ def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy) -> 
     bus.publish("A", "x")
 
 
-def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog: Any) -> None:
+def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog: Any):
     bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
     wait_until(lambda: not bus.is_healthy)
@@ -114,7 +114,7 @@ def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog:
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
 def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
     any_bus: NewBus, raw: Any, superuser: psycopg.Connection
-) -> None:
+):
     """Its task waits meanwhile for a descriptor that is closed, and given away."""
     bus = any_bus(interval=600.0, options=WATCHFUL)
     ear = Ear.of(bus)
@@ -130,7 +130,7 @@ def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
         superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")
 
 
-def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus) -> None:
+def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus):
     bus = new_bus()
     bus.subscribe("A")
 

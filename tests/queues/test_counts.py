@@ -6,7 +6,7 @@ from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
 
-def test_all_is_counted_and_nobody_waits_for_that(desk: Desk, world: World) -> None:
+def test_all_is_counted_and_nobody_waits_for_that(desk: Desk, world: World):
     desk.push("a", "b", "c", "d", "e")
     desk.pop()
     one, two, three = (row.lease for row in desk.reserve(3))
@@ -23,7 +23,7 @@ def test_all_is_counted_and_nobody_waits_for_that(desk: Desk, world: World) -> N
     assert desk.counts()["puts"] == 8
 
 
-def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) -> None:
+def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World):
     rows = "SELECT count(*) FROM psqlmessages_queuecount"
     desk.push("a", "b", "c")
     desk.pop()
@@ -46,7 +46,7 @@ def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World) ->
     assert desk.counts() == {"puts": 2004, "gets": 1}
 
 
-def test_all_but_reserving_is_durable_at_the_commit(desk: Desk) -> None:
+def test_all_but_reserving_is_durable_at_the_commit(desk: Desk):
     desk.world.rules("user2 BOSS Queue Q RW 1", "user2 PUT Queue Q W 1")
     calls: dict[str, tuple[Any, ...]] = {
         "push": ("PUT", "Q", "b"), "pop": ("GET", "Q"), "commit": ("GET",),

@@ -8,7 +8,7 @@ from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
 
-def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk) -> None:
+def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk):
     desk.limit(2)
     desk.push("a", headers='{"h":1}')
     desk.done("rollback", None, desk.lease())
@@ -28,7 +28,7 @@ def test_an_element_in_its_last_try_becomes_a_dead_letter(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_an_element_whose_leases_run_out_becomes_a_dead_letter(desk: Desk, taken: bool) -> None:
+def test_an_element_whose_leases_run_out_becomes_a_dead_letter(desk: Desk, taken: bool):
     desk.limit(2)
     desk.push("a", "b")
     desk.lease(duration=10)
@@ -44,7 +44,7 @@ def test_an_element_whose_leases_run_out_becomes_a_dead_letter(desk: Desk, taken
     assert (dead.body, dead.headers["x-dl-tries"]) == ("a", 2)
 
 
-def test_dead_letters_never_go_onto_their_own_queue(desk: Desk) -> None:
+def test_dead_letters_never_go_onto_their_own_queue(desk: Desk):
     desk.limit(1, dead="Q")
     desk.push("a")
     for tries in (1, 2):
@@ -58,7 +58,7 @@ def test_dead_letters_never_go_onto_their_own_queue(desk: Desk) -> None:
     assert len(desk.reserve()) == 1
 
 
-def test_a_dead_letter_can_be_put_back(desk: Desk) -> None:
+def test_a_dead_letter_can_be_put_back(desk: Desk):
     desk.limit(1)
     id_ = desk.push("a", headers='{"h":1}')
     desk.done("rollback", None, desk.lease())
@@ -76,7 +76,7 @@ def test_a_dead_letter_can_be_put_back(desk: Desk) -> None:
         assert row.tries == tries
 
 
-def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World) -> None:
+def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World):
     desk.limit(1)
     desk.push("a")
     desk.lease(duration=10)
@@ -85,7 +85,7 @@ def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World)
     assert world.owner.query("SELECT messages._maintain_queues()") == 1
 
 
-def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World) -> None:
+def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World):
     world.rules("user1 PUT Queue * W 1")
     desk.limit(1)
     true = desk.push("true")
@@ -101,7 +101,7 @@ def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World) -> None:
     assert desk.pop(9) == ["x"] * 5 + ["true"]
 
 
-def test_tending_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: World) -> None:
+def test_tending_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: World):
     desk.limit(1)
     desk.push("x", "y")
     first, late = desk.reserve(2)

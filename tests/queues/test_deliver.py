@@ -94,7 +94,7 @@ def brief(desk: Desk) -> Hub:
     return Hub(desk, is_brief=True)
 
 
-def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
+def test_copies_are_pushed_and_the_element_is_removed(hub: Hub):
     id_ = hub.desk.push("x", headers='{"h":1}', tries=3)
     hub.desk.wait(queue="A")
     # Two equal destinations get two copies.
@@ -109,7 +109,7 @@ def test_copies_are_pushed_and_the_element_is_removed(hub: Hub) -> None:
     assert (hub.desk.counts(), hub.desk.counts("A")["puts"]) == ({"puts": 1, "gets": 1}, 2)
 
 
-def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
+def test_a_copy_may_differ_from_its_source(hub: Hub):
     hub.desk.push("x", enc="json")
     changed = {"headers": '{"n":2}', "body": "YQ==", "enc": "b64", "tries": 5}
     hub.route({"to": "A", **changed}, {"to": "B", "mature": "2020-01-01T00:00:00Z"})
@@ -118,7 +118,7 @@ def test_a_copy_may_differ_from_its_source(hub: Hub) -> None:
     assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
 
 
-def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub) -> None:
+def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub):
     brief.desk.push("x", "y", enc="json")
     with brief.program.connection.transaction(force_rollback=True):
         (row,) = brief.program.elements("take", "exchange.X", "Q", 1, False)
@@ -127,7 +127,7 @@ def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub) ->
     assert brief.desk.pop(5) == ["x"]
 
 
-def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub) -> None:
+def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub):
     hub.desk.push("lost", "looping", headers='{"x-hop-count":4}')
     hub.route({"to": "__no_route__"})
     hub.route({"to": "__too_many_hops__"})
@@ -137,7 +137,7 @@ def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub)
     assert looping.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
 
 
-def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -> None:
+def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub):
     for change in ({"body": "forged"}, {"headers": '{"forged":1}'}):
         hub.desk.push("x")
         done = hub.route({"to": "__no_route__", **change})
@@ -147,7 +147,7 @@ def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub) -
 
 
 @pytest.mark.parametrize("queues", [("__no_route__",) * 2, ("__no_route__", "__too_many_hops__")])
-def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str, str]) -> None:
+def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str, str]):
     id_ = hub.desk.push("x")
     refused = hub.answer([id_], [{"of": id_, "to": queue} for queue in queues])
     assert refused["Err"] == "58"
@@ -161,7 +161,7 @@ def test_without_a_rule_an_element_is_put_aside_once(hub: Hub, queues: tuple[str
 
 
 @pytest.mark.parametrize("queue", ["Q", "NEW.1"])
-def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, queue: str) -> None:
+def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, queue: str):
     hub.desk.push("other", queue="NEW.1")
     id_ = hub.desk.push("x")
     done = hub.deliver([id_], [{"of": id_, "to": queue}])
@@ -170,7 +170,7 @@ def test_an_existing_queue_takes_no_copy_without_the_right(hub: Hub, queue: str)
     assert hub.put_off() == [(1, True)]
 
 
-def test_after_a_refused_copy_the_others_are_made_once(hub: Hub) -> None:
+def test_after_a_refused_copy_the_others_are_made_once(hub: Hub):
     id_ = hub.desk.push("x", headers='{"h":1}')
     done = hub.route({"to": "A"}, {"to": "FORBIDDEN"})
     assert done["Refused"] == [["X/FORBIDDEN", str(id_), "cannot use Queue to FORBIDDEN", 2]]
@@ -186,7 +186,7 @@ def test_after_a_refused_copy_the_others_are_made_once(hub: Hub) -> None:
     assert (hub.desk.pop(5, "A"), hub.desk.pop(5, "FORBIDDEN")) == ([], ["x"])
 
 
-def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub) -> None:
+def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub):
     brief.desk.limit(3)
     brief.desk.push("x")
     for seconds in (1, 2, 4):
@@ -201,7 +201,7 @@ def test_the_delay_grows_and_ends_with_the_dead_letters(brief: Hub) -> None:
     assert dead.headers["x-dl-tries"] == 3
 
 
-def test_a_leased_element_is_delivered_by_its_lease(hub: Hub) -> None:
+def test_a_leased_element_is_delivered_by_its_lease(hub: Hub):
     hub.desk.push("x")
     (row,) = hub.reserve()
     done = hub.deliver([row.lease], [{"of": row.lease, "to": "A"}])
@@ -210,7 +210,7 @@ def test_a_leased_element_is_delivered_by_its_lease(hub: Hub) -> None:
     assert hub.desk.counts() == {"puts": 1, "reserves": 1, "commits": 1}
 
 
-def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub) -> None:
+def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub):
     hub.desk.push("x", "y")
     late, kept = hub.reserve()
     hub.desk.age(61)
@@ -221,7 +221,7 @@ def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub
     assert hub.desk.sizes()["Total"] == 1
 
 
-def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub) -> None:
+def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub):
     # As by a reader that began before it was reserved: it locks what it finds, and then lets it be.
     hub.desk.push("x", "y")
     leases = [row.lease for row in hub.reserve()]
@@ -235,14 +235,14 @@ def test_a_leased_element_that_is_locked_for_a_moment_is_not_lost(hub: Hub) -> N
     assert hub.desk.pop(5, "A") == ["x", "y"]
 
 
-def test_an_element_that_another_has_or_of_another_queue_cannot_be_delivered(hub: Hub) -> None:
+def test_an_element_that_another_has_or_of_another_queue_cannot_be_delivered(hub: Hub):
     for id_ in (hub.desk.push("leased"), hub.desk.push("x", queue="NEW.1")):
         hub.desk.reserve()
         assert hub.deliver([id_], [{"of": id_, "to": "A"}])["Lost"] == [str(id_)]
     assert (hub.desk.pop(5, "A"), hub.desk.pop(queue="NEW.1")) == ([], ["x"])
 
 
-def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub) -> None:
+def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub):
     hub.desk.push("x", "y")
     with hub.program.connection.transaction():
         one, two = (row.id for row in hub.take())
@@ -256,7 +256,7 @@ def test_a_copy_is_made_of_each_element_that_is_named_and_once(hub: Hub) -> None
     assert (hub.desk.pop(5, "A"), hub.desk.pop(5, "B")) == (["z"], ["z"])
 
 
-def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub) -> None:
+def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub):
     faults = {"headers": "["}, {"enc": "x", "body": "y"}, {"mature": "infinity"}, {"tries": -1}
     for fault in faults:
         hub.desk.push("x")
@@ -265,7 +265,7 @@ def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub) -> Non
         hub.desk.world.execute("DELETE FROM psqlmessages_element")
 
 
-def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brief: Hub) -> None:
+def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brief: Hub):
     brief.desk.push("x")
     (row,) = brief.reserve()
     brief.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])
@@ -273,7 +273,7 @@ def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brie
     assert [again.delivered for again in brief.take()] == [["X/0"]]
 
 
-def test_arguments_that_name_nothing_deliver_nothing(hub: Hub) -> None:
+def test_arguments_that_name_nothing_deliver_nothing(hub: Hub):
     assert hub.deliver([], []) == {"Lost": [], "Refused": []}
     for ref in ("", None, "x", "1.x", "01"):
         assert hub.program.error("deliver", "exchange.X", "Q", [ref], *[[]] * 9)[0] == 63, ref
@@ -284,7 +284,7 @@ def test_arguments_that_name_nothing_deliver_nothing(hub: Hub) -> None:
     assert hub.desk.pop(5, "A") == ["x"]
 
 
-def test_delivering_needs_the_right_to_take(brief: Hub) -> None:
+def test_delivering_needs_the_right_to_take(brief: Hub):
     brief.desk.world.rules("user3 * Queue * RW 1")
     for client, number in (("", 15), (None, 15), ("NODE*", 16), ("exchange.X", 2)):
         if number == 2:

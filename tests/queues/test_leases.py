@@ -16,7 +16,7 @@ SETTLES: dict[str, tuple[Any, ...]] = {"commit": (), "rollback": (None,), "relea
 UUID = "00000000-0000-0000-0000-000000000000"
 
 
-def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk) -> None:
+def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk):
     desk.push("a")
     lease = desk.lease()
     assert desk.reserve() == []
@@ -25,7 +25,7 @@ def test_a_reserved_element_is_hidden_until_it_is_committed(desk: Desk) -> None:
     assert (desk.reserve(), desk.sizes()["Total"]) == ([], 0)
 
 
-def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk) -> None:
+def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk):
     desk.push("a", "b", "c")
     desk.push("d", queue="NEW.1")
     leases = [row.lease for row in (*desk.reserve(3), *desk.reserve(queue="NEW.1"))]
@@ -34,7 +34,7 @@ def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk) ->
     assert (desk.counts()["commits"], desk.counts("NEW.1")["commits"]) == (3, 1)
 
 
-def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk) -> None:
+def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk):
     desk.push("a", tries=2)
     before = desk.now()
     (row,) = desk.reader.elements("reserve", "GET", "Q")
@@ -48,7 +48,7 @@ def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk) 
     assert (again.body, again.tries, again.lease != row.lease) == ("a", 3, True)
 
 
-def test_a_late_commit_counts_unless_another_reader_has_taken_the_element(desk: Desk) -> None:
+def test_a_late_commit_counts_unless_another_reader_has_taken_the_element(desk: Desk):
     desk.push("a")
     lease = desk.lease(duration=30)
     desk.age(31)
@@ -63,7 +63,7 @@ def test_a_late_commit_counts_unless_another_reader_has_taken_the_element(desk: 
     assert desk.done("commit", lease) == [True]
 
 
-def test_a_rolled_back_element_goes_behind_those_waiting_or_waits(desk: Desk) -> None:
+def test_a_rolled_back_element_goes_behind_those_waiting_or_waits(desk: Desk):
     desk.push("a", "b")
     assert desk.done("rollback", None, desk.lease()) == [True]
     rows = desk.reserve(5)
@@ -75,7 +75,7 @@ def test_a_rolled_back_element_goes_behind_those_waiting_or_waits(desk: Desk) ->
     assert [(row.body, row.tries) for row in desk.reserve(5)] == [("b", 1), ("a", 2)]
 
 
-def test_a_renewed_lease_lasts_longer_and_only_in_its_own_queue(desk: Desk) -> None:
+def test_a_renewed_lease_lasts_longer_and_only_in_its_own_queue(desk: Desk):
     desk.world.rules("user2 GET Queue OTHER R 1")
     desk.push("a", "b")
     leases = [row.lease for row in desk.reserve(2, duration=5)]
@@ -91,13 +91,13 @@ def test_a_renewed_lease_lasts_longer_and_only_in_its_own_queue(desk: Desk) -> N
     assert desk.done("commit", taken_over.lease) == [True]
 
 
-def test_a_released_element_is_as_if_never_taken(desk: Desk) -> None:
+def test_a_released_element_is_as_if_never_taken(desk: Desk):
     desk.push("a", "b")
     assert desk.done("release", desk.lease()) == [True]
     assert [(row.body, row.tries) for row in desk.reserve(5)] == [("a", 0), ("b", 0)]
 
 
-def test_guessed_leases_settle_nothing(desk: Desk) -> None:
+def test_guessed_leases_settle_nothing(desk: Desk):
     for function, given in SETTLES.items():
         assert desk.done(function, *given, f"123456789.{UUID}") == [False]
         assert desk.done(function, *given, []) == []
@@ -114,7 +114,7 @@ def test_guessed_leases_settle_nothing(desk: Desk) -> None:
     assert desk.done("commit", *leases) == [True, True]
 
 
-def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk) -> None:
+def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk):
     desk.push("a")
     desk.push("b", queue="NEW.1")
     leases = [desk.lease(), desk.lease(queue="NEW.1")]
@@ -128,7 +128,7 @@ def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk)
 @pytest.mark.parametrize(
     ("function", "left"), [("commit", []), ("rollback", ["a 1"]), ("release", ["a 0"])]
 )
-def test_settling_waits_for_locks(desk: Desk, world: World, function: str, left: list[str]) -> None:
+def test_settling_waits_for_locks(desk: Desk, world: World, function: str, left: list[str]):
     """As a reader that met it when it was being reserved, and whose transaction goes on."""
     desk.push("a")
     lease = desk.lease()

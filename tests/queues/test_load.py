@@ -65,7 +65,7 @@ class Worker(threading.Thread):
 
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("held")
-def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World) -> None:
+def test_nothing_is_lost_or_doubled_under_load(desk: Desk, world: World):
     is_over = threading.Event()
     workers = [Worker(world.program("user2"), seed, is_over) for seed in range(WORKERS)]
     for worker in workers:
@@ -99,7 +99,7 @@ def push(program: Program, number: int) -> None:
 @pytest.mark.usefixtures("held")
 def test_readers_do_not_walk_over_what_was_taken_while_a_transaction_is_open(
     desk: Desk, world: World
-) -> None:
+):
     """Counted in index entries: timings say little on a busy machine."""
     read = """
         SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'element_by_availability'

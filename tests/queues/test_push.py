@@ -10,7 +10,7 @@ from tests.sql.conftest import World
 from tests.sql.simultaneous import in_background, wait_until_blocked
 
 
-def test_only_a_push_or_a_wait_makes_a_queue(desk: Desk) -> None:
+def test_only_a_push_or_a_wait_makes_a_queue(desk: Desk):
     desk.push("x", queue="NEW.1")
     assert desk.pop(queue="NEW.1") == ["x"]
     desk.wait(queue="NEW.2")
@@ -24,7 +24,7 @@ def test_only_a_push_or_a_wait_makes_a_queue(desk: Desk) -> None:
     assert desk.world.owner.query(names) == ["NEW.1", "NEW.2"]
 
 
-def test_a_body_comes_back_as_it_was_pushed(desk: Desk) -> None:
+def test_a_body_comes_back_as_it_was_pushed(desk: Desk):
     bodies = ["", "0", "null", "x" * 10_000, "x" * 3_000_000, "🐘\n\x01'\"\\ %s", "漢" * 5_000]
     pushed = [(body, enc) for body in bodies for enc in (None, "json", "b64")]
     for body, enc in pushed:
@@ -35,7 +35,7 @@ def test_a_body_comes_back_as_it_was_pushed(desk: Desk) -> None:
     assert desk.put("x", enc="gzip") == {"Err": "55", "Errstr": "unknown encoding gzip"}
 
 
-def test_headers_come_back_with_their_types(desk: Desk) -> None:
+def test_headers_come_back_with_their_types(desk: Desk):
     some = {"s": "3", "n": 3, "f": 1.5, "t": True, "z": None, "l": [1, {"a": "b"}], "o": {}}
     levels = '{"a":' + "[" * 200 + "1" + "]" * 200 + "}"
     # As large as they may be: digits, levels, text.
@@ -47,7 +47,7 @@ def test_headers_come_back_with_their_types(desk: Desk) -> None:
     assert found == [*(json.dumps(dict(sorted(each.items()))) for each in expected), "{}", "{}"]
 
 
-def test_headers_that_are_no_object_are_refused(desk: Desk) -> None:
+def test_headers_that_are_no_object_are_refused(desk: Desk):
     wrong = {
         "open": "{", "list": "[]", "number": "3", "text": '"x"', "null": "null",
         "nul": '{"a":"\\u0000"}', "overflow": '{"a":1e999999}', "deep": "[" * 100_000,
@@ -63,14 +63,14 @@ def test_headers_that_are_no_object_are_refused(desk: Desk) -> None:
     assert desk.pop() == []
 
 
-def test_hops_are_the_header_read_as_a_whole_number(desk: Desk) -> None:
+def test_hops_are_the_header_read_as_a_whole_number(desk: Desk):
     given = [3, "3", 0, "x", 3.5, True, None, -3, [3], "", 10**12, "٣"]
     for hops in given:
         desk.push("x", headers=json.dumps({"x-hop-count": hops}))
     assert [row.hops for row in desk.reserve(20)] == [3, 3, *[0] * 8, 999_999_999, 0]
 
 
-def test_an_element_holds_id_mature_tries_and_when_it_was_pushed(desk: Desk) -> None:
+def test_an_element_holds_id_mature_tries_and_when_it_was_pushed(desk: Desk):
     before = datetime.now(UTC)
     id_ = desk.push("x", tries=4)
     (row,) = desk.reader.elements("pop", "GET", "Q")
@@ -79,7 +79,7 @@ def test_an_element_holds_id_mature_tries_and_when_it_was_pushed(desk: Desk) -> 
     assert before <= row.pushed_at <= datetime.now(UTC)
 
 
-def test_an_element_cannot_be_taken_before_it_is_mature(desk: Desk) -> None:
+def test_an_element_cannot_be_taken_before_it_is_mature(desk: Desk):
     now = datetime.now(UTC)
     desk.push("later", delay=60.0)
     desk.push("much later", mature=now + timedelta(hours=1))
@@ -94,7 +94,7 @@ def test_an_element_cannot_be_taken_before_it_is_mature(desk: Desk) -> None:
     assert desk.pop(5) == ["much later"]
 
 
-def test_a_second_push_with_a_key_answers_the_first_id(desk: Desk) -> None:
+def test_a_second_push_with_a_key_answers_the_first_id(desk: Desk):
     key = "k" * 200
     first = desk.put("first", key=key)
     again = {"Err": "0", "Id": first["Id"], "Already": 1}
@@ -108,7 +108,7 @@ def test_a_second_push_with_a_key_answers_the_first_id(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("tended", [False, True])
-def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool) -> None:
+def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool):
     desk.push("first", key="k")
     for seconds, body in ((24 * 3600 - 100, "second"), (101, "third")):
         desk.age(seconds)
@@ -121,7 +121,7 @@ def test_a_key_counts_for_the_time_that_the_queue_says(desk: Desk, tended: bool)
 
 
 @pytest.mark.versions
-def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World) -> None:
+def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World):
     other = world.program("user1")
     push = "SELECT messages.push('PUT', 'Q', 'second', key => 'k')"
     with desk.pusher.connection.transaction(force_rollback=True):
@@ -137,7 +137,7 @@ def test_two_pushes_of_one_key_at_once_push_one_element(desk: Desk, world: World
     assert (second.result(), desk.pop(5)) == (first, ["first"])
 
 
-def test_push_many_keeps_order_headers_and_keys_apart(desk: Desk) -> None:
+def test_push_many_keeps_order_headers_and_keys_apart(desk: Desk):
     push_many = ("push_many", "PUT", "Q")
     headers = ['{"n":1}', None, '{"n":3}']
     keys = ["z", None, "a"]
@@ -156,7 +156,7 @@ def test_push_many_keeps_order_headers_and_keys_apart(desk: Desk) -> None:
 
 
 @pytest.mark.versions
-def test_pushing_works_above_read_committed(desk: Desk, world: World) -> None:
+def test_pushing_works_above_read_committed(desk: Desk, world: World):
     other = world.program("user1")
     desk.push("before")
     with other.connection.transaction():
@@ -168,7 +168,7 @@ def test_pushing_works_above_read_committed(desk: Desk, world: World) -> None:
     assert desk.counts() == {"puts": 3, "gets": 3}
 
 
-def test_every_function_checks_the_mode_of_the_rule(desk: Desk) -> None:
+def test_every_function_checks_the_mode_of_the_rule(desk: Desk):
     """Those that need a lease; tests/sql/test_errors.py has the others."""
     desk.push("x")
     lease = desk.lease()

@@ -8,7 +8,7 @@ from tests.sql.conftest import World
 DEFAULTS = {"Err": "0", "MaxTries": 0, "DeadLetterQueue": "__deadletter__", "KeyTimeout": 86400}
 
 
-def test_settings_change_one_by_one_and_zero_means_no_maximum(desk: Desk) -> None:
+def test_settings_change_one_by_one_and_zero_means_no_maximum(desk: Desk):
     desk.world.rules("user1 ADMIN Queue DEAD W 1")
     changes = (
         ((3,), {"MaxTries": 3}), ((None, "DEAD"), {"DeadLetterQueue": "DEAD"}),
@@ -22,7 +22,7 @@ def test_settings_change_one_by_one_and_zero_means_no_maximum(desk: Desk) -> Non
     assert desk.world.owner.query(row) == "(,DEAD,60)"
 
 
-def test_settings_send_no_elements_to_a_queue_that_the_node_may_not_push_to(desk: Desk) -> None:
+def test_settings_send_no_elements_to_a_queue_that_the_node_may_not_push_to(desk: Desk):
     desk.push("x")
     for queue, number in ("OTHER", 2), ("", 1), ("Q*", 62), ("x" * 101, 54):
         refused = desk.pusher.error("configure_queue", "ADMIN", "Q", 1, queue)
@@ -30,7 +30,7 @@ def test_settings_send_no_elements_to_a_queue_that_the_node_may_not_push_to(desk
     assert desk.pusher.ok("configure_queue", "ADMIN", "Q") == DEFAULTS
 
 
-def test_mode_a_allows_what_rw_does(desk: Desk) -> None:
+def test_mode_a_allows_what_rw_does(desk: Desk):
     desk.pusher.ok("push", "ADMIN", "Q", "x")
     desk.pusher.ok("pause", "ADMIN", "Q")
     desk.pusher.ok("resume", "ADMIN", "Q")
@@ -41,7 +41,7 @@ def test_mode_a_allows_what_rw_does(desk: Desk) -> None:
         assert desk.pusher.error(function, "BOSS", "Q") == (3, "cannot auth A with Queue Q")
 
 
-def test_chosen_elements_are_removed_or_moved_unless_they_are_reserved(desk: Desk) -> None:
+def test_chosen_elements_are_removed_or_moved_unless_they_are_reserved(desk: Desk):
     desk.world.rules("user1 ADMIN Queue DEAD W 1", "user2 GET Queue DEAD R 1")
     reserved, removed, moved = (desk.push(name) for name in ("r", "x", "m"))
     delayed = desk.push("delayed", delay=60.0)
@@ -59,7 +59,7 @@ def test_chosen_elements_are_removed_or_moved_unless_they_are_reserved(desk: Des
     assert desk.pop(9) == ["stays"]
 
 
-def test_a_removed_queue_is_gone_with_its_settings_keys_and_counts(desk: Desk) -> None:
+def test_a_removed_queue_is_gone_with_its_settings_keys_and_counts(desk: Desk):
     first = desk.push("x", key="k")
     desk.pusher.ok("configure_queue", "ADMIN", "Q", 3)
     desk.pusher.ok("pause", "ADMIN", "Q")
@@ -82,9 +82,7 @@ def test_a_removed_queue_is_gone_with_its_settings_keys_and_counts(desk: Desk) -
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("function", ["push", "push_many"])
 @pytest.mark.versions
-def test_a_push_beside_a_removal_is_never_lost(
-    desk: Desk, world: World, level: str, function: str
-) -> None:
+def test_a_push_beside_a_removal_is_never_lost(desk: Desk, world: World, level: str, function: str):
     desk.wait()
     other = world.program("user1")
     body = {"push": "x", "push_many": ["x"]}[function]
@@ -108,7 +106,7 @@ def test_a_push_beside_a_removal_is_never_lost(
     assert desk.pop(5) == ["x", "x"]
 
 
-def test_an_open_removal_holds_up_no_push_and_no_reader(desk: Desk, world: World) -> None:
+def test_an_open_removal_holds_up_no_push_and_no_reader(desk: Desk, world: World):
     desk.wait()
     other = world.program("user1")
     other.execute("BEGIN")

@@ -12,7 +12,7 @@ TAKES = ("pop", "reserve", "take")
 READS = (*TAKES, "peek")
 
 
-def test_the_rule_of_another_role_takes_nothing(desk: Desk) -> None:
+def test_the_rule_of_another_role_takes_nothing(desk: Desk):
     desk.push("x")
     desk.world.rules("user1 GET Queue ELSE R 1")
     refused = {function: desk.pusher.error(function, "GET", "Q", 1) for function in READS}
@@ -23,7 +23,7 @@ def test_the_rule_of_another_role_takes_nothing(desk: Desk) -> None:
     assert desk.pop(5) == ["x"]
 
 
-def test_a_rule_for_something_else_pushes_nothing(desk: Desk) -> None:
+def test_a_rule_for_something_else_pushes_nothing(desk: Desk):
     desk.push("x")
     desk.world.rules("user1 PUT Topic KNOWN R 1")
     for rule in ("ELSE Queue Q", "PUT Queue ELSE", "PUT Topic Q", "PUT Rpc Q"):
@@ -36,7 +36,7 @@ def test_a_rule_for_something_else_pushes_nothing(desk: Desk) -> None:
     assert desk.pop(5) == ["x"]
 
 
-def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk) -> None:
+def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk):
     desk.push("x")
     lease = desk.lease()
     for function, *given in ("commit",), ("rollback", 0), ("release",):
@@ -44,7 +44,7 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk) -> None:
         assert desk.sizes()["Reserved"] == 1, function
 
 
-def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk) -> None:
+def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk):
     desk.world.rules(
         "user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1", "user2 GET* Queue Q R 1",
         "user2 * Queue Q R 1",
@@ -66,7 +66,7 @@ def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk) -> Non
 
 
 @pytest.mark.parametrize("max_tries", [None, 3])
-def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | None) -> None:
+def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | None):
     desk.limit(max_tries)
     desk.push("bomb", tries=MOST_TRIES)
     desk.push("next")
@@ -78,7 +78,7 @@ def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | Non
     assert desk.done("rollback", None, *(row.lease for row in rows)) == [True, True]
 
 
-def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk) -> None:
+def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk):
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
     calls = ("messages._redrive_dead_letters('{1}')", "messages._maintain_queues()")
@@ -87,7 +87,7 @@ def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk
             desk.reader.query(f"SELECT * FROM {source}")
 
 
-def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World) -> None:
+def test_the_view_shows_the_queues_that_a_rule_allows(desk: Desk, world: World):
     desk.push("x")
     world.execute("INSERT INTO psqlmessages_queue (name) VALUES ('HIDDEN')")
     assert desk.reader.query("SELECT array_agg(queue) FROM messages.queues") == ["Q"]

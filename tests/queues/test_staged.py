@@ -68,7 +68,7 @@ BOTH = pytest.mark.parametrize("kind", ["publish", "push"])
 
 
 @BOTH
-def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str) -> None:
+def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str):
     first, second = loader.stage("a", "b"), loader.stage("c", "d", "e")
     answer = getattr(loader, kind)(0, 5, second, first)
     assert (answer["Err"], answer["Rows"]) == ("0", 5)
@@ -77,7 +77,7 @@ def test_rows_of_several_writers_come_in_their_order(loader: Loader, kind: str) 
 
 
 @BOTH
-def test_a_batch_is_committed_once_and_in_order(loader: Loader, kind: str) -> None:
+def test_a_batch_is_committed_once_and_in_order(loader: Loader, kind: str):
     commit = getattr(loader, kind)
     commit(3, 1, loader.stage("one"))
     assert commit(3, 1, loader.stage("again")) == {"Err": "0", "Already": 1}
@@ -90,7 +90,7 @@ def test_a_batch_is_committed_once_and_in_order(loader: Loader, kind: str) -> No
 
 
 @BOTH
-def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> None:
+def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str):
     commit, staging = getattr(loader, kind), loader.stage("one")
     assert commit(0, 2, staging)["Err"] == "64"
     assert loader.stored(kind) == []
@@ -106,7 +106,7 @@ def test_nothing_is_done_where_rows_are_missing(loader: Loader, kind: str) -> No
 
 
 @BOTH
-def test_a_batch_committed_twice_at_once_is_committed_once(loader: Loader, kind: str) -> None:
+def test_a_batch_committed_twice_at_once_is_committed_once(loader: Loader, kind: str):
     staging, copy = loader.stage("one"), loader.stage("one")
     second = Loader(loader.world)
     with loader.program.connection.transaction():
@@ -119,7 +119,7 @@ def test_a_batch_committed_twice_at_once_is_committed_once(loader: Loader, kind:
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str | None) -> None:
+def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str | None):
     staging = loader.stage(("one", None, None, key))
     loader.world.rules("user2 OTHER Queue Q W 1")
     maker, remover = loader.world.program("user2"), loader.world.program("user1")
@@ -141,7 +141,7 @@ def test_rows_removed_while_a_push_waits_are_not_pushed(loader: Loader, key: str
 
 
 @BOTH
-def test_rows_and_batches_of_another_role_are_not_there(loader: Loader, kind: str) -> None:
+def test_rows_and_batches_of_another_role_are_not_there(loader: Loader, kind: str):
     loader.world.rules("user2 LOAD Topic T W 10", "user2 LOAD Queue Q W 1")
     other = Loader(loader.world, "user2")
     theirs = other.stage("theirs")
@@ -158,7 +158,7 @@ def test_rows_and_batches_of_another_role_are_not_there(loader: Loader, kind: st
 
 
 @BOTH
-def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind: str) -> None:
+def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind: str):
     loader.world.execute("UPDATE messages._settings SET max_body_bytes = 8192")
     try:
         assert getattr(loader, kind)(0, 1, loader.stage("x" * 8193))["Err"] == "51"
@@ -167,7 +167,7 @@ def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind:
     assert loader.left() == 1
 
 
-def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loader) -> None:
+def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loader):
     assert loader.push(0, 2, loader.stage("fine", ("x", None, None, "k" * 201)))["Err"] == "54"
     assert loader.push(0, 2, loader.stage("fine", ("x", None, "[]", None)))["Err"] == "63"
     assert loader.stored() == []
@@ -177,7 +177,7 @@ def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loade
     assert (loader.stored("publish"), loader.stored()) == (["", "x"], ["x", "", "y"])
 
 
-def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader) -> None:
+def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader):
     subscriber = loader.world.program("user2")
     subscriber.ok("connect_stream", "SUB")
     subscriber.got("SUB", "T")
@@ -195,7 +195,7 @@ def test_subscribers_are_woken_once_and_read_each_message_once(loader: Loader) -
     assert told == ["published", "pushed"]
 
 
-def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader) -> None:
+def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader):
     loader.world.execute("UPDATE psqlmessages_topic SET retention = 1000")
     subscriber = loader.world.program("user2")
     subscriber.got("SUB", "T")
@@ -207,7 +207,7 @@ def test_readers_wait_for_a_batch_that_is_being_committed(loader: Loader) -> Non
     assert subscriber.got("SUB", "T") == ["a"]
 
 
-def test_elements_have_their_headers_and_encoding(loader: Loader) -> None:
+def test_elements_have_their_headers_and_encoding(loader: Loader):
     loader.push(0, 2, loader.stage(("e30=", "b64", '{"lane": 1, "x-hop-count": 3}', None), "plain"))
     select = "SELECT body, enc, headers::json, hops, state FROM messages.queued ORDER BY id"
     assert loader.world.execute(select).fetchall() == [
@@ -216,7 +216,7 @@ def test_elements_have_their_headers_and_encoding(loader: Loader) -> None:
     ]
 
 
-def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader) -> None:
+def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loader):
     push = "SELECT messages.push('LOAD', 'Q', %s, key => %s)"
     known = loader.program.query(push, "known", "k1")["Id"]
     rows = [(f"body {key}", None, None, key) for key in ("k2", "k1", "k2", "")]
@@ -227,7 +227,7 @@ def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loa
     assert (again["Id"], again["Already"], known < id_) == (id_, 1, True)
 
 
-def test_the_rights_can_be_asked_for_beforehand(loader: Loader) -> None:
+def test_the_rights_can_be_asked_for_beforehand(loader: Loader):
     nothing = (None, None, None, None)
     calls = (("publish_staged", "LOAD", "T", *nothing), ("push_staged", "LOAD", "Q", *nothing))
     assert [loader.program.call(*each) for each in calls] == [{"Err": "0", "Rows": 0}] * 2
@@ -235,7 +235,7 @@ def test_the_rights_can_be_asked_for_beforehand(loader: Loader) -> None:
     assert [loader.program.call(*each)["Err"] for each in calls] == ["3", "3"]
 
 
-def test_what_is_old_is_forgotten(loader: Loader) -> None:
+def test_what_is_old_is_forgotten(loader: Loader):
     for query in ("once/1", "named", "once/2", "a year ago"):
         loader.publish(0, 1, loader.stage("x"), query=query)
     old, _ = loader.stage("old", "older"), loader.stage("young")

@@ -12,7 +12,7 @@ from tests.sql.simultaneous import together
 pytestmark = pytest.mark.versions
 
 
-def test_a_popped_element_is_gone_unless_the_pop_is_rolled_back(desk: Desk) -> None:
+def test_a_popped_element_is_gone_unless_the_pop_is_rolled_back(desk: Desk):
     desk.push("a", "b", "c")
     assert (desk.pop(), desk.pop(5), desk.pop()) == (["a"], ["b", "c"], [])
     desk.push("d")
@@ -24,7 +24,7 @@ def test_a_popped_element_is_gone_unless_the_pop_is_rolled_back(desk: Desk) -> N
     assert (row.body, row.tries) == ("d", 1)
 
 
-def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World) -> None:
+def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World):
     desk.pusher.ok("push_many", "PUT", "Q", [str(number) for number in range(200)])
 
     def read(program: Program) -> list[str]:
@@ -37,7 +37,7 @@ def test_two_hundred_elements_go_to_one_reader_each(desk: Desk, world: World) ->
     )
 
 
-def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, world: World) -> None:
+def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, world: World):
     desk.push("a", "b")
     other = world.program("user2")
     with other.connection.transaction():
@@ -45,7 +45,7 @@ def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, wo
         assert desk.pop(5) == ["b"]
 
 
-def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World) -> None:
+def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World):
     desk.push("a")
     desk.wait()
     with desk.reader.connection.transaction():
@@ -64,7 +64,7 @@ def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World)
     assert desk.pop(5) == ["a", "b"]
 
 
-def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(desk: Desk) -> None:
+def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(desk: Desk):
     first, second, _, _ = (desk.push(body) for body in ("reserved", "a", "b", "c"))
     desk.lease()
     remove = [("Q", first), ("OTHER", second), ("Q", second), ("Q", second)]
@@ -76,7 +76,7 @@ def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(des
     assert desk.sizes()["Total"] == 2
 
 
-def test_sizes_tell_what_there_is(desk: Desk) -> None:
+def test_sizes_tell_what_there_is(desk: Desk):
     desk.wait()
     assert desk.sizes()["Next"] is None
     desk.push("reserved", "a", "b", "c")
@@ -92,7 +92,7 @@ def test_sizes_tell_what_there_is(desk: Desk) -> None:
     assert (desk.sizes()["Available"], desk.sizes()["Reserved"]) == (4, 0)
 
 
-def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(desk: Desk) -> None:
+def test_a_peek_shows_elements_in_the_order_they_come_and_takes_none(desk: Desk):
     desk.push("b", delay=60)
     desk.push("a")
     rows = desk.reader.elements("peek", "GET", "Q")

@@ -167,7 +167,7 @@ def answering(server: TestedServer) -> Iterator[None]:
             running.result(SECONDS)
 
 
-def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world: World) -> None:
+def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world: World):
     world.rules(*RULES)
     turns, user1 = cycle(CLIENTS_JUMPS), server.url("user1")
     with (
@@ -253,7 +253,7 @@ def wrong(clock: FalseClock, own_world: World) -> World:
     return own_world
 
 
-def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock) -> None:
+def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock):
     jumps, times = JUMPS if size(0, 1) else FEW, 0
     with (
         Workload(wrong, *LOSSLESS, "live messages of Node", **LIMITS) as work,
@@ -292,9 +292,7 @@ def crashes_until(event: str, node: Node) -> int:
     return heard.count("crash")
 
 
-def test_put_forward_it_ends_leases_and_delays_but_no_subscription(
-    wrong: World, clock: FalseClock
-) -> None:
+def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World, clock: FalseClock):
     writer, reader = wrong.program("user1"), wrong.program("user2")
     reader.read("READER", "NEWS", 60)
     writer.ok("push", "WRITER", "Q", "leased")
@@ -331,7 +329,7 @@ IS_OVER = """
 """
 
 
-def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: FalseClock) -> None:
+def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: FalseClock):
     back = size(1, 24) * HOUR
     writer, reader = wrong.program("user1"), wrong.program("user2")
 

@@ -125,7 +125,7 @@ WAYS: dict[str, tuple[Callable[[Node, list[str]], object], Callable[[World], lis
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str) -> None:
+def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str):
     act, stored = WAYS[way]
     reader = writing.world.program("user2")
     reader.read("B", "T")
@@ -157,7 +157,7 @@ def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, 
         assert "Check free disk space" in str(fault)
 
 
-def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
+def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing):
     world = writing.world
     reader = world.program("user2")
     reader.read("B", "T")
@@ -191,7 +191,7 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing) -> None:
     assert free > 10 * ROOM
 
 
-def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
+def test_readers_and_workers_go_on_by_themselves(writing: Writing):
     with Workload(writing.world, "stream of Node", "AsyncNode.consume") as work:
         for _ in range(size(2, 10)):
             work.wait_for_writes(20)
@@ -211,7 +211,7 @@ def test_readers_and_workers_go_on_by_themselves(writing: Writing) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
+def test_exchanges_go_on_by_themselves(writing: Writing):
     bodies = [f"{number} {'x' * 2000}" for number in range(size(2000, 10_000))]
     with running_exchange(writing.world, *RULES) as exchanges:
         exchanges.default.push_many("a", bodies)
@@ -229,7 +229,7 @@ def test_exchanges_go_on_by_themselves(writing: Writing) -> None:
 @pytest.mark.nightly  # the server is stopped and started three times
 def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
     full_disk: tuple[TestedServer, Disk], writing: Writing
-) -> None:
+):
     own_server, done = full_disk[0], list[str]()
     with small_disk(own_server.server.home.folder / "log", LOG_MEGABYTES) as small:
         move_log(own_server, small)

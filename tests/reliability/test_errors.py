@@ -91,7 +91,7 @@ def calls_of(node: Any, number: int, lease: Any) -> dict[str, Callable[[], Any]]
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
-def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) -> None:
+def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
     world.node("user2", "B").ok("topic_listen", "T")
     told = taken = 0
     with Node("A", limited(world.server.url("user1"), fault), options=IMPATIENT) as node:
@@ -123,7 +123,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str) 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
 def test_readers_and_consumers_try_again_by_themselves(
     world: World, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     pause = threading.Event()
     readers = ("stream of Node", "Node.consume")
     with Workload(world, *readers, rewrite_dsn=lambda dsn: limited(dsn, fault)) as work:
@@ -147,7 +147,7 @@ WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
 
 def test_a_server_that_is_read_only_is_named_so_and_left_again(
     world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     superuser = world.superuser()
     calls = 3
     try:
@@ -190,7 +190,7 @@ DEADLOCKS = {
 
 
 @pytest.mark.parametrize("who", DEADLOCKS)
-def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
+def test_in_a_deadlock_it_tries_again(world: World, who: str):
     reader, holds, wants = DEADLOCKS[who]
     before, rounds = count_logged(world.server), size(2, 20)
     with Workload(world, reader) as work:
@@ -204,7 +204,7 @@ def test_in_a_deadlock_it_tries_again(world: World, who: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_in_a_deadlock_an_exchange_does_it_again(world: World) -> None:
+def test_in_a_deadlock_an_exchange_does_it_again(world: World):
     before, rounds, bodies = count_logged(world.server), size(1, 20), list[str]()
     with running_exchange(world) as exchanges:
         for number in range(rounds):

@@ -70,9 +70,7 @@ def read_to_the_last(node: Node, bodies: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
-    world: World, node: Node
-) -> None:
+def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World, node: Node):
     hostile, sender = world.program("hostile"), world.node("user2", "NODE2")
     sender.ok("topic_notify", "ORDERS")
     known = node._state.registration.joins()
@@ -104,7 +102,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(
     assert grown < 60
 
 
-def test_a_forged_call_is_answered_to_nobody(world: World, node: Node) -> None:
+def test_a_forged_call_is_answered_to_nobody(world: World, node: Node):
     forge(
         world.program("hostile"), node,
         type="Rpc", size=1, to="NODE1", id=1, token=f"{'0' * 32} 60 t", **{"from": "NODE2"},
@@ -114,7 +112,7 @@ def test_a_forged_call_is_answered_to_nobody(world: World, node: Node) -> None:
         node.reply(message, "an answer")
 
 
-def test_what_only_the_client_tells_is_not_believed(world: World, node: Node) -> None:
+def test_what_only_the_client_tells_is_not_believed(world: World, node: Node):
     hostile = world.program("hostile")
     for event in ("reconnected", "connection_lost"):
         forge(hostile, node, type="Sys", evt=event)
@@ -125,7 +123,7 @@ def test_what_only_the_client_tells_is_not_believed(world: World, node: Node) ->
 
 def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
     world: World, node: Node
-) -> None:
+):
     callee = world.node("user2", "NODE2")
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(node.call, "NODE2", "?", timeout=SOON)
@@ -136,7 +134,7 @@ def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
 
 def test_a_forged_end_is_forgotten_by_the_node_but_not_by_the_server_which_is_documented(
     world: World, node: Node
-) -> None:
+):
     forge(
         world.program("hostile"), node,
         type="Sys", evt="topic_unlisten", ident="NODE1", topic="ORDERS",

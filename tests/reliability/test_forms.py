@@ -181,7 +181,7 @@ def starts() -> list[str]:
 @pytest.mark.timeout(400)
 def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
     chief: Browser, marked: MarkedData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     crawl = Crawl(chief, starts())
     # Send each form, and something to each page without one, without the token.
     forms = {
@@ -226,9 +226,7 @@ def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
     assert marked.rows() == marked.before
 
 
-def test_every_call_of_the_api_by_a_session_needs_the_token(
-    chief: Browser, marked: MarkedData
-) -> None:
+def test_every_call_of_the_api_by_a_session_needs_the_token(chief: Browser, marked: MarkedData):
     paths = json.loads(chief.get("/api/openapi.json").content)["paths"]
     calls = [
         (method.upper(), re.sub(r"{\w+}", "1", path))
@@ -251,7 +249,7 @@ def test_every_call_of_the_api_by_a_session_needs_the_token(
 
 
 @pytest.mark.timeout(400)
-def test_no_page_shows_a_body_without_the_permission(marked: MarkedData) -> None:
+def test_no_page_shows_a_body_without_the_permission(marked: MarkedData):
     ours = Permission.objects.filter(content_type__app_label="psqlmessages")
     names = set(ours.values_list("codename", flat=True)) - {"view_bodies"}
     sets = [names, set(), *({name} for name in sorted(names)[:: size(len(names), 4)])]

@@ -63,7 +63,7 @@ def sender(shop: World) -> Program:
     return shop.node("user2", "ASKER", notify="ORDERS")
 
 
-def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program) -> None:
+def test_an_answer_that_is_ended_ends_no_more_than_itself(shop: World, sender: Program):
     registry, may_end = HandlerRegistry(), Event()
 
     @registry.on_rpc
@@ -118,7 +118,7 @@ def counting(meet: Meeting) -> None:
     group.save()
 
 
-def test_handlers_above_read_committed_are_called_again(sender: Program) -> None:
+def test_handlers_above_read_committed_are_called_again(sender: Program):
     registry, seen, meet = HandlerRegistry(), Seen(), Meeting()
     failures: list[type | None] = []
     messages = size(40, 500)
@@ -149,7 +149,7 @@ def test_handlers_above_read_committed_are_called_again(sender: Program) -> None
 
 def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
     shop: World, sender: Program
-) -> None:
+):
     registry, seen, tries = HandlerRegistry(), Seen(), list[str]()
     superuser = shop.superuser()
 
@@ -233,7 +233,7 @@ def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
 @pytest.mark.parametrize(
     "how", ["pop", pytest.param("reserve and commit", marks=pytest.mark.nightly)]
 )
-def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, how: str) -> None:
+def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, how: str):
     bodies = [str(number) for number in range(size(40, 600))]
     push_many("WORK", bodies)
     Group.objects.create(name="count 0")
@@ -267,9 +267,7 @@ def serializable(server: TestedServer) -> Iterator[None]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["within", pytest.param("between", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["reserve", "pop"])
-def test_an_exchange_keeps_to_read_committed(
-    request: pytest.FixtureRequest, where: str, how: str
-) -> None:
+def test_an_exchange_keeps_to_read_committed(request: pytest.FixtureRequest, where: str, how: str):
     field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
     server, alias = field.default.server, "default" if where == "within" else "eu"
     before = count_logged(server, SERIALIZATION)

@@ -37,7 +37,7 @@ OF_RULES = """
 """
 
 
-def test_a_pattern_means_the_same_names_everywhere(world: World) -> None:
+def test_a_pattern_means_the_same_names_everywhere(world: World):
     examples = 0
 
     @settings(few, max_examples=size(60, 500))
@@ -62,7 +62,7 @@ def test_a_pattern_means_the_same_names_everywhere(world: World) -> None:
     )
 
 
-def test_a_pattern_shows_the_same_names_in_every_view(world: World) -> None:
+def test_a_pattern_shows_the_same_names_in_every_view(world: World):
     watcher, examples = world.watcher, 0
 
     @settings(few, max_examples=size(10, 100))

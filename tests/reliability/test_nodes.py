@@ -90,7 +90,7 @@ def ghosts(world: World) -> int:
 @pytest.mark.parametrize(
     "who", [pytest.param(who, marks=[pytest.mark.nightly] * (who != "all")) for who in LISTENERS]
 )
-def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, who: str) -> None:
+def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, who: str):
     rounds, slowest, left = size(1, 10), 0.0, 0
     stranger, idents = ruled.node("user3", "STRANGER"), idents_of(VICTIMS)
     with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, who) as ears:
@@ -111,7 +111,7 @@ def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, who: str
     assert slowest < BOUND_SECONDS
 
 
-def test_a_killed_node_returns_at_once(ruled: World) -> None:
+def test_a_killed_node_returns_at_once(ruled: World):
     rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[2:4]
     with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, "node") as ears:
         living = spawner.spawn(*victims)
@@ -130,7 +130,7 @@ def test_a_killed_node_returns_at_once(ruled: World) -> None:
     assert slowest < BOUND_SECONDS
 
 
-def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(ruled: World) -> None:
+def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(ruled: World):
     former = ruled.node("user1", "v0")
     with (
         pytest.raises(IdentTaken, match=f"pid {former.pid}"),
@@ -143,7 +143,7 @@ def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(ruled
         end.join()
 
 
-def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World) -> None:
+def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World):
     process = start(ruled.server, "psqlmessages", "run", "worker")
     try:
         assert "listens to ORDERS" in process.stderr.readline()
@@ -168,7 +168,7 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World) -
     assert max(found, seconds) < BOUND_SECONDS
 
 
-def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World) -> None:
+def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World):
     number = size(6, 50)
     victims = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
     with NodeSpawner(ruled.server.url("user1")) as spawner, ruled.owner.connection.transaction():
@@ -191,7 +191,7 @@ def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World) -> None:
     assert seconds < BOUND_SECONDS
 
 
-def test_where_a_listener_stops_reading_the_others_go_on(ruled: World) -> None:
+def test_where_a_listener_stops_reading_the_others_go_on(ruled: World):
     number, url = size(1_200, 20_000), ruled.server.url("user1")
     others = Listeners(
         url, sync=["v0", "v2"], asynchronous=["v1", "v3"], web=["v4.0", "v4.1"], topic="T"

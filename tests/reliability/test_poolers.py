@@ -63,7 +63,7 @@ LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 @pytest.mark.parametrize("by_transaction", ["transaction", "statement"], indirect=True)
 def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
     by_transaction: str, world: World
-) -> None:
+):
     held = set(world.watcher.query(LOCKING))
 
     async def open_all() -> None:
@@ -97,7 +97,7 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
 
 def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking(
     by_transaction: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     # An earlier test may have made it log the same: it does so once an hour.
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
@@ -115,7 +115,7 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
 
 def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
     by_transaction: str, server: TestedServer
-) -> None:
+):
     stop = False
 
     def work() -> None:
@@ -142,7 +142,7 @@ def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
         assert MEND.partition("set ")[2] in findings[0].fix
 
 
-def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer) -> None:
+def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer):
     async def receive(dsn: str) -> None:
         async with AsyncNode("NODE2", dsn) as node, AsyncPubSub(dsn, skip_self=True) as bus:
             came: asyncio.Queue[object] = asyncio.Queue()
@@ -179,7 +179,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
 
 def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     by_transaction: str, world: World
-) -> None:
+):
     share = MESSAGES // CLIENTS
 
     def work(number: int) -> list[int]:
@@ -219,7 +219,7 @@ def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
     assert Counter(read) == Counter(taken) == wanted
 
 
-def test_the_rest_api_asks_through_it(by_transaction: str) -> None:
+def test_the_rest_api_asks_through_it(by_transaction: str):
     async def ask_all() -> Counter[int]:
         pools, taken = [Pool(by_transaction, f"pool {n}", 4) for n in range(3)], Counter[int]()
         # As many at the same time as there are connections.

@@ -105,7 +105,7 @@ def call_all(program: Program, world: World, beginning: str | None) -> int:
     return done
 
 
-def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: MarkedData) -> None:
+def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: MarkedData):
     world = marked.world
     names = world.owner.connection.execute(
         "SELECT name FROM pg_settings WHERE name = ANY (%s) ORDER BY 1", [list(PRINTING)]
@@ -153,7 +153,7 @@ def recognizes_what_is_printed(marked: MarkedData) -> None:
     assert {each.partition(" … ")[2] for each in found} == {MARK, lease, pad}
 
 
-def test_every_function_with_the_rights_of_its_owner_is_silent(world: World) -> None:
+def test_every_function_with_the_rights_of_its_owner_is_silent(world: World):
     known = world.owner.query(
         "SELECT array_agg(name || '=off') FROM pg_settings WHERE name = ANY (%s)", list(PRINTING)
     )

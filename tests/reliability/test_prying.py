@@ -135,7 +135,7 @@ def columns_of(marked: MarkedData, views: list[str]) -> list[tuple[str, str]]:
 
 def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
     marked: MarkedData, attacker: Program, tmp_path: Path
-) -> None:
+):
     relations = [name for (name,) in marked.world.owner.connection.execute(RELATIONS)]
     statements = [
         f"{begin} SELECT * FROM {view} WHERE {condition.format(column)}"
@@ -172,7 +172,7 @@ def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
 
 def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
     marked: MarkedData, attacker: Program, stranger: Program
-) -> None:
+):
     owner = marked.world.owner.connection
     private = {
         name.removeprefix("messages.")
@@ -208,7 +208,7 @@ def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
 
 def test_no_role_locks_a_private_relation_and_it_sees_of_others_what_the_documents_say(
     marked: MarkedData, attacker: Program, stranger: Program
-) -> None:
+):
     owner = marked.world.owner.connection
     ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]
     locked, private = set(), set()
@@ -260,9 +260,7 @@ class AttackerFuzzer(Fuzzer):
 
 
 @pytest.mark.timeout(500)
-def test_no_call_brings_anything_of_others_or_changes_it(
-    marked: MarkedData, tmp_path: Path
-) -> None:
+def test_no_call_brings_anything_of_others_or_changes_it(marked: MarkedData, tmp_path: Path):
     reached: Counter[str] = Counter()
     calls = messages = 0
     found: list[str] = []

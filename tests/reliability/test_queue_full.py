@@ -137,7 +137,7 @@ CALLS = (
 )  # fmt: skip
 
 
-def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender: Program) -> None:
+def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender: Program):
     waits_for(world, "Q")
 
     def alone(call: str) -> None:
@@ -164,7 +164,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
 
 
-def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Program) -> None:
+def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Program):
     number = size(20, 500)
     bodies = [str(body) for body in range(number)]
     sender.ok("publish_many", "SENDER", "T", bodies)
@@ -192,7 +192,7 @@ def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Progra
 
 def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
     world: World, sender: Program
-) -> None:
+):
     waits_for(world, "DEAD")
     sender.ok("push", "SENDER", "Q", "x")
     world.owner.connection.execute(
@@ -209,7 +209,7 @@ def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
     world.superuser().connection.execute("REVOKE team FROM user2")
 
 
-def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(world: World) -> None:
+def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(world: World):
     sends = size(20, 500)
     with (
         Node("SENDER", world.server.url("user1"), options=QUICK) as node,
@@ -236,7 +236,7 @@ def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(world: World) -> N
 
 
 @in_loop
-async def test_a_hub_says_so_and_leaves_no_ghost(world: World) -> None:
+async def test_a_hub_says_so_and_leaves_no_ghost(world: World):
     async with opened(world.server.url("user1"), QUICK) as hub:
         boxes = [Box() for _ in range(size(5, 50))]
         for number, box in enumerate(boxes):
@@ -267,7 +267,7 @@ async def test_a_hub_says_so_and_leaves_no_ghost(world: World) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_exchange_delivers_nothing_or_all(world: World) -> None:
+def test_an_exchange_delivers_nothing_or_all(world: World):
     bodies = [str(number) for number in range(size(500, 5000))]
     with running_exchange(world, *RULES) as exchanges:
         bed = exchanges.default
@@ -294,7 +294,7 @@ SENDS = {
 
 
 @pytest.mark.django_db(transaction=True)
-def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(world: World) -> None:
+def test_in_django_the_transaction_fails_and_all_that_belongs_to_it(world: World):
     tries, committed = size(2, 50), list[str]()
 
     def with_a_row(way: str) -> None:
@@ -340,7 +340,7 @@ def examined(own_server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Calla
 
 def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
     world: World, examined: Callable[..., Finding]
-) -> None:
+):
     with full_queue(world.server) as pid:
         found, blind = (
             examined(doctor_checks.queue),
@@ -357,9 +357,7 @@ def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
     until(lambda: examined(doctor_checks.queue).state is FindingState.OK)
 
 
-def test_doctor_names_a_listener_that_does_not_read(
-    world: World, examined: Callable[..., Finding]
-) -> None:
+def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Callable[..., Finding]):
     filler = world.superuser()
     with psycopg.connect(
         world.server.superuser_url, application_name="forgetful", autocommit=True
@@ -381,7 +379,7 @@ def test_doctor_names_a_listener_that_does_not_read(
 
 def test_doctor_names_a_commit_that_hangs_and_has_all_who_notify_wait(
     world: World, examined: Callable[..., Finding]
-) -> None:
+):
     superuser, pids = world.superuser(), list[int]()
 
     def commit(statement: str) -> None:

@@ -47,7 +47,7 @@ EXCHANGE = {
 def test_each_client_reconnects_once(
     own_world: World, tmp_path: Path, django_db_blocker: pytest_django.DjangoDbBlocker,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+):  # fmt: skip
     caplog.set_level(logging.INFO, "psqlmessages")
     with django_db_blocker.unblock(), run_deployment(own_world.server, tmp_path) as deployment:
         deployment.use_everything("before")
@@ -92,7 +92,7 @@ def numbers(world: World, queue: str) -> list[int]:
 @pytest.mark.timeout(590)
 def test_restarts_neither_lose_nor_duplicate_messages(
     own_world: World, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> None:
+):
     server, restarts, part = own_world.server.server, RESTARTS * size(1, 2), size(100, 2_000)
     own_world.rules("psqlmessages exchange.* Queue * RW 60")
     with django_db_blocker.unblock():
@@ -119,7 +119,7 @@ def test_restarts_neither_lose_nor_duplicate_messages(
     assert len(worker.problems) < 40, worker.problems
 
 
-def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World) -> None:
+def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World):
     number = size(500, 2_000)
     own_world.rules("psqlmessages NODE Queue Q RW 5")
     with Node("NODE", own_world.server.url()) as node:
@@ -144,7 +144,7 @@ def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World)
 
 
 @pytest.mark.nightly  # a server, a site and ten processes start
-def test_a_short_soak_loses_and_duplicates_nothing() -> None:
+def test_a_short_soak_loses_and_duplicates_nothing():
     seconds = size(8, 60)
     done = run_python("-m", "tests.reliability.soak", "--seconds", str(seconds), timeout=240)
     # Memory still grows in such a short time.

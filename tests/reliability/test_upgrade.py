@@ -92,7 +92,7 @@ ACTS: dict[str, tuple[str, Callable[[BaseDatabaseWrapper], None]]] = {
 
 def test_functions_that_were_removed_come_back_and_subscribers_are_told_what_they_missed(
     own_world: World, database: BaseDatabaseWrapper
-) -> None:
+):
     own_world.rules("user1 PUB Topic T W 10", "user2 SUB Topic T R 10", "user1 PUB Queue Q RW 1")
     publisher, reader = own_world.program("user1"), own_world.program("user2")
     reader.read("SUB", "T")
@@ -122,7 +122,7 @@ def replace(database: BaseDatabaseWrapper, work: Workload, rounds: int) -> None:
 
 def test_calls_wait_while_functions_are_replaced_and_none_fails(
     own_world: World, database: BaseDatabaseWrapper
-) -> None:
+):
     rounds, before = size(2, 10), count_logged(own_world.server)
     with Workload(own_world, *LOSSLESS, *LIVE) as work:
         work.wait_for_writes(20)
@@ -141,7 +141,7 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
 @pytest.mark.timeout(300)
 def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     own_world: World, database: BaseDatabaseWrapper, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+):
     names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
     before, rounds, removals = count_logged(own_world.server), size(2, 20), size(1, 5)
     with run_deployment(own_world.server, tmp_path_factory.mktemp("site")) as made:
@@ -179,9 +179,7 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     assert work.has_reported_gap or not missed
 
 
-def test_what_calls_wait_for_is_locked_at_first(
-    own_world: World, database: BaseDatabaseWrapper
-) -> None:
+def test_what_calls_wait_for_is_locked_at_first(own_world: World, database: BaseDatabaseWrapper):
     """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
     later: dict[tuple[str, str], set[str]] = {}
     for (name, (which, act)), (kind, modes) in product(ACTS.items(), MODES.items()):
@@ -296,7 +294,7 @@ def hear(node: Node, word: str) -> None:
 @pytest.mark.timeout(300)
 def test_each_step_back_removes_what_is_said_and_forward_again_all_works(
     own_world: World, database: BaseDatabaseWrapper
-) -> None:
+):
     rules = ("user1 SYNC Topic T RW 60", "user1 PUB Topic * W 60")
     own_world.rules(
         *rules, "user2 SUB Topic NEWS R 60", "user2 KEEPER Topic NEWS R 60",
@@ -390,7 +388,7 @@ def topic_message(node: Node) -> Message:
     return next(m for m in node.messages(timeout=SOON) if m.type == "Topic")
 
 
-def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World) -> None:
+def test_a_client_that_is_older_than_the_functions_works_as_before(newer: World):
     url1, url2 = newer.server.url("user1"), newer.server.url("user2")
     with Node("ONE", url1) as one:
         one.topic_listen("T")

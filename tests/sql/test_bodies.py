@@ -29,7 +29,7 @@ def missing(payload: str) -> tuple[dict[str, str], None]:
     return {"Err": "13", "Errstr": f"Message {parse(payload)['Dkey']} not exists"}, None
 
 
-def test_the_line_of_get_data_is_the_header_received_without_its_key(pair: Pair) -> None:
+def test_the_line_of_get_data_is_the_header_received_without_its_key(pair: Pair):
     sender, listener = pair
     for enc in None, "json":
         sender.ok("topic_send", "T", LONG, "TOKEN", enc)
@@ -45,7 +45,7 @@ def test_the_line_of_get_data_is_the_header_received_without_its_key(pair: Pair)
         assert listener.data(json.dumps(forged) + "\nforged") == (line, body)
 
 
-def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -> None:
+def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair):
     world.rules("user2 MORE* Topic T R 10", "user3 EYE Topic T O 10")
     receivers = [world.node("user2", f"MORE{number}", listen="T") for number in range(3)]
     receivers += [pair[1], world.node("user3", "EYE", observe="T")]
@@ -56,7 +56,7 @@ def test_a_body_is_kept_once_however_many_receive_it(world: World, pair: Pair) -
     assert [receiver.data(payloads[0])[1] for receiver in receivers] == [LONG] * 5
 
 
-def test_only_listeners_and_observers_find_a_body(world: World, pair: Pair, payload: str) -> None:
+def test_only_listeners_and_observers_find_a_body(world: World, pair: Pair, payload: str):
     world.rules(
         "user3 WRITER Topic T W 10", "user3 MAYSEE Topic T O 10", "user3 ELSE Topic U RW 10",
         "user2 SAMEROLE Topic U R 10", "user3 EYE Topic T* O 10", "hostile EYE2 Topic * O 10",
@@ -82,7 +82,7 @@ def test_only_listeners_and_observers_find_a_body(world: World, pair: Pair, payl
     assert listener.data(payload) == missing(payload)
 
 
-def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair) -> None:
+def test_the_body_of_an_rpc_is_for_the_node_asked_only(world: World, pair: Pair):
     sender, listener = pair
     world.rules("user2 BESIDE Topic T R 10")
     sender.ok("rpc", "LISTENER", "TOKEN", LONG)
@@ -107,14 +107,14 @@ ALTERED = {
 }
 
 
-def test_an_altered_key_finds_nothing(pair: Pair, payload: str) -> None:
+def test_an_altered_key_finds_nothing(pair: Pair, payload: str):
     key = parse(payload)["Dkey"]
     for name, alter in ALTERED.items():
         line, body = pair[1].data(json.dumps({"Dkey": alter(key)}))
         assert (line["Err"], body) == ("13", None), name
 
 
-def test_an_expired_body_is_told_apart_even_when_removed(world: World) -> None:
+def test_an_expired_body_is_told_apart_even_when_removed(world: World):
     world.rules("user1 QUICK Topic Q RW 1")
     quick = world.node("user1", "QUICK", listen="Q", notify="Q")
     quick.ok("topic_send", "Q", LONG)
@@ -149,7 +149,7 @@ def fetched(program: Program, payload: str) -> tuple[str, bool]:
     return json.loads(line)["Err"], bool(newline)
 
 
-def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str) -> None:
+def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payload: str):
     world.rules(
         "user3 THIRD Topic OTHER R 5", "user2 BESIDE Topic OTHER R 5", "user2 HEIR Topic OTHER R 5"
     )
@@ -169,7 +169,7 @@ def test_one_statement_fetches_for_listeners_only(world: World, pair: Pair, payl
     assert fetched(heir, payload) == ("50", False)
 
 
-def test_each_table_of_bodies_is_read_by_the_same_statement(world: World) -> None:
+def test_each_table_of_bodies_is_read_by_the_same_statement(world: World):
     source = world.owner.query(
         "SELECT prosrc FROM pg_proc WHERE oid = to_regproc('messages._select_body')"
     )
@@ -199,7 +199,7 @@ def put(world: World, turn: int, interval: str) -> str:
     return world.owner.query(PUT, CLASS, turn, interval)
 
 
-def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair) -> None:
+def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: Pair):
     for call in ("evaluate",), ("topic_status", "T"), ("topic_listen", "T"):
         put(world, 0, "1 hour")
         put(world, 1, "-1 hour")
@@ -209,7 +209,7 @@ def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: 
         world.execute("TRUNCATE psqlmessages_body")
 
 
-def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair) -> None:
+def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair):
     sender, listener = pair
     payload = put(world, 1, "1 hour")
     # Who has no node delays nothing.
@@ -229,9 +229,7 @@ def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pai
     assert (meanwhile, world.owner.query(COUNT)) == (1, 0)
 
 
-def test_removal_waits_for_no_sender_and_hides_nothing_before_its_commit(
-    world: World, pair: Pair
-) -> None:
+def test_removal_waits_for_no_sender_and_hides_nothing_before_its_commit(world: World, pair: Pair):
     sender, listener = pair
     listener.execute("SET statement_timeout = '30s'")
     put(world, 1, "-1 hour")
@@ -272,7 +270,7 @@ PERIODS = [10, 100, 1000, 10_000, 100_000, 1_000_000]
 TIMEOUTS = [period + more for period in PERIODS for more in (0, 1)]
 
 
-def test_nothing_unexpired_is_ever_removed_and_all_that_expired_is(clock: Program) -> None:
+def test_nothing_unexpired_is_ever_removed_and_all_that_expired_is(clock: Program):
     wrong = []
     for timeout, part in product([1, 9, *TIMEOUTS, 2**31 - 1], [0, 0.5, 0.999999]):
         period = next((period for period in PERIODS if timeout <= period), 2**31 - 1)

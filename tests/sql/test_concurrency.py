@@ -32,7 +32,7 @@ def channels(world: World) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])
-def test_a_crash_is_told_once(world: World, watcher: Program, nodes: Pair, is_back: bool) -> None:
+def test_a_crash_is_told_once(world: World, watcher: Program, nodes: Pair, is_back: bool):
     world.rules("user3 VICTIM Topic T RW 5")
     events = ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
     for _ in ROUNDS:
@@ -50,7 +50,7 @@ def test_a_crash_is_told_once(world: World, watcher: Program, nodes: Pair, is_ba
             assert max(answer["Events"] for answer in answers) == 3
 
 
-def test_listeners_come_and_go(world: World, watcher: Program, nodes: Pair) -> None:
+def test_listeners_come_and_go(world: World, watcher: Program, nodes: Pair):
     for _ in ROUNDS:
         together(*(lambda p=p: p.ok("topic_listen", "T") for p in nodes))
         assert channels(world) == (2, 2)
@@ -62,7 +62,7 @@ def test_listeners_come_and_go(world: World, watcher: Program, nodes: Pair) -> N
 
 
 @pytest.mark.parametrize(("other", "number"), [("user1", 8), ("user2", 7)])
-def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, number: int) -> None:
+def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, number: int):
     world.rules("user1 ONE Topic T R 5", "user2 ONE Topic T R 5")
     rivals = [world.program("user1"), world.program(other)]
     for _ in ROUNDS:
@@ -85,7 +85,7 @@ def test_of_two_inits_one_wins(world: World, watcher: Program, other: str, numbe
         ("evaluate",),
     ],
 )  # fmt: skip
-def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple[str, ...]) -> None:
+def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple[str, ...]):
     world.rules(
         "user1 A Topic OTHER RW 5", "user2 B Topic OTHER R 5", "user1 A Rpc B W 5",
         "user3 VICTIM Topic T RW 5", "user3 VICTIM Topic T* O 5",
@@ -112,7 +112,7 @@ def test_an_open_evaluation_holds_no_node(world: World, nodes: Pair, call: tuple
 @pytest.mark.parametrize(
     ("function", "argument"), [("topic_listen", "T"), ("topic_notify", "T"), ("init", "C")]
 )
-def test_changes_await_each_other(world: World, nodes: Pair, function: str, argument: str) -> None:
+def test_changes_await_each_other(world: World, nodes: Pair, function: str, argument: str):
     world.rules("user1 A Topic OTHER R 5", "user1 C Topic T R 5")
     node = nodes[0]
     node.execute("BEGIN")
@@ -151,7 +151,7 @@ def pause(world: World) -> Iterator[None]:
 )
 def test_a_rule_that_goes_meanwhile_refuses_a_send(
     world: World, nodes: Pair, function: str, arguments: tuple[object, ...]
-) -> None:
+):
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")
     world.owner.query("SELECT pg_advisory_lock(77)::text")

@@ -17,7 +17,7 @@ BROKEN: dict[str, list[dict[str, object]]] = {
 }
 
 
-def test_a_rule_that_breaks_a_constraint_is_refused_by_its_name(world: World) -> None:
+def test_a_rule_that_breaks_a_constraint_is_refused_by_its_name(world: World):
     wrong = []
     world.rule(*GOOD.values())
     for name, fields in ((name, each) for name, all_ in BROKEN.items() for each in all_):

@@ -37,7 +37,7 @@ def typed(call: str) -> str:
     return f"{begin}SELECT messages.{call};\n\\echo ---\n"
 
 
-def test_nodes_talk_over_a_topic(world: World, server: TestedServer) -> None:
+def test_nodes_talk_over_a_topic(world: World, server: TestedServer):
     world.rules(
         "user2 NODE2 Topic T RW 10", "user3 NODE3 Topic T R 10", "user2 NODE2 Rpc NODE2 W 5"
     )
@@ -62,7 +62,7 @@ def test_nodes_talk_over_a_topic(world: World, server: TestedServer) -> None:
     assert re.fullmatch(r"[0-9a-f]{32,} 5 TOKEN", question["Token"])
 
 
-def test_debug1_logs_each_command_without_token_and_debug2_events(spec_world: World) -> None:
+def test_debug1_logs_each_command_without_token_and_debug2_events(spec_world: World):
     node = spec_world.node("user1", "NODE1", notify="MYTOPIC")
     spec_world.node("user2", "NODE2")
     assert node.warnings == [], "by default nothing is logged"

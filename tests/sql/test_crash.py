@@ -33,7 +33,7 @@ def session_of(world: World, ident: str) -> int:
     return world.owner.query("SELECT session_id FROM psqlmessages_client WHERE ident = %s", ident)
 
 
-def test_a_crash_is_told_once_to_each_authorised_node_only(world: World, nodes: Nodes) -> None:
+def test_a_crash_is_told_once_to_each_authorised_node_only(world: World, nodes: Nodes):
     world.rules("user2 NODE4 Topic MYTOPIC R 10")
     nodes["NODE2"].ok("init", "NODE4")
     world.forget()
@@ -53,7 +53,7 @@ def test_a_crash_is_told_once_to_each_authorised_node_only(world: World, nodes: 
     assert heard == {"NODE1": gone, "NODE3": gone, "STRANGER": []}
 
 
-def test_a_gateway_tells_of_a_crash_of_one_node_of_its_own(world: World, nodes: Nodes) -> None:
+def test_a_gateway_tells_of_a_crash_of_one_node_of_its_own(world: World, nodes: Nodes):
     world.rules("user2 GATE.* Topic MYTOPIC R 10")
     assert nodes["STRANGER"].call("crash", "NODE2") == {"Err": "0", "Already": 1}
     assert nodes["NODE1"].events() == []
@@ -64,7 +64,7 @@ def test_a_gateway_tells_of_a_crash_of_one_node_of_its_own(world: World, nodes: 
 
 
 @pytest.mark.parametrize("role", ["user2", "user1"])
-def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: str) -> None:
+def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: str):
     world.rules("user1 NODE2 Topic MYTOPIC RW 10")
     world.kill(nodes["NODE2"])
     returned = world.node(role, "NODE2")
@@ -73,7 +73,7 @@ def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: 
     assert "Already" not in returned.ok("topic_listen", "MYTOPIC")
 
 
-def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World) -> None:
+def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World):
     world.rules(
         "user1 ONE Topic RED R 10", "user1 TWO Topic RED R 10", "user1 TWO Topic BLUE R 10",
         "user1 SKY Topic BLUE R 10", "user1 ZERO Rpc ASKED W 10",
@@ -99,7 +99,7 @@ def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World)
 
 
 @pytest.mark.parametrize("end", ["DISCARD ALL", "SELECT pg_advisory_unlock_all()"])
-def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, end: str) -> None:
+def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, end: str):
     node = nodes["NODE2"]
     node.execute(end)
     node.ok("init", "NODE2")
@@ -117,7 +117,7 @@ def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, 
     assert node.error("topic_listen", "MYTOPIC")[0] == 50
 
 
-def test_reset_all_is_no_crash_and_deinit_and_init_work_again_and_again(nodes: Nodes) -> None:
+def test_reset_all_is_no_crash_and_deinit_and_init_work_again_and_again(nodes: Nodes):
     node = nodes["NODE2"]
     node.execute("RESET ALL")
     assert node.error("topic_notify", "MYTOPIC")[0] == 50
@@ -134,7 +134,7 @@ def test_reset_all_is_no_crash_and_deinit_and_init_work_again_and_again(nodes: N
     assert (len(channels), node.query(locks), listening) == (5, 1, 1)
 
 
-def test_what_is_rolled_back_leaves_the_node_as_it_was(world: World, nodes: Nodes) -> None:
+def test_what_is_rolled_back_leaves_the_node_as_it_was(world: World, nodes: Nodes):
     with nodes["NODE2"].connection.transaction(force_rollback=True):
         nodes["NODE2"].ok("deinit", "NODE2")
     nodes["NODE1"].ok("evaluate")
@@ -150,7 +150,7 @@ def test_what_is_rolled_back_leaves_the_node_as_it_was(world: World, nodes: Node
     assert node.events() == ["disconnect NODE1"]
 
 
-def test_init_with_already_listens_again(nodes: Nodes) -> None:
+def test_init_with_already_listens_again(nodes: Nodes):
     node, other = nodes["NODE2"], nodes["NODE1"]
     node.execute("UNLISTEN *")
     assert node.ok("init", "NODE2")["Already"] == 1
@@ -190,7 +190,7 @@ def inherit(world: World, nodes: Nodes) -> Callable[..., Program]:
 )
 def test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node(
     inherit: Callable[..., Program], role: str, settings: list[str]
-) -> None:
+):
     heir = inherit(role, *settings)
     for function, *arguments in (
         ("topic_send", "MYTOPIC", "x"), ("topic_send_many", "MYTOPIC", ["x"]),
@@ -206,14 +206,14 @@ def test_another_role_with_the_pid_of_a_dead_session_cannot_act_as_its_node(
 @pytest.mark.parametrize("call", [("evaluate",), ("deinit", "NODE2")])
 def test_a_reused_pid_neither_keeps_a_dead_session_alive_nor_deregisters_its_node(
     nodes: Nodes, inherit: Callable[..., Program], call: tuple[str, ...]
-) -> None:
+):
     heir = inherit("hostile", "channel", "node")
     assert heir.ok(*call).get("Already") == (1 if call[0] == "deinit" else None)
     assert nodes["NODE1"].events() == GONE
 
 
 @pytest.mark.parametrize("lock", ["pg_try_advisory_lock", "pg_try_advisory_lock_shared"])
-def test_a_hostile_lock_keeps_no_dead_session_alive(world: World, nodes: Nodes, lock: str) -> None:
+def test_a_hostile_lock_keeps_no_dead_session_alive(world: World, nodes: Nodes, lock: str):
     session = session_of(world, "NODE2")
     world.kill(nodes["NODE2"])
     assert world.program("hostile").query(f"SELECT {lock}({CLASS}, {session})")
@@ -222,7 +222,7 @@ def test_a_hostile_lock_keeps_no_dead_session_alive(world: World, nodes: Nodes, 
     assert nodes["NODE1"].events() == [*GONE, "connect NODE2"]
 
 
-def test_init_draws_another_id_if_a_hostile_lock_is_on_it(world: World, nodes: Nodes) -> None:
+def test_init_draws_another_id_if_a_hostile_lock_is_on_it(world: World, nodes: Nodes):
     nodes["NODE2"].ok("deinit", "NODE2")
     scout, node = world.program("user2"), world.program("user2")
     scout.query("SELECT setseed(0.5)")
@@ -251,7 +251,7 @@ def pause(world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pause")
-def test_who_loses_its_right_while_a_crash_is_told_hears_no_more(world: World) -> None:
+def test_who_loses_its_right_while_a_crash_is_told_hears_no_more(world: World):
     world.rules(
         "user1 D1 Topic T R 10", "user1 D2 Topic T R 10", "user2 STAYS Topic T R 10",
         "user3 LOSES Topic T R 10", "user3 LOSES Topic OTHER R 10",

@@ -341,7 +341,7 @@ def fault(scene: Scene, case: Case) -> str | None:
     return None if found == expected else f"{case!r}: {found}, not {expected}"
 
 
-def test_a_refused_call_answers_with_number_text_and_warning(scene: Scene) -> None:
+def test_a_refused_call_answers_with_number_text_and_warning(scene: Scene):
     # Another test may have killed an asker, which any call would find.
     scene.me.ok("evaluate")
     before = state(scene.world)
@@ -392,7 +392,7 @@ def prepared(scene: Scene) -> Iterator[Case]:
     yield Case(65, "publish_staged", ("ME", "BOTH", "imports", 4, [], 0), told)
 
 
-def test_a_call_refused_for_the_state_of_things_answers_so_too(scene: Scene) -> None:
+def test_a_call_refused_for_the_state_of_things_answers_so_too(scene: Scene):
     provoked, wrong = {case.number for case in CASES}, []
     for case in prepared(scene):
         provoked.add(case.number)
@@ -405,7 +405,7 @@ def test_a_call_refused_for_the_state_of_things_answers_so_too(scene: Scene) -> 
     assert provoked | {6, 56, 57, 59} == set(TEXTS)
 
 
-def test_init_a_second_time_is_a_success_with_a_warning(scene: Scene) -> None:
+def test_init_a_second_time_is_a_success_with_a_warning(scene: Scene):
     scene.me.warnings.clear()
     answer = scene.me.ok("init", "ME")
     assert answer["Already"] == 1
@@ -413,7 +413,7 @@ def test_init_a_second_time_is_a_success_with_a_warning(scene: Scene) -> None:
     assert scene.me.warnings == ["WARNING: Messages err:6 Client ME exists with same pid"]
 
 
-def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(scene: Scene) -> None:
+def test_a_failure_answered_to_the_asker_has_number_and_text_in_its_header(scene: Scene):
     asker, *asked = ask(scene)
     scene.other.ok("return_error", *asked, "no such order")
     [header] = asker.headers()
@@ -466,7 +466,7 @@ def different(case: Case, right: tuple[Any, ...]) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def test_of_two_errors_the_first_in_order_is_answered(scene: Scene) -> None:
+def test_of_two_errors_the_first_in_order_is_answered(scene: Scene):
     wrong, cases = [], [*doubly_wrong()]
     for one, other, case in cases:
         found = getattr(scene, case.caller).error(case.function, *case.arguments)[0]
@@ -476,7 +476,7 @@ def test_of_two_errors_the_first_in_order_is_answered(scene: Scene) -> None:
     assert len(cases) > 400
 
 
-def test_a_role_without_a_rule_can_act_as_no_node(scene: Scene) -> None:
+def test_a_role_without_a_rule_can_act_as_no_node(scene: Scene):
     hostile = scene.world.program("hostile")
     expected = {
         **dict.fromkeys(WITH_TOPIC, 50), **dict.fromkeys((*AS_NODE, *WITH_QUEUE), 2),
@@ -489,13 +489,13 @@ def test_a_role_without_a_rule_can_act_as_no_node(scene: Scene) -> None:
     scene.me.ok("topic_send", "BOTH", "x")
 
 
-def test_a_name_of_100_characters_and_a_token_of_1000_bytes_are_not_too_long(scene: Scene) -> None:
+def test_a_name_of_100_characters_and_a_token_of_1000_bytes_are_not_too_long(scene: Scene):
     assert scene.me.error("topic_listen", "ü" * 100)[0] == 9
     assert scene.me.error("init", "ü" * 100)[0] == 5
     scene.me.ok("rpc", "OTHER", "ü" * 500, "body")
     scene.me.ok("topic_send", "BOTH", "body", "ü" * 500)
 
 
-def test_a_body_of_exactly_the_maximum_is_sent(scene: Scene) -> None:
+def test_a_body_of_exactly_the_maximum_is_sent(scene: Scene):
     for case in wrong(0, [*SENDS, *PUBLISHES, "rpc"], "body", "x" * 8192, "ü" * 4096):
         scene.me.ok(case.function, *case.arguments)

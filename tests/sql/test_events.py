@@ -64,7 +64,7 @@ def active(stage: Stage) -> Stage:
     return stage
 
 
-def test_a_life_is_told_to_who_shares_a_topic_or_has_an_rpc_rule_either_way(stage: Stage) -> None:
+def test_a_life_is_told_to_who_shares_a_topic_or_has_an_rpc_rule_either_way(stage: Stage):
     subject, second = stage.subject, stage.others["SECOND"]
     channel = subject.ok("init", "SUBJECT")["Channel"]
     assert stage.heard() == told(RELATED, "connect SUBJECT")
@@ -92,7 +92,7 @@ def test_a_life_is_told_to_who_shares_a_topic_or_has_an_rpc_rule_either_way(stag
     assert spy.events() == []
 
 
-def test_a_node_hears_of_another_where_their_rules_meet(world: World) -> None:
+def test_a_node_hears_of_another_where_their_rules_meet(world: World):
     wrong = []
     for subject, other, is_told in (
         ("Topic A W", "Topic A R", True),
@@ -123,7 +123,7 @@ def test_a_node_hears_of_another_where_their_rules_meet(world: World) -> None:
     assert not wrong
 
 
-def test_what_changes_nothing_is_told_to_nobody(active: Stage) -> None:
+def test_what_changes_nothing_is_told_to_nobody(active: Stage):
     active.world.rules("user1 ALL* Topic SHARED RW 10", "team ALL* Topic SHARED O 10")
     fresh = active.world.node("user3", "ALL2"), active.world.node("user1", "ALL1")
     active.world.forget()
@@ -144,12 +144,12 @@ def test_what_changes_nothing_is_told_to_nobody(active: Stage) -> None:
     assert {header["Type"] for header in active.subject.headers()} == {"Topic"}
 
 
-def test_an_end_of_listening_and_sending_is_told_before_that_of_the_node(active: Stage) -> None:
+def test_an_end_of_listening_and_sending_is_told_before_that_of_the_node(active: Stage):
     active.subject.ok("deinit", "SUBJECT")
     assert active.others["SHARER"].events() == [*END_OF_ALL, "disconnect SUBJECT"]
 
 
-def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage) -> None:
+def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage):
     world, subject, topics = stage.world, stage.subject, [f"SHARED{number}" for number in range(5)]
     world.rules("user1 SUBJECT Topic SHARED* RW 10", "user2 SHARER Topic SHARED* RW 10")
     subject.ok("init", "SUBJECT")
@@ -172,7 +172,7 @@ def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage) -> N
     assert heard["CALLEE"] == ["crash SUBJECT"]
 
 
-def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage) -> None:
+def test_an_event_has_its_fields_and_an_id_of_its_own(stage: Stage):
     acts = [f"topic_{act}" for act in ("notify", "listen", "unlisten", "unnotify")]
     for function in "init", *acts, "deinit":
         stage.subject.ok(function, "SHARED" if function in acts else "SUBJECT")
@@ -209,7 +209,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-def test_a_crash_is_found_by_any_call_and_by_a_send_when_a_second_has_passed(world: World) -> None:
+def test_a_crash_is_found_by_any_call_and_by_a_send_when_a_second_has_passed(world: World):
     world.rules(
         "user1 SENDER* Topic SHARED RW 10", "user1 SENDER* Rpc WATCHER W 10",
         "user2 VICTIM* Topic SHARED R 10", "user3 WATCHER Topic SHARED R 10",

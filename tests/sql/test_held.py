@@ -66,7 +66,7 @@ def listeners(world: World) -> list[Program]:
 )
 def test_what_is_locked_is_told_later_and_other_crashes_at_once(
     world: World, listeners: list[Program], call: tuple[str, ...], act: str, later: str
-) -> None:
+):
     told, *dying = listeners
     caller(world).ok(*PUSH)
     with held(world, act):
@@ -82,7 +82,7 @@ def ends_of(idents: str) -> list[str]:
     return [event for ident in idents for event in (f"topic_unlisten {ident} T", f"crash {ident}")]
 
 
-def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World) -> None:
+def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World):
     world.rules("user1 D Topic T RW 10")
     a = world.node("user1", "A", "D", listen="T")
     with held(world, "SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE"):
@@ -95,7 +95,7 @@ def test_a_name_returns_while_a_topic_of_its_dead_session_is_held(world: World) 
     assert world.owner.query("SELECT count(*) FROM psqlmessages_membership") == 0
 
 
-def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(world: World) -> None:
+def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(world: World):
     # Else the commit that publishes may remove what nobody needs, and the topic.
     world.execute("UPDATE messages._stream SET tended_at = 'infinity'")
     caller(world).ok("publish", "A", "PARCELS.1", "x")
@@ -112,7 +112,7 @@ def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(worl
     assert not world.owner.query(is_there)
 
 
-def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
+def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World):
     caller(world).ok(*PUSH)
     for locked, put_off, tended in (
         ("elementkey", "queues", "stream"), ("streammessage", "stream", "queues"),
@@ -128,9 +128,7 @@ def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World) -> None:
 @pytest.mark.parametrize(
     "begin", ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN READ ONLY"]
 )
-def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(
-    world: World, begin: str
-) -> None:
+def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(world: World, begin: str):
     caller(world).ok(*PUSH, None, None, None, None, 0, "key")
     world.execute("UPDATE messages._queues SET tended_at = now() - interval '5 s'")
     holder = world.program("user2")
@@ -148,7 +146,7 @@ def test_calls_in_an_open_transaction_neither_hide_work_nor_hold_locks(
     assert world.owner.query("SELECT count(*) FROM psqlmessages_elementkey") == 0
 
 
-def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World) -> None:
+def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(world: World):
     caller(world).ok(*PUSH)
     waiting, pausing = world.program("user2"), world.program("user1")
     waiting.ok("queue_listen", "B", "Q")
@@ -167,7 +165,7 @@ def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(wor
     assert waiting.payloads() == []
 
 
-def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World) -> None:
+def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World):
     caller(world).ok(*PUSH)
     hostile = world.program("hostile")
     hostile.execute("BEGIN")
@@ -180,7 +178,7 @@ def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World)
     world.rules("user1 A Topic NEW R 5")
 
 
-def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World) -> None:
+def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World):
     caller(world).ok(*PUSH)
     committing, holder = world.superuser(), world.program()
     committing.execute("SET deadlock_timeout = '1ms'")
@@ -207,7 +205,7 @@ PUSH_TO_EVALUATE = """
 """
 
 
-def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) -> None:
+def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World):
     program = caller(world)
     program.ok(*PUSH)
     program.execute("BEGIN")
@@ -223,7 +221,7 @@ def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World) 
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_a_check_before_the_transaction_ends_delays_nobody(world: World, is_hidden: bool) -> None:
+def test_a_check_before_the_transaction_ends_delays_nobody(world: World, is_hidden: bool):
     program = caller(world)
     program.ok(*PUSH)
     program.query("SELECT set_config('messages.housekeeping_at', '', false)")
@@ -241,7 +239,7 @@ def test_a_check_before_the_transaction_ends_delays_nobody(world: World, is_hidd
         returned.ok("topic_listen", "T")
 
 
-def test_the_commit_of_a_procedure_evaluates_nothing(world: World) -> None:
+def test_the_commit_of_a_procedure_evaluates_nothing(world: World):
     told, victim = world.node("user1", "A"), world.node("user2", "VICTIM", listen="T")
     told.payloads()
     world.kill(victim)

@@ -67,7 +67,7 @@ def nodes(spec_world: World) -> dict[str, Program]:
 
 
 @ROLES
-def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str) -> None:
+def test_no_statement_reaches_a_table_or_alters_anything(world: World, role: str):
     reached = set(world.execute(REACHED, {"role": role}).fetchall())
     readable = {(f"messages.{view}", "SELECT") for view in VIEWS}
     # Anybody may insert into columns that say nothing of who it is.
@@ -90,7 +90,7 @@ def is_denied(program: Program, statement: str) -> bool:
     return False
 
 
-def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None:
+def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World):
     spec_world.rules(
         "user1 A Topic ALPHA.* RW 5", "user2 B Topic ALPHA.1 R 5", "team C Topic GAMMA O 5",
         "user1 A Rpc RPC W 5", "no_such_role X Topic DELTA R 5",
@@ -106,7 +106,7 @@ def test_the_view_topics_shows_a_role_its_topics_only(spec_world: World) -> None
     assert spec_world.owner.query(look) == ["ALPHA.1", "DELTA", "GAMMA", "MYTOPIC"]
 
 
-def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world: World) -> None:
+def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world: World):
     owner = world.superuser()
     owner.execute("CREATE SCHEMA borrowed AUTHORIZATION user1")
     try:
@@ -120,7 +120,7 @@ def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world
         owner.execute("DROP SCHEMA borrowed CASCADE")
 
 
-def test_who_logged_in_counts_and_not_the_role_that_was_set(spec_world: World) -> None:
+def test_who_logged_in_counts_and_not_the_role_that_was_set(spec_world: World):
     spec_world.rules("team GROUPNODE Topic MYTOPIC RW 5")
     node = spec_world.node("user3", "NODE3")
     node.execute("SET ROLE team")
@@ -143,7 +143,7 @@ def test_who_logged_in_counts_and_not_the_role_that_was_set(spec_world: World) -
     assert spec_world.owner.query("SELECT count(*) FROM psqlmessages_client") == 1
 
 
-def test_a_channel_holds_over_100_random_bits(world: World) -> None:
+def test_a_channel_holds_over_100_random_bits(world: World):
     world.rules("user1 N Topic T R 5")
     program, tails = world.program("user1"), []
     for _ in range(32):
@@ -165,7 +165,7 @@ def test_a_channel_holds_over_100_random_bits(world: World) -> None:
     )
 
 
-def test_whoever_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Program]) -> None:
+def test_whoever_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Program]):
     channel = nodes["NODE2"].ok("init", "NODE2")["Channel"]
     forged = '{"Type":"Topic","From":"NODE1","To":"MYTOPIC","Size":1}\nx'
     nodes["hostile"].query("SELECT pg_notify(%s, %s)", channel, forged)
@@ -178,7 +178,7 @@ def test_whoever_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Pr
 )
 def test_an_open_transaction_of_a_role_with_rules_holds_up_others_which_is_documented(
     world: World, act: tuple[str, ...], held_up: tuple[str, ...]
-) -> None:
+):
     world.rules(
         "hostile H Topic T RW 5", "hostile H* Topic T O 5", "user1 A Topic T R 5",
         "user1 DEAD Topic T R 5", "user1 LATE Topic T R 5",

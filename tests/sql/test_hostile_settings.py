@@ -70,7 +70,7 @@ def call_all(world: World, program: Program) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, setting: str) -> None:
+def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, setting: str):
     program = world.program("hostile")
     for junk in JUNK:
         put(program, setting, junk)
@@ -81,7 +81,7 @@ def test_junk_in_a_setting_makes_no_node_and_no_internal_error(world: World, set
         program.ok("evaluate")
 
 
-def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair) -> None:
+def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair):
     channel = got(nodes[0], "channel")
     for setting in SETTINGS:
         for junk in JUNK:
@@ -93,7 +93,7 @@ def test_a_node_that_spoils_its_settings_is_itself_again_after_init(nodes: Pair)
 
 @pytest.mark.parametrize("role", ["hostile", "user1", "user2"])
 @pytest.mark.parametrize("has_node", [False, True])
-def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_node: bool) -> None:
+def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_node: bool):
     world.rules(f"{role} OWN Topic X R 5")
     program = world.node(role, "OWN") if has_node else world.program(role)
     for setting in SETTINGS:
@@ -105,7 +105,7 @@ def test_copied_settings_make_no_node(world: World, nodes: Pair, role: str, has_
     assert set(numbers.values()) == {"50"}
 
 
-def test_one_setting_of_another_session_serves_for_nothing(world: World, nodes: Pair) -> None:
+def test_one_setting_of_another_session_serves_for_nothing(world: World, nodes: Pair):
     program = world.node("user1", "TWIN", notify="MYTOPIC")
     for taken in "channel", "node":
         own = got(program, taken)
@@ -125,7 +125,7 @@ def test_one_setting_of_another_session_serves_for_nothing(world: World, nodes: 
             assert listening == ([own] if act != "deinit" else None)
 
 
-def test_a_forged_time_of_evaluation_only_puts_off_its_own(world: World, nodes: Pair) -> None:
+def test_a_forged_time_of_evaluation_only_puts_off_its_own(world: World, nodes: Pair):
     world.kill(nodes[1])
     put(nodes[0], "evaluated", "9" * 18)
     nodes[0].ok("topic_status", "MYTOPIC")
@@ -189,7 +189,7 @@ def make_shadow_tables(world: World, program: Program, role: str) -> None:
     program.execute("CREATE TEMP TABLE _gate (id boolean)")
 
 
-def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str) -> None:
+def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str):
     del nodes
     program = world.program("hostile")
     make_shadow_tables(world, program, "hostile")
@@ -202,7 +202,7 @@ def test_shadow_objects_grant_nothing(world: World, nodes: Pair, shadows: str) -
     assert [name for name in LISTS if program.elements(name)] == []
 
 
-def test_a_node_never_uses_shadow_objects_it_has(world: World, nodes: Pair, shadows: str) -> None:
+def test_a_node_never_uses_shadow_objects_it_has(world: World, nodes: Pair, shadows: str):
     world.rules("user1 TWIN Rpc NODE2 W 5", "user1 TWIN Topic OBSERVED O 5")
     program = world.program("user1")
     make_shadow_tables(world, program, "user1")
@@ -247,7 +247,7 @@ CALLERS = [
 ]  # fmt: skip
 
 
-def test_a_callers_settings_do_not_change_what_is_sent(world: World, nodes: Pair) -> None:
+def test_a_callers_settings_do_not_change_what_is_sent(world: World, nodes: Pair):
     world.rules("user1 NODE1 Topic NEW RW 5")
     for setting in CALLERS:
         nodes[1].payloads()

@@ -43,7 +43,7 @@ def snapshot(program: Program, level: str) -> Iterator[None]:
 
 
 @every_level
-def test_sends_work_at_every_level(nodes: Pair, level: str) -> None:
+def test_sends_work_at_every_level(nodes: Pair, level: str):
     with snapshot(nodes[0], level):
         nodes[0].ok("topic_send", "T", "one")
         nodes[0].ok("topic_send_many", "T", ["two", "three"])
@@ -54,7 +54,7 @@ def test_sends_work_at_every_level(nodes: Pair, level: str) -> None:
 
 
 @every_level
-def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, level: str) -> None:
+def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, level: str):
     world.kill(world.node("user3", "VICTIM"))
     nodes[0].query("SELECT set_config('messages.housekeeping_at', '', false)")
     for call in ("topic_send", "T", "x"), ("topic_status", "T"), ("topic_unnotify", "T"):
@@ -64,7 +64,7 @@ def test_nothing_is_evaluated_above_read_committed(world: World, nodes: Pair, le
 
 
 @every_level
-def test_listening_to_a_changed_topic_raises_40001(world: World, nodes: Pair, level: str) -> None:
+def test_listening_to_a_changed_topic_raises_40001(world: World, nodes: Pair, level: str):
     with snapshot(nodes[0], level):
         nodes[1].ok("topic_unlisten", "T")
         nodes[1].ok("topic_listen", "T")
@@ -76,7 +76,7 @@ def test_listening_to_a_changed_topic_raises_40001(world: World, nodes: Pair, le
 
 
 @every_level
-def test_a_snapshot_of_a_lost_rule_makes_no_member(world: World, nodes: Pair, level: str) -> None:
+def test_a_snapshot_of_a_lost_rule_makes_no_member(world: World, nodes: Pair, level: str):
     world.rules("hostile O Topic T R 5", "user1 A Topic O2 RW 5")
     observer = world.node("hostile", "O")
     for program, call, loss in (
@@ -95,7 +95,7 @@ def test_a_snapshot_of_a_lost_rule_makes_no_member(world: World, nodes: Pair, le
 
 @every_level
 @pytest.mark.parametrize("older", ["listener", "observer"])
-def test_an_observer_sees_a_new_topic(world: World, nodes: Pair, level: str, older: str) -> None:
+def test_an_observer_sees_a_new_topic(world: World, nodes: Pair, level: str, older: str):
     observer = world.node("hostile", "O")
     calls = [(nodes[1], "topic_listen", "O.NEW"), (observer, "topic_observe", "O.*")]
     if older == "listener":
@@ -113,7 +113,7 @@ def test_an_observer_sees_a_new_topic(world: World, nodes: Pair, level: str, old
 
 
 @every_level
-def test_a_node_newer_than_the_snapshot_ends(world: World, nodes: Pair, level: str) -> None:
+def test_a_node_newer_than_the_snapshot_ends(world: World, nodes: Pair, level: str):
     program = world.program("user1")
     with snapshot(world.owner, level):
         program.ok("init", "C")
@@ -126,7 +126,7 @@ def test_a_node_newer_than_the_snapshot_ends(world: World, nodes: Pair, level: s
     assert program.events() == ["disconnect C"]
 
 
-def test_status_calls_tell_the_truth_when_read_only(world: World, nodes: Pair) -> None:
+def test_status_calls_tell_the_truth_when_read_only(world: World, nodes: Pair):
     world.kill(world.node("user3", "VICTIM"))
     for level, function, argument in (
         ("READ COMMITTED", "topic_auth", "T"),

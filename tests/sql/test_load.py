@@ -121,7 +121,7 @@ def for_some_seconds(step: Callable[[], None], is_enough: Callable[[], bool]) ->
 
 
 @pytest.mark.timeout(300)
-def test_eight_threads_neither_deadlock_nor_leave_a_wrong_state(world: World) -> None:
+def test_eight_threads_neither_deadlock_nor_leave_a_wrong_state(world: World):
     for ident in IDENTS:
         world.rules(*(f"user{n} {ident} Topic {topic} RW 5" for n in (1, 2, 3) for topic in TOPICS))
         world.rules(f"user1 {ident} Rpc N1 W 5", f"user2 {ident} Rpc N2 W 5")

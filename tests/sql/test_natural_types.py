@@ -5,7 +5,7 @@ from psycopg.types.json import Jsonb
 from tests.sql.conftest import World, parse
 
 
-def test_bodies_and_headers_may_be_jsonb(world: World) -> None:
+def test_bodies_and_headers_may_be_jsonb(world: World):
     world.rules(
         "user1 A Topic T W 10", "user2 B Topic T R 10", "user1 A Rpc B W 10", "user2 B Rpc A W 10"
     )
@@ -27,7 +27,7 @@ def test_bodies_and_headers_may_be_jsonb(world: World) -> None:
     assert "Enc" not in parse(reader.payloads()[-1])
 
 
-def test_delays_and_durations_may_be_intervals(world: World) -> None:
+def test_delays_and_durations_may_be_intervals(world: World):
     world.rules("user1 W Queue Q RW 1")
     worker = world.program("user1")
     seconds = "round(extract(epoch FROM available_at - pushed_at)) FROM psqlmessages_element"

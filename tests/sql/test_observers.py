@@ -41,7 +41,7 @@ def eye(market: World) -> Program:
 
 def test_an_observer_receives_what_listeners_receive_of_the_topics_it_observes(
     market: World, sender: Program, listener: Program, eye: Program
-) -> None:
+):
     market.rules("user1 SENDER Topic PRICES2 W 10")
     for observed, is_seen in {
         "PRICES": True, "PRICES*": True, "PRI*": True, "P*": True,
@@ -59,7 +59,7 @@ def test_an_observer_receives_what_listeners_receive_of_the_topics_it_observes(
 
 def test_a_pattern_sees_topics_that_begin_so_also_later_ones(
     market: World, sender: Program, listener: Program, eye: Program
-) -> None:
+):
     eye.ok("topic_observe", "P*")
     market.rules("user2 LISTENER Topic PLATES R 10")
     for topic in "PLATES", "PENS":
@@ -77,7 +77,7 @@ def test_a_pattern_sees_topics_that_begin_so_also_later_ones(
     assert eye.bodies() == BEGIN_SO
 
 
-def test_a_message_arrives_once_at_who_observes_it_twice(market: World, sender: Program) -> None:
+def test_a_message_arrives_once_at_who_observes_it_twice(market: World, sender: Program):
     market.rules("user3 EYE2 Topic P* O 10", "user3 EYE2 Topic PRICES R 10")
     eye = market.node("user3", "EYE", observe="P* PRICES PRI*")
     eye.ok("init", "EYE2")
@@ -87,7 +87,7 @@ def test_a_message_arrives_once_at_who_observes_it_twice(market: World, sender: 
     assert eye.bodies() == ["body"]
 
 
-def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Program) -> None:
+def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Program):
     eye.ok("topic_observe", "PRICES")
     assert "EYE" not in str([eye.ok(name, "PRICES") for name in ("topic_status", "topic_auth")])
     eye.payloads()
@@ -101,9 +101,7 @@ def test_an_observer_is_no_listener(sender: Program, listener: Program, eye: Pro
     assert eye.bodies() == []
 
 
-def test_an_observation_lasts(
-    market: World, sender: Program, listener: Program, eye: Program
-) -> None:
+def test_an_observation_lasts(market: World, sender: Program, listener: Program, eye: Program):
     market.rules(
         "user3 STAYS Topic PRICES O 10", "team EYE Topic PRICES R 10", "user1 SECOND Topic P* O 10"
     )
@@ -135,9 +133,7 @@ def test_an_observation_lasts(
     assert seen() == [], "it is registered no more"
 
 
-def test_only_the_observer_hears_of_its_loss(
-    market: World, listener: Program, eye: Program
-) -> None:
+def test_only_the_observer_hears_of_its_loss(market: World, listener: Program, eye: Program):
     market.rules("user3 EYE Rpc NOBODY W 10")
     eye.ok("topic_observe", "P*")
     eye.payloads(), listener.payloads()
@@ -146,7 +142,7 @@ def test_only_the_observer_hears_of_its_loss(
     assert listener.events() == []
 
 
-def test_only_what_a_rule_with_mode_o_covers_is_observed(sender: Program, eye: Program) -> None:
+def test_only_what_a_rule_with_mode_o_covers_is_observed(sender: Program, eye: Program):
     cases = [
         (eye, "*", 2), (eye, "O*", 2), (eye, "ORDERS*", 2), (eye, "Q", 9), (eye, "PNEW", 9),
         (sender, "PRICES", 3), (sender, "P*", 3), (sender, "PR*", 3), (sender, "*", 2),
@@ -171,7 +167,7 @@ def gateway_of(world: World, number: int) -> tuple[Program, list[str]]:
 
 
 @pytest.mark.parametrize("number", [1, 20, 21])
-def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, number: int) -> None:
+def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, number: int):
     gateway, idents = gateway_of(world, number)
     world.node("user1", "SUBJECT").ok("topic_listen", "T")
     payloads = gateway.payloads(2)
@@ -181,7 +177,7 @@ def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, num
     assert answers == [{"Err": "0", "Nodes": idents}] * 2
 
 
-def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world: World) -> None:
+def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world: World):
     world.rules("user1 SUBJECT Topic T RW 10", "user2 P* Topic T R 10")
     for name in BEGIN_ELSE:
         world.rule("user2", name, "Topic", "OTHER", "R", 10)
@@ -192,7 +188,7 @@ def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world:
     assert connected["Nodes"] == notified["Nodes"] == sorted(BEGIN_SO)
 
 
-def test_names_that_would_not_fit_into_an_event_are_left_to_audience(world: World) -> None:
+def test_names_that_would_not_fit_into_an_event_are_left_to_audience(world: World):
     idents = [f"{index:02}" + "😀" * 98 for index in range(20)]
     world.rules("user1 SUBJECT Topic T RW 10", "user2 * Topic T RW 10")
     gateway = world.node("user2", *idents)
@@ -203,7 +199,7 @@ def test_names_that_would_not_fit_into_an_event_are_left_to_audience(world: Worl
     assert gateway.ok("audience", payload)["Nodes"] == idents
 
 
-def test_audience_names_the_nodes_of_this_session_that_may_hear(world: World) -> None:
+def test_audience_names_the_nodes_of_this_session_that_may_hear(world: World):
     gateway, both = gateway_of(world, 2)
     world.node("user2", "GATE_OF_ANOTHER_SESSION")
     cases = [

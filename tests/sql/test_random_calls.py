@@ -123,7 +123,7 @@ class Fuzzer:
 
 @pytest.mark.timeout(size(300, 3000))
 @pytest.mark.parametrize("role", ["hostile", "user1"])
-def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str) -> None:
+def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str):
     for ident in "N1", "N2", "N3":
         world.rules(
             *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)),
@@ -160,7 +160,7 @@ def test_thousands_of_random_calls_get_documented_answers_only(world: World, rol
     # Each value in each function is ten thousand calls; every day a sixteenth of them.
     [16, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
 )
-def test_every_hostile_name_gets_a_documented_answer(world: World, part: int) -> None:
+def test_every_hostile_name_gets_a_documented_answer(world: World, part: int):
     world.rules("user1 N Topic T RW 5")
     functions = public_functions(world).values()
     for program in world.program("hostile"), world.node("user1", "N"):
@@ -180,7 +180,7 @@ def assert_documented(program: Program, function: Function, name: str | None) ->
     assert number == "0" or number in function.errors, (function.name, name, number)
 
 
-def test_the_longest_names_and_token_of_control_characters_still_fit(world: World) -> None:
+def test_the_longest_names_and_token_of_control_characters_still_fit(world: World):
     name, token = "\x01" * 100, "\x01" * 1000
     world.rule("user1", name, "Topic", name, "RW", 2_000_000)
     world.rule("user1", name, "Rpc", name, "W", 2_000_000)
@@ -230,7 +230,7 @@ def peak_kilobytes(program: Program) -> int:
     [5, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
 )
 @pytest.mark.parametrize("role", ["hostile", "user1"])
-def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str, part: int) -> None:
+def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str, part: int):
     world.rules(
         "user1 N1 Topic T1 RW 5", "user1 N1 Topic x* RW 5", "user1 N1 Rpc N1 W 5",
         "user1 N1 Queue Q1 RW 5", "user1 N* Topic * O 5",

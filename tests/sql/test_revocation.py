@@ -168,7 +168,7 @@ SAVES = (
 
 
 @pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
-def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: Trick) -> None:
+def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: Trick):
     scene = Scene(world)
     with contextmanager(trick)(scene):
         for save in SAVES[-size(2, 3) :]:
@@ -215,7 +215,7 @@ def use(bad: Program, question: str) -> list[tuple[str, ...]]:
     ],
     ids=lambda call: " ".join(map(str, call[:3:2])),
 )
-def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple[Any, ...]) -> None:
+def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple[Any, ...]):
     world.rules("user1 SENDER Topic T W 5", "user2 BAD Topic T RW 5", "user2 BAD Queue * RW 5")
     sender, bad, other = world.program("user1"), world.program("user2"), world.program("user2")
     assert bad.read("BAD", "T") == []
@@ -236,7 +236,7 @@ def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple
     world.execute("DELETE FROM messages.staged")
 
 
-def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World) -> None:
+def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World):
     superuser = world.superuser()
     superuser.execute("GRANT team TO user2")
     try:

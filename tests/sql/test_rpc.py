@@ -76,7 +76,7 @@ def refusal(ident: str, dest: str, token: str) -> tuple[int, str]:
     return 20, f"{ident} cannot return to {dest} with token {token}"
 
 
-def test_a_question_and_its_answer_have_their_fields(cast: Cast) -> None:
+def test_a_question_and_its_answer_have_their_fields(cast: Cast):
     cast.callee.ok("topic_unlisten", "T")
     with cast.asker.connection.transaction():
         for body in "Parametro", "Parametro", None:
@@ -100,7 +100,7 @@ def test_a_question_and_its_answer_have_their_fields(cast: Cast) -> None:
     }  # fmt: skip
 
 
-def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast) -> None:
+def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast):
     token = cast.question()
     bodies = [None, "", "\n", "ü", '{"Type":"Sys"}', "second", "second"]
     for body in bodies:
@@ -114,7 +114,7 @@ def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast) -> No
         assert cast.answers() == [("CALLEE", own, "answer")] * 2
 
 
-def test_listeners_of_a_topic_may_answer_what_was_asked_of_it(cast: Cast) -> None:
+def test_listeners_of_a_topic_may_answer_what_was_asked_of_it(cast: Cast):
     eye = cast.world.node("user3", "EYE", observe="T")
     token = cast.call()
     assert eye.headers()[-1]["Token"] == token
@@ -130,7 +130,7 @@ def test_listeners_of_a_topic_may_answer_what_was_asked_of_it(cast: Cast) -> Non
     assert cast.answers() == []
 
 
-def test_a_node_that_was_not_asked_may_not_answer(cast: Cast) -> None:
+def test_a_node_that_was_not_asked_may_not_answer(cast: Cast):
     token = cast.question()
     cast.callee.ok("return", "ASKER", token, "answer")
     cast.world.rules("user2 GATE Topic U R 10")
@@ -143,7 +143,7 @@ def test_a_node_that_was_not_asked_may_not_answer(cast: Cast) -> None:
     assert len(cast.answers()) == 1
 
 
-def test_a_token_is_good_for_its_asker_and_its_topic_only(cast: Cast) -> None:
+def test_a_token_is_good_for_its_asker_and_its_topic_only(cast: Cast):
     cast.world.node("user1", "BESIDE")
     for token in cast.tokens():
         for dest in "BESIDE", "OTHER", "SECOND", "CALLEE":
@@ -170,7 +170,7 @@ FORGERIES = {
 }
 
 
-def test_a_forged_token_is_refused(cast: Cast) -> None:
+def test_a_forged_token_is_refused(cast: Cast):
     cast.world.execute("UPDATE messages.auth SET timeout = 500")
     accepted = []
     for ask in cast.question, cast.call:
@@ -190,7 +190,7 @@ def test_a_forged_token_is_refused(cast: Cast) -> None:
     assert (accepted, cast.answers()) == ([], [])
 
 
-def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(cast: Cast) -> None:
+def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(cast: Cast):
     ends = {
         "deinit": lambda: cast.asker.ok("deinit", "ASKER"),
         "crash": lambda: (cast.world.kill(cast.asker), cast.other.ok("evaluate")),
@@ -207,14 +207,14 @@ def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(cas
         assert cast.answers() == []
 
 
-def test_who_was_killed_a_moment_ago_is_not_connected(cast: Cast) -> None:
+def test_who_was_killed_a_moment_ago_is_not_connected(cast: Cast):
     cast.asker.ok("evaluate")
     cast.world.kill(cast.callee)
     refused = cast.asker.error("rpc", "CALLEE", "TOKEN", "x")
     assert refused == (17, "Client CALLEE is not connected")
 
 
-def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: Cast) -> None:
+def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: Cast):
     token = cast.question()
     cast.world.execute("DELETE FROM messages.auth WHERE type = 'Rpc'")
     cast.callee.ok("return", "ASKER", token, "answer")
@@ -222,7 +222,7 @@ def test_an_answer_needs_no_rule_but_the_token_and_asking_back_needs_one(cast: C
     assert cast.callee.error("rpc", "ASKER", "TOKEN", "x") == (2, "cannot use Rpc to ASKER")
 
 
-def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: World) -> None:
+def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: World):
     world.rules("user1 MAY* Rpc MAY1 W 5", "user1 NOT Topic MAY1 W 5")
     node = world.node("user1", "MAY1", "MAY2", "NOT", "MAY3", "MAY4")
     node.ok("use", "NOT")
@@ -235,7 +235,7 @@ def test_the_right_to_ask_is_that_of_the_acting_node_and_of_its_role(world: Worl
     assert node.error("rpc", "MAY1", "TOKEN", "x") == refused
 
 
-def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast) -> None:
+def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast: Cast):
     cast.world.rules(
         "user3 OTHER Rpc OTHER W 5", "user3 OTHER Rpc S* W 5", "user3 OTHER Rpc GATE* W 5",
         "user2 GATE* Topic T R 5",
@@ -250,7 +250,7 @@ def test_a_rule_lets_a_node_ask_itself_or_all_of_a_pattern_which_is_no_name(cast
     assert cast.other.error("rpc", "GATE*", "TOKEN", "x") == (16, "Client GATE* don't exist")
 
 
-def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cast: Cast) -> None:
+def test_a_long_answer_is_kept_for_the_tokens_timeout_and_for_the_asker_only(cast: Cast):
     token = cast.question()
     with cast.callee.connection.transaction(force_rollback=True):
         cast.callee.ok("return", "ASKER", token, LONG)
@@ -273,7 +273,7 @@ def secret(world: World) -> tuple[bytes, bytes]:
     return bytes(b ^ 0x36 for b in inner), bytes(b ^ 0x5C for b in outer)
 
 
-def test_a_token_is_the_hmac_of_the_secret(cast: Cast) -> None:
+def test_a_token_is_the_hmac_of_the_secret(cast: Cast):
     key, same = secret(cast.world)
     assert (same, len(key)) == (key, 64)
     asker = cast.world.owner.query("SELECT id FROM psqlmessages_client WHERE ident = 'ASKER'")
@@ -287,7 +287,7 @@ def test_a_token_is_the_hmac_of_the_secret(cast: Cast) -> None:
         assert token == f"{head}{mac[:32]} {timeout} TOKEN"
 
 
-def test_a_secret_is_256_random_bits(world: World) -> None:
+def test_a_secret_is_256_random_bits(world: World):
     keys = []
     for _ in range(16):
         with world.owner.connection.transaction(force_rollback=True):
@@ -298,7 +298,7 @@ def test_a_secret_is_256_random_bits(world: World) -> None:
     assert all(len(set(values)) > 8 for values in list(zip(*keys, strict=True))[:32])
 
 
-def test_a_new_secret_as_documented_refuses_what_was_on_the_way(cast: Cast) -> None:
+def test_a_new_secret_as_documented_refuses_what_was_on_the_way(cast: Cast):
     former = cast.question()
     found = NEW_SECRET.search(SECURE.read_text())
     assert found is not None

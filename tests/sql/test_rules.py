@@ -41,7 +41,7 @@ def make_nodes(world: World) -> Nodes:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_who_lost_its_right_to_a_topic_is_out_of_it_and_told(world: World, loss: str) -> None:
+def test_who_lost_its_right_to_a_topic_is_out_of_it_and_told(world: World, loss: str):
     for ident, mode in zip("ABO", "RWR", strict=True):
         world.begin()
         nodes = make_nodes(world)
@@ -59,7 +59,7 @@ def test_who_lost_its_right_to_a_topic_is_out_of_it_and_told(world: World, loss:
 
 
 @pytest.mark.parametrize("loss", ["DELETE FROM messages.auth", *LOSSES[5:7]])
-def test_a_node_left_without_a_rule_is_disconnected(world: World, nodes: Nodes, loss: str) -> None:
+def test_a_node_left_without_a_rule_is_disconnected(world: World, nodes: Nodes, loss: str):
     world.rules("hostile STRANGER Topic APART R 5")
     stranger = world.node("hostile", "STRANGER")
     world.execute(f"{loss} WHERE ident = 'B'")
@@ -70,7 +70,7 @@ def test_a_node_left_without_a_rule_is_disconnected(world: World, nodes: Nodes, 
     assert nodes[1].error("init", "B")[0] == 5
 
 
-def test_both_ends_of_a_removed_rpc_rule_hear_of_a_disconnect(world: World) -> None:
+def test_both_ends_of_a_removed_rpc_rule_hear_of_a_disconnect(world: World):
     for ident in "ASKER", "ASKED":
         world.begin()
         world.rules("user1 ASKER Rpc ASKED W 5", "user2 ASKED Topic OWN R 5")
@@ -80,7 +80,7 @@ def test_both_ends_of_a_removed_rpc_rule_hear_of_a_disconnect(world: World) -> N
         assert [asker.events(), asked.events()] == [[f"disconnect {ident}"]] * 2
 
 
-def test_truncate_disconnects_everybody(world: World, nodes: Nodes) -> None:
+def test_truncate_disconnects_everybody(world: World, nodes: Nodes):
     world.execute("TRUNCATE psqlmessages_auth")
     for node, ident in zip(nodes, "ABO", strict=True):
         assert f"disconnect {ident}" in node.events()
@@ -88,7 +88,7 @@ def test_truncate_disconnects_everybody(world: World, nodes: Nodes) -> None:
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
 
 
-def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes: Nodes) -> None:
+def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes: Nodes):
     world.rules("no_such_role * Topic * RW 5", "no_such_role A Rpc T W 5", "user1 X Topic U R 5")
     with world.owner.connection.transaction(force_rollback=True):
         world.execute("DELETE FROM messages.auth WHERE ident = 'B'")
@@ -105,7 +105,7 @@ def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes:
         assert heard == [[], ["Topic"], ["Topic"]], change
 
 
-def test_a_widened_right_and_a_changed_timeout_hold_at_once(world: World, nodes: Nodes) -> None:
+def test_a_widened_right_and_a_changed_timeout_hold_at_once(world: World, nodes: Nodes):
     world.rules("user1 * Topic T W 50")
     assert sent_timeouts(nodes) == [50, 50]
     for change, timeout in (
@@ -129,7 +129,7 @@ def sent_timeouts(nodes: Nodes) -> list[int]:
     return [int(header["Dkey"].split(".")[0]), int(header["Token"].split(" ")[1])]
 
 
-def test_a_role_that_is_granted_the_view_may_change_rules(world: World, nodes: Nodes) -> None:
+def test_a_role_that_is_granted_the_view_may_change_rules(world: World, nodes: Nodes):
     grantee = world.program("hostile")
     world.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON messages.auth TO hostile")
     try:
@@ -146,7 +146,7 @@ def test_a_role_that_is_granted_the_view_may_change_rules(world: World, nodes: N
         world.execute("REVOKE ALL ON messages.auth FROM hostile")
 
 
-def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: World) -> None:
+def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: World):
     world.rules("user1 BOTH Topic T R 5", "user2 BOTH Topic T W 5")
     assert world.node("user2", "BOTH").error("topic_listen", "T")[0] == 3
 
@@ -156,7 +156,7 @@ def test_a_role_has_its_own_right_to_an_ident_that_another_role_has_too(world: W
     # Who asks for no timeout waits ten seconds.
     ["100ms", pytest.param("0", marks=pytest.mark.nightly)],
 )
-def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World, timeout: str) -> None:
+def test_a_rule_that_cannot_be_saved_says_why_and_what_to_do(world: World, timeout: str):
     with world.owner.connection.transaction():
         world.owner.query("SELECT messages._limit_lock_wait()")
         assert world.owner.query("SHOW lock_timeout") == "10s"

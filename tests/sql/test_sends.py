@@ -23,7 +23,7 @@ BODIES = [
 
 
 @every_send
-def test_a_payload_is_a_line_of_json_and_the_body(pair: Pair, function: str) -> None:
+def test_a_payload_is_a_line_of_json_and_the_body(pair: Pair, function: str):
     sender, listener = pair
     sender.ok(function, *FUNCTIONS[function]('{"a":\n1}\n'))
     [payload] = listener.payloads()
@@ -36,7 +36,7 @@ def test_a_payload_is_a_line_of_json_and_the_body(pair: Pair, function: str) -> 
 
 
 @every_send
-def test_bodies_encodings_and_tokens_arrive_as_they_are(pair: Pair, function: str) -> None:
+def test_bodies_encodings_and_tokens_arrive_as_they_are(pair: Pair, function: str):
     sender, listener = pair
     for body in (*BODIES, None):
         sender.ok(function, *FUNCTIONS[function](body))
@@ -57,7 +57,7 @@ def test_bodies_encodings_and_tokens_arrive_as_they_are(pair: Pair, function: st
     assert "Token" not in listener.headers()[0], "an empty token asks for no answer"
 
 
-def test_a_message_has_one_id_that_no_other_message_has(world: World, pair: Pair) -> None:
+def test_a_message_has_one_id_that_no_other_message_has(world: World, pair: Pair):
     sender, listener = pair
     world.rules("user3 THIRD Topic T RW 10")
     third = world.node("user3", "THIRD", listen="T", notify="T")
@@ -74,7 +74,7 @@ def test_a_message_has_one_id_that_no_other_message_has(world: World, pair: Pair
     assert len({parse(each)["Id"] for each in [*payloads, *listener.payloads()]}) == 450
 
 
-def test_messages_arrive_in_the_order_of_commits(world: World, pair: Pair) -> None:
+def test_messages_arrive_in_the_order_of_commits(world: World, pair: Pair):
     sender, listener = pair
     sender.execute("BEGIN")
     sender.ok("topic_send", "T", "sent first, committed second")
@@ -86,7 +86,7 @@ def test_messages_arrive_in_the_order_of_commits(world: World, pair: Pair) -> No
     assert listener.bodies() == ["sent first, committed second", "sent third, committed second"]
 
 
-def test_nothing_of_a_rolled_back_transaction_arrives(world: World, pair: Pair) -> None:
+def test_nothing_of_a_rolled_back_transaction_arrives(world: World, pair: Pair):
     sender, listener = pair
     sender.execute("CREATE TEMP TABLE booking (id int)")
     with sender.connection.transaction(force_rollback=True):
@@ -116,7 +116,7 @@ def test_nothing_of_a_rolled_back_transaction_arrives(world: World, pair: Pair) 
     assert listener.bodies() == ["before", "after"]
 
 
-def test_topic_send_many_sends_each_element_in_order_and_counts(pair: Pair) -> None:
+def test_topic_send_many_sends_each_element_in_order_and_counts(pair: Pair):
     sender, listener = pair
     for bodies in (
         [], None, ["one"], ["a", None, "", "a"], [str(number) for number in range(500)],
@@ -169,7 +169,7 @@ def whole_length(listener: Program, payload: str) -> int:
 @pytest.mark.parametrize(
     "function", ["topic_send", "topic_send_many", "topic_send_as", "rpc", "return"]
 )
-def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, function: str) -> None:
+def test_up_to_7999_bytes_are_sent_whole_and_one_more_is_kept(pair: Pair, function: str):
     for token, enc in (None, None), (None, "json"), ("TOKEN", "b64"), (LONG_TOKEN, None):
         if token is None and not function.startswith("topic"):
             continue
@@ -194,7 +194,7 @@ def listener(world: World) -> Program:
     return world.node("user2", "LISTENER", listen="T")
 
 
-def test_topic_send_as_needs_no_session_and_leaves_none(world: World, listener: Program) -> None:
+def test_topic_send_as_needs_no_session_and_leaves_none(world: World, listener: Program):
     world.rules("user1 OTHER Topic T W 10")
     web, tables = world.program("user1"), ("session", "client", "membership")
     count = " + ".join(f"(SELECT count(*) FROM psqlmessages_{table})" for table in tables)
@@ -217,7 +217,7 @@ def test_topic_send_as_needs_no_session_and_leaves_none(world: World, listener: 
     assert senders == ["WEB", "OTHER", "WEB"]
 
 
-def test_topic_send_as_follows_the_rules_of_the_login(world: World, listener: Program) -> None:
+def test_topic_send_as_follows_the_rules_of_the_login(world: World, listener: Program):
     cases = [
         ("user2", "WEB", "T", 2), ("hostile", "WEB", "T", 2), ("user1", "LISTENER", "T", 2),
         ("user1", "SHOP1", "T", 2), ("user1", "WEB", "READ", 3), ("user2", "LISTENER", "T", 3),
@@ -243,7 +243,7 @@ def test_topic_send_as_follows_the_rules_of_the_login(world: World, listener: Pr
     assert [parse(payload)["Dkey"].split(".")[0] for payload in payloads] == ["100", "300"]
 
 
-def test_a_token_of_topic_send_as_needs_the_node_connected(world: World, listener: Program) -> None:
+def test_a_token_of_topic_send_as_needs_the_node_connected(world: World, listener: Program):
     web = world.program("user1")
     asked = "topic_send_as", "WEB", "T", "body", "TOKEN"
     assert web.error(*asked) == (17, "Client WEB is not connected")

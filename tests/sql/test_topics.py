@@ -20,7 +20,7 @@ def people(program: Program, function: str, topic: str) -> tuple[list[str], list
     return answer["Notifiers"], answer["Listeners"]
 
 
-def test_beginning_and_ending_twice_say_already_the_second_time(world: World) -> None:
+def test_beginning_and_ending_twice_say_already_the_second_time(world: World):
     world.rules("user3 NODE Topic T RW 10", "team NODE Topic T O 10")
     node = world.node("user3", "NODE")
     for kind in "notify", "listen", "observe":
@@ -28,7 +28,7 @@ def test_beginning_and_ending_twice_say_already_the_second_time(world: World) ->
         assert answers == [ALREADY, DONE, ALREADY, DONE, ALREADY, DONE], kind
 
 
-def test_any_rule_lets_a_node_ask_and_topic_auth_names_patterns(world: World) -> None:
+def test_any_rule_lets_a_node_ask_and_topic_auth_names_patterns(world: World):
     world.rules("user1 NODE* Topic T R 10", "user2 SENDER Topic * W 10", "user2 EYE Topic T* O 10",
                 "user2 NODE* Topic T R 10", "user2 CALLER Rpc T W 10",
                 "user3 RW Topic T RW 10")  # fmt: skip
@@ -38,7 +38,7 @@ def test_any_rule_lets_a_node_ask_and_topic_auth_names_patterns(world: World) ->
         node.ok("topic_status", "T")
 
 
-def test_a_pattern_rule_makes_a_topic_when_listened_or_notified(world: World) -> None:
+def test_a_pattern_rule_makes_a_topic_when_listened_or_notified(world: World):
     # One that names a topic makes it, and leaves it.
     world.rules("user1 NODE Topic NAMED W 10", "user1 NODE Rpc X W 10")
     world.execute("DELETE FROM messages.auth WHERE dest = 'NAMED'")
@@ -63,7 +63,7 @@ def test_a_pattern_rule_makes_a_topic_when_listened_or_notified(world: World) ->
     assert topics(world) == ["NAMED", "PLAIN", "PLANE"]
 
 
-def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World) -> None:
+def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World):
     world.rules("user1 NODE Topic KEPT R 10")
     node, wrong = world.node("user1", "NODE"), []
     for pattern, topic, number in (
@@ -79,7 +79,7 @@ def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World) -> No
     assert not wrong
 
 
-def test_a_pattern_of_idents_lets_a_role_be_any_of_them(world: World) -> None:
+def test_a_pattern_of_idents_lets_a_role_be_any_of_them(world: World):
     world.rules("user1 GATE* Topic T R 10", "user1 * Topic U R 10")
     idents = ["GATE", "GATE1", "GATEWAY*2"]
     node = world.node("user1", *idents)
@@ -89,7 +89,7 @@ def test_a_pattern_of_idents_lets_a_role_be_any_of_them(world: World) -> None:
     assert people(node, "topic_status", "T") == ([], idents)
 
 
-def test_several_rules_add_up_to_the_union_of_modes_and_the_longest_timeout(world: World) -> None:
+def test_several_rules_add_up_to_the_union_of_modes_and_the_longest_timeout(world: World):
     world.rules(
         "user3 NODE Topic T W 3", "team NODE Topic T R 5", "user3 NODE* Topic T* O 4",
         "user3 NODE* Topic T W 77", "user1 NODE Topic T RW 99", "user3 NODE Topic U RW 98",
@@ -100,7 +100,7 @@ def test_several_rules_add_up_to_the_union_of_modes_and_the_longest_timeout(worl
     assert node.headers()[0]["Token"].split()[1:] == ["77", "TOKEN"]
 
 
-def test_a_message_reaches_all_who_listen_and_nobody_else(spec_world: World) -> None:
+def test_a_message_reaches_all_who_listen_and_nobody_else(spec_world: World):
     one, two, three = (spec_world.node(f"user{n}", f"NODE{n}") for n in (1, 2, 3))
     one.ok("topic_notify", "MYTOPIC")
     assert one.error("topic_send", "MYTOPIC", "x") == (10, "cannot listeners for Topic MYTOPIC")
@@ -115,7 +115,7 @@ def test_a_message_reaches_all_who_listen_and_nobody_else(spec_world: World) -> 
     ]  # fmt: skip
 
 
-def test_leaving_a_topic_ends_its_messages_alone(world: World) -> None:
+def test_leaving_a_topic_ends_its_messages_alone(world: World):
     world.rules(
         "user1 SENDER Topic T RW 5", "user1 SENDER Topic ELSE RW 5", "user2 A Topic T R 5",
         "user2 A Topic ELSE RW 5", "user2 A Topic OBSERVED O 5", "user3 EYE Topic T O 5",
@@ -129,7 +129,7 @@ def test_leaving_a_topic_ends_its_messages_alone(world: World) -> None:
     assert leaving.bodies() == ["ELSE"]
 
 
-def test_who_only_listens_sends_nothing(world: World) -> None:
+def test_who_only_listens_sends_nothing(world: World):
     world.rules("user1 EAR Topic R R 5", "user1 EAR Topic RW RW 5", "user2 OTHER Topic R* R 5")
     ear, other = world.node("user1", "EAR"), world.node("user2", "OTHER")
     for topic, number in ("R", 3), ("RW", 21):
@@ -153,7 +153,7 @@ def gateway(world: World) -> Program:
     return gateway
 
 
-def test_a_session_gets_messages_until_its_last_node_leaves(world: World, gateway: Program) -> None:
+def test_a_session_gets_messages_until_its_last_node_leaves(world: World, gateway: Program):
     sender = world.node("user2", "SENDER")
     sender.ok("topic_notify", "T")
     gateway.payloads()
@@ -170,7 +170,7 @@ def test_a_session_gets_messages_until_its_last_node_leaves(world: World, gatewa
     assert received == [("0", ["after GATE3"]), ("0", ["after GATE1"]), ("10", [])]
 
 
-def test_the_newest_node_of_a_session_acts_until_use_chooses_another(gateway: Program) -> None:
+def test_the_newest_node_of_a_session_acts_until_use_chooses_another(gateway: Program):
     assert len({gateway.ok("init", ident)["Channel"] for ident in (*IDENTS, "GATE4")}) == 1
     for ident in "", "GATE2", "GATE1":
         if ident:
@@ -184,7 +184,7 @@ def test_the_newest_node_of_a_session_acts_until_use_chooses_another(gateway: Pr
     assert senders == ["GATE2", "GATE1"]
 
 
-def test_after_deinit_of_the_acting_node_the_newest_acts(gateway: Program) -> None:
+def test_after_deinit_of_the_acting_node_the_newest_acts(gateway: Program):
     gateway.ok("deinit", "GATE3")
     gateway.ok("topic_notify", "T")
     assert people(gateway, "topic_status", "T") == (["GATE2"], ["GATE1", "GATE2"])

@@ -231,7 +231,7 @@ def end_all(world: World) -> None:
         world.watcher.execute(f"ROLLBACK PREPARED '{gid}'")
 
 
-def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background: Threads) -> None:
+def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background: Threads):
     failed = {}
     for name, trick in TRICKS.items():
         calls.let_housekeeping_be_due()
@@ -245,7 +245,7 @@ def test_nothing_left_open_delays_a_call(world: World, calls: Calls, background:
     assert failed == {}
 
 
-def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background: Threads) -> None:
+def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background: Threads):
     temporary = world.program("hostile")
     temporary.execute(
         "CREATE TEMPORARY TABLE own (id int) ON COMMIT DELETE ROWS;"
@@ -269,7 +269,7 @@ def test_a_temporary_table_delays_no_call(world: World, calls: Calls, background
 @pytest.mark.parametrize("connections", [5, pytest.param(CONNECTIONS, marks=pytest.mark.nightly)])
 def test_many_connections_at_the_same_time_delay_no_call_of_another(
     world: World, calls: Calls, background: Threads, connections: int
-) -> None:
+):
     calls.let_housekeeping_be_due()
     for trick in islice(TRICKS.values(), connections):
         play(world, trick, background)

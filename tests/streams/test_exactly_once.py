@@ -37,7 +37,7 @@ def unrelated(world: World) -> Iterator[None]:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unrelated")
 @sizes(3_000, 100_000)
-def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, messages: int) -> None:
+def test_no_message_is_lost_doubled_or_read_if_rolled_back(world: World, messages: int):
     flow = Flow(world.server.url(), messages, is_prepared=True)
     counts = flow.run()
     report(FAULT, "8 publishers, a tenth rolled back; the reader is killed", **counts)
@@ -63,7 +63,7 @@ def kill_when_busy(server: Server, flow: Flow, effects: list[int]) -> None:
 
 @pytest.mark.timeout(900)
 @sizes(1_000, 24_000)
-def test_nothing_committed_is_lost_if_the_server_is_killed(mortal: Server, messages: int) -> None:
+def test_nothing_committed_is_lost_if_the_server_is_killed(mortal: Server, messages: int):
     kills = [messages // 12] if messages < 24_000 else [2_000, 8_000]
     flow = Flow(mortal.url(), messages)
     beside = flow.thread(lambda: kill_when_busy(mortal, flow, kills))

@@ -11,7 +11,7 @@ LAST = "SELECT last_value FROM messages._stream_id"
 
 
 @pytest.mark.parametrize("before", ["nothing", "a write", "a savepoint"])
-def test_a_lower_id_that_commits_later_is_not_passed_over(stream: Stream, before: str) -> None:
+def test_a_lower_id_that_commits_later_is_not_passed_over(stream: Stream, before: str):
     stream.got()
     with stream.late() as late:
         if before == "a write":
@@ -27,7 +27,7 @@ def test_a_lower_id_that_commits_later_is_not_passed_over(stream: Stream, before
     assert stream.got() == ["late", "later", "early"]
 
 
-def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Stream) -> None:
+def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Stream):
     stream.got()
     with stream.late("never", end="ROLLBACK"):
         stream.publish("after a rollback")
@@ -47,7 +47,7 @@ def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Strea
     assert stream.got() == ["after a kill"]
 
 
-def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream) -> None:
+def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream):
     stream.publish("x", topic="NEW.1")
     # Of its class of locks, see `_publish_lock_class`.
     stream.execute(
@@ -67,14 +67,14 @@ def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream) -> None
     stream.execute("ROLLBACK")
 
 
-def test_a_new_subscription_gets_what_open_publishers_commit(stream: Stream) -> None:
+def test_a_new_subscription_gets_what_open_publishers_commit(stream: Stream):
     with stream.late("late") as late:
         assert stream.got() == []
         late.ok("publish", "PUB", "T", "later")
     assert stream.got() == ["late", "later"]
 
 
-def test_a_subscription_that_starts_afresh_repeats_nothing(stream: Stream) -> None:
+def test_a_subscription_that_starts_afresh_repeats_nothing(stream: Stream):
     stream.got(timeout=10)
     stream.publish("read")
     with stream.late(end="ROLLBACK") as holding:
@@ -85,7 +85,7 @@ def test_a_subscription_that_starts_afresh_repeats_nothing(stream: Stream) -> No
     assert stream.got(timeout=10) == []
 
 
-def test_ids_pass_the_bounds_of_the_locks_numbers(stream: Stream) -> None:
+def test_ids_pass_the_bounds_of_the_locks_numbers(stream: Stream):
     for near in (2**31, 2**32, 2**33 - 1, 2**40):
         stream.query("SELECT setval('messages._stream_id', %s)", near - 5)
         stream.got()
@@ -96,7 +96,7 @@ def test_ids_pass_the_bounds_of_the_locks_numbers(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str) -> None:
+def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str):
     stream.got()
     stream.publisher.execute("BEGIN")
     stream.publish("prepared")
@@ -116,7 +116,7 @@ def test_a_prepared_transaction_is_not_passed_over(stream: Stream, end: str) -> 
         ("SET CONSTRAINTS ALL IMMEDIATE", "ROLLBACK"),
     ],
 )
-def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str) -> None:
+def test_a_two_step_end_holds_up_no_removal_or_reader(stream: Stream, early: str, end: str):
     stream.publish("x")
     stream.let_be_due()
     stream.publisher.query("SELECT set_config('messages.housekeeping_at', '', false)")
@@ -138,7 +138,7 @@ def take(program: Program, mode: str, lock_class: int, first: int, last: int) ->
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: str) -> None:
+def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: str):
     lock_class = stream.query(
         "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = 'T'"
     )
@@ -172,7 +172,7 @@ def mark(program: Program, topic: int, number: object) -> None:
     )
 
 
-def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream) -> None:
+def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stream):
     stream.got()
     for ahead in (-5_000_000_000, -1, 0, 1, 5_000_000_000, "", "junk", "9" * 30):
         number = stream.query(LAST) + ahead if isinstance(ahead, int) else ahead
@@ -189,7 +189,7 @@ def test_a_forged_mark_passes_over_no_message_and_junk_does_no_harm(stream: Stre
         assert stream.got() == ["x", "y"], junk
 
 
-def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream) -> None:
+def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream):
     stream.got()
     connection = stream.publisher.connection
     with connection.transaction():
@@ -204,7 +204,7 @@ def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream) -> N
     assert stream.publisher.query("SELECT current_setting('messages.publishing')") == ""
 
 
-def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(stream: Stream) -> None:
+def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(stream: Stream):
     """Who may publish something else copies all locks that it sees."""
     stream.got()
     publishing = stream.world.program("user1")
@@ -230,7 +230,7 @@ def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(strea
         assert (copied, stream.got()) == (2, ["first", "second"])
 
 
-def test_the_locks_of_others_cannot_be_given_back(stream: Stream) -> None:
+def test_the_locks_of_others_cannot_be_given_back(stream: Stream):
     stream.got()
     with stream.late("late") as late:
         late.query("SELECT pg_advisory_unlock_all()")
@@ -239,7 +239,7 @@ def test_the_locks_of_others_cannot_be_given_back(stream: Stream) -> None:
     assert stream.got() == ["late", "x"]
 
 
-def test_no_role_touches_anothers_subscription(stream: Stream, world: World) -> None:
+def test_no_role_touches_anothers_subscription(stream: Stream, world: World):
     world.rules("user3 MINE Topic MINE RW 5")
     owner = world.program("user3")
     owner.got("MINE", "MINE", 10)
@@ -256,7 +256,7 @@ def test_no_role_touches_anothers_subscription(stream: Stream, world: World) -> 
     assert owner.got("MINE", "MINE") == ["x"]
 
 
-def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream) -> None:
+def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream):
     stream.got()
     stream.wait_for_nobody_for_long()
     with stream.late(end="ROLLBACK") as thief:
@@ -266,7 +266,7 @@ def test_a_role_without_the_right_cannot_hold_up_a_reader(stream: Stream) -> Non
         assert stream.got() == ["x"]
 
 
-def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream) -> None:
+def test_an_uncommitted_subscription_holds_up_no_saving_of_rules(stream: Stream):
     stream.wait_for_nobody_for_long()
     for turn in range(2):  # the first call, and one more
         with stream.subscriber.connection.transaction():

@@ -28,7 +28,7 @@ def subscribe_from(stream: Stream, *positions: int, topic: str = "T") -> dict[st
     return stream.subscriber.ok("subscribe_from", "SUB", [topic], list(positions), 60)
 
 
-def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream) -> None:
+def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream):
     assert horizon(stream) == 0
     first = stream.publish("first")
     told = {"Topic": "T", "Removed": 0, "Horizon": first, "Newest": first}
@@ -41,7 +41,7 @@ def test_the_horizon_is_the_last_message_that_is_safe_to_read(stream: Stream) ->
     assert horizon(stream, after={"T": first}) == newest
 
 
-def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream) -> None:
+def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream):
     ids = [stream.publish("x", topic=topic) for topic in ["T", "NEW.1"] * 3]
     for max_rows in range(1, 6):
         after = {"T": ids[0]}
@@ -55,7 +55,7 @@ def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream) -> Non
         assert reached == ids[2 * min(max_rows, 2)]
 
 
-def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
+def test_a_pattern_means_what_the_node_may_read(stream: Stream):
     stream.world.rules(
         "user1 PUB Topic TT W 10", "user1 PUB Topic TU W 10", "user2 SUB Topic TU R 10",
         "user2 SUB2 Topic TT R 10", "user3 SUB Topic TT R 10", "user2 SUB Topic TT W 10",
@@ -66,7 +66,7 @@ def test_a_pattern_means_what_the_node_may_read(stream: Stream) -> None:
     assert list(watermarks(stream, "X*")) == []
 
 
-def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream: Stream) -> None:
+def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream: Stream):
     stream.retain(1000)
     ids = [stream.publish(str(number)) for number in range(4)]
     for position in (0, *ids, ids[1]):
@@ -83,7 +83,7 @@ def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream:
     assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
 
 
-def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -> None:
+def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream):
     first = stream.publish("read", topic="NEW.1")
     subscribe_from(stream, first, topic="NEW.1")
     stream.age(60)
@@ -98,7 +98,7 @@ def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream) -
     assert stream.got(topic="NEW.1") == ["new"]
 
 
-def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Stream) -> None:
+def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Stream):
     stream.publish("x", topic="NEW.1")
     second = stream.world.program("user2")
     with stream.subscriber.connection.transaction():
@@ -118,21 +118,21 @@ def test_several_jobs_place_the_same_topics_at_once_without_deadlock(stream: Str
         "subscribe('SUB', 'T', 60)",
     ],
 )
-def test_an_older_snapshot_is_refused(stream: Stream, level: str, call: str) -> None:
+def test_an_older_snapshot_is_refused(stream: Stream, level: str, call: str):
     connection = stream.subscriber.connection
     connection.execute(f"SET default_transaction_isolation = '{level}'")
     with pytest.raises(psycopg.errors.FeatureNotSupported, match="READ COMMITTED"):
         connection.execute(f"SELECT messages.{call}")
 
 
-def test_the_cluster_tells_databases_apart(stream: Stream) -> None:
+def test_the_cluster_tells_databases_apart(stream: Stream):
     cluster = stream.subscriber.ok("stream_horizons", "SUB", ["T"])["Cluster"]
     system = stream.query("SELECT system_identifier::text FROM pg_control_system()")
     database = stream.query("SELECT oid::text FROM pg_database WHERE datname = current_database()")
     assert cluster == f"{system}/{database}"
 
 
-def test_the_view_holds_what_a_rule_lets_the_role_read(stream: Stream) -> None:
+def test_the_view_holds_what_a_rule_lets_the_role_read(stream: Stream):
     stream.world.rules("user1 PUB Topic U W 10")
     stream.publish("mine")
     stream.publish("of others", topic="U")
@@ -150,7 +150,7 @@ def read(program: Program, *arguments: Any) -> list[str | None]:
     return [row.body for row in program.elements("read_stream", "SUB", "T", *arguments)]
 
 
-def test_a_range_of_ids_is_read_in_order_up_to_what_is_settled(stream: Stream) -> None:
+def test_a_range_of_ids_is_read_in_order_up_to_what_is_settled(stream: Stream):
     first = stream.publish("1")
     with stream.late("open"):
         second = stream.publish("2")
@@ -163,7 +163,7 @@ def test_a_range_of_ids_is_read_in_order_up_to_what_is_settled(stream: Stream) -
     assert read(stream.subscriber, second) == []
 
 
-def test_a_range_is_read_only_as_rules_allow(stream: Stream) -> None:
+def test_a_range_is_read_only_as_rules_allow(stream: Stream):
     stream.publish("one")
     refusals = {
         ("SUB", ""): 1, ("SUB", "UNKNOWN"): 9, ("SUB", "T*"): 9, (None, "T"): 15,
@@ -175,7 +175,7 @@ def test_a_range_is_read_only_as_rules_allow(stream: Stream) -> None:
     assert stream.subscriber.error("read_stream", "SUB", "T")[0] == 3
 
 
-def test_what_is_read_stays_until_the_transaction_ends(stream: Stream) -> None:
+def test_what_is_read_stays_until_the_transaction_ends(stream: Stream):
     stream.publish("one")
     with stream.subscriber.connection.transaction():
         for _ in range(2):

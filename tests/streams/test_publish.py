@@ -11,7 +11,7 @@ from tests.sql.conftest import Program, World
 from tests.streams.conftest import Stream
 
 
-def test_publish_answers_id_listeners_and_subscribers(stream: Stream) -> None:
+def test_publish_answers_id_listeners_and_subscribers(stream: Stream):
     stream.got(timeout=5)
     stream.got("SUB2", timeout=1000)
     stream.world.node("user2", "SUB").ok("topic_listen", "T")
@@ -23,7 +23,7 @@ def test_publish_answers_id_listeners_and_subscribers(stream: Stream) -> None:
     assert (later["Subscribers"], later["Id"] > answer["Id"]) == (1, True)
 
 
-def test_a_row_holds_id_topic_sender_payload_time_and_encoding(stream: Stream) -> None:
+def test_a_row_holds_id_topic_sender_payload_time_and_encoding(stream: Stream):
     stream.got()
     before = datetime.now(UTC)
     first = stream.publish("text")
@@ -38,7 +38,7 @@ def test_a_row_holds_id_topic_sender_payload_time_and_encoding(stream: Stream) -
     assert before <= rows[0].published_at <= rows[-1].published_at <= datetime.now(UTC)
 
 
-def test_a_payload_of_any_text_and_size_arrives_as_it_was(stream: Stream) -> None:
+def test_a_payload_of_any_text_and_size_arrives_as_it_was(stream: Stream):
     stream.got()
     for payload in ("", "x" * 10_000, "x" * 3_000_000, "🐘\n\x01'\"\\ %s", "漢" * 5_000):
         stream.publish(payload)
@@ -50,7 +50,7 @@ def test_a_payload_of_any_text_and_size_arrives_as_it_was(stream: Stream) -> Non
         stream.publisher.call("publish", "PUB", "T", "a\x00b")
 
 
-def test_publish_many_takes_arrays_of_any_shape(stream: Stream) -> None:
+def test_publish_many_takes_arrays_of_any_shape(stream: Stream):
     stream.got()
     listener = stream.world.node("user2", "SUB")
     listener.ok("topic_listen", "T")
@@ -69,7 +69,7 @@ def test_publish_many_takes_arrays_of_any_shape(stream: Stream) -> None:
         assert (stream.got(), live, answer["Id"] is None) == (payloads, payloads, not payloads)
 
 
-def test_a_rule_for_something_else_publishes_nothing(stream: Stream) -> None:
+def test_a_rule_for_something_else_publishes_nothing(stream: Stream):
     stream.got()
     refused = {}
     for rule in ("ELSE Topic T W", "PUB Topic ELSE W", "PUB Queue T W", "PUB Rpc T W"):
@@ -83,7 +83,7 @@ def test_a_rule_for_something_else_publishes_nothing(stream: Stream) -> None:
     assert stream.stored() == []
 
 
-def test_publish_reaches_live_listeners_and_observers_too(stream: Stream) -> None:
+def test_publish_reaches_live_listeners_and_observers_too(stream: Stream):
     world = stream.world
     world.rules("user2 EYE Topic T O 5")
     listener, eye = world.node("user2", "SUB"), world.node("user2", "EYE")
@@ -101,7 +101,7 @@ def test_publish_reaches_live_listeners_and_observers_too(stream: Stream) -> Non
         assert program.data(json.dumps(large))[1] == "x" * 9000
 
 
-def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream) -> None:
+def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream):
     assert stream.publisher.error("publish", "PUB", "OTHER.1", "x")[0] == 9
     stream.publish("first", topic="NEW.1")
     assert stream.got(topic="NEW.1") == []
@@ -111,7 +111,7 @@ def test_publish_makes_the_topic_where_a_pattern_allows_it(stream: Stream) -> No
     assert stream.query("SELECT count(*) FROM psqlmessages_client") == 0
 
 
-def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream) -> None:
+def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream):
     stream.world.rules("user1 P* Topic X* RW 5", "user1 P* Topic Y RW 5", "user1 PUB Topic X* RW 5")
     for _ in range(2):
         for function, last in (("publish", "x"), ("subscribe", 60)):
@@ -120,7 +120,7 @@ def test_a_pattern_is_no_name_even_where_a_rule_holds_it(stream: Stream) -> None
         stream.execute("INSERT INTO psqlmessages_topic (name) VALUES ('X*') ON CONFLICT DO NOTHING")
 
 
-def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:
+def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream):
     stream.got()
     connection = stream.publisher.connection
     with connection.transaction(force_rollback=True):
@@ -137,7 +137,7 @@ def test_a_rollback_leaves_neither_message_nor_topic(stream: Stream) -> None:
     assert (stream.got(), stream.topics()) == (["two", "four"], ["T"])
 
 
-def test_publish_works_at_every_isolation_but_not_read_only(stream: Stream) -> None:
+def test_publish_works_at_every_isolation_but_not_read_only(stream: Stream):
     stream.got()
     connection = stream.publisher.connection
     for isolation in ("REPEATABLE READ", "SERIALIZABLE", "READ UNCOMMITTED"):
@@ -151,7 +151,7 @@ def test_publish_works_at_every_isolation_but_not_read_only(stream: Stream) -> N
         stream.publish("x")
 
 
-def test_what_was_published_is_durable_whatever_the_session_set(stream: Stream) -> None:
+def test_what_was_published_is_durable_whatever_the_session_set(stream: Stream):
     for of_session, of_commit in {"off": "on", "local": "local"}.items():
         stream.publisher.execute(f"SET synchronous_commit = {of_session}")
         with stream.publisher.connection.transaction():
@@ -160,7 +160,7 @@ def test_what_was_published_is_durable_whatever_the_session_set(stream: Stream) 
         assert stream.publisher.query("SHOW synchronous_commit") == of_session
 
 
-def test_many_publishes_of_a_transaction_hold_two_locks(stream: Stream) -> None:
+def test_many_publishes_of_a_transaction_hold_two_locks(stream: Stream):
     stream.got(timeout=1000)
     with stream.publisher.connection.transaction():
         stream.publisher.query(
@@ -176,7 +176,7 @@ def test_many_publishes_of_a_transaction_hold_two_locks(stream: Stream) -> None:
     assert stream.got() == [str(n) for n in range(1, 1001)]
 
 
-def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, world: World) -> None:
+def test_publishers_of_one_topic_do_not_wait_for_each_other(stream: Stream, world: World):
     stream.got()
     others = [world.program("user1") for _ in range(4)]
     for number, other in enumerate(others):
@@ -211,7 +211,7 @@ def answers(sender: Program) -> dict[object, int]:
 
 
 @pytest.mark.versions
-def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender: Program) -> None:
+def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender: Program):
     assert (answers(sender), stream.stored()) == ({"10": 4}, [])
     stream.got(timeout=10)
     assert answers(sender) == {"0": 4}
@@ -229,7 +229,7 @@ def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender:
     assert (answers(sender), stream.stored()) == ({"0": 4}, list(SENDS))
 
 
-def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Program) -> None:
+def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Program):
     stream.got()
     for send in SENDS.values():
         send(sender, "x" * 100_000)
@@ -240,7 +240,7 @@ def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Pro
     assert [(row.payload, row.enc) for row in rows] == [(body, "json") for body in bodies]
 
 
-def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Program) -> None:
+def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Program):
     stream.got()
     with sender.connection.transaction(force_rollback=True):
         assert answers(sender) == {"0": 4}
@@ -249,7 +249,7 @@ def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Pr
     assert (stream.got(), stream.stored()) == ([], [])
 
 
-def test_sends_and_publishes_come_in_their_order(stream: Stream, sender: Program) -> None:
+def test_sends_and_publishes_come_in_their_order(stream: Stream, sender: Program):
     listener = stream.world.node("user2", "SUB2", listen="T")
     stream.got()
     listener.payloads()

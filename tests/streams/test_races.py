@@ -15,7 +15,7 @@ from tests.streams.conftest import Stream
 LEFT_SECONDS = [0, 0.01, 0.1, 50]
 
 
-def test_what_comes_after_a_first_call_is_always_got(stream: Stream, world: World) -> None:
+def test_what_comes_after_a_first_call_is_always_got(stream: Stream, world: World):
     dice, is_over = random.Random(1), threading.Event()  # noqa: S311
 
     def publish(program: Program) -> None:
@@ -38,7 +38,7 @@ def test_what_comes_after_a_first_call_is_always_got(stream: Stream, world: Worl
     together(subscribe, *(partial(publish, world.program("user1")) for _ in range(3)))
 
 
-def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: World) -> None:
+def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: World):
     other = world.program("user2")
     stream.subscriber.execute("BEGIN")
     stream.got()
@@ -60,7 +60,7 @@ def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: Wor
 )
 def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
     stream: Stream, world: World, function: str, arguments: tuple[object, ...]
-) -> None:
+):
     program = stream.subscriber if arguments[0] == "SUB" else stream.publisher
     stream.execute("BEGIN")
     stream.execute("DELETE FROM messages.auth WHERE ident || dest = ANY('{SUBT,PUBNEW.*}')")
@@ -70,7 +70,7 @@ def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
     assert stream.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive") == 0
 
 
-def test_what_is_committed_while_a_first_call_is_not_is_not_removed(stream: Stream) -> None:
+def test_what_is_committed_while_a_first_call_is_not_is_not_removed(stream: Stream):
     with stream.late("late") as late, stream.subscriber.connection.transaction():
         stream.got()
         late.execute("COMMIT")
@@ -84,7 +84,7 @@ def test_what_is_committed_while_a_first_call_is_not_is_not_removed(stream: Stre
     assert "one" in stream.stored()
 
 
-def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: World) -> None:
+def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: World):
     other = world.program("user2")
     outcomes = set()
     for turn in range(12):
@@ -101,7 +101,7 @@ def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: Wor
     assert outcomes == {True, False}
 
 
-def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(stream: Stream) -> None:
+def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(stream: Stream):
     stream.got()
     stream.publish("one")
     stream.wait_for_nobody_for_long()
@@ -113,7 +113,7 @@ def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(stream: St
     assert stream.got() == ["two"]
 
 
-def test_an_open_publisher_delays_the_removal_of_its_table_only(stream: Stream) -> None:
+def test_an_open_publisher_delays_the_removal_of_its_table_only(stream: Stream):
     stream.got()
     with stream.late("late"):
         for _ in range(6):
@@ -126,7 +126,7 @@ def test_an_open_publisher_delays_the_removal_of_its_table_only(stream: Stream) 
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_readers_wait_for_an_emptying_under_way(stream: Stream, world: World, end: str) -> None:
+def test_readers_wait_for_an_emptying_under_way(stream: Stream, world: World, end: str):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish(*"abcdefghij")
@@ -139,7 +139,7 @@ def test_readers_wait_for_an_emptying_under_way(stream: Stream, world: World, en
     assert found.result() == ["i", "j"]
 
 
-def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world: World) -> None:
+def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world: World):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -150,7 +150,7 @@ def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world
     assert state.result()["Recovered"] is False
 
 
-def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(stream: Stream) -> None:
+def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(stream: Stream):
     stream.publish("x", topic="NEW.1")
     stream.prune()
     stream.publish("y", topic="NEW.1")
@@ -163,7 +163,7 @@ def test_a_topic_is_not_removed_under_a_publisher_in_its_transaction(stream: Str
     assert stream.got(topic="NEW.1") == ["late"]
 
 
-def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: World) -> None:
+def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: World):
     stream.publish("x", topic="NEW.1")
     old = world.program("user1")
     old.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -185,7 +185,7 @@ def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: Wo
 )
 def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
     stream: Stream, world: World, act: str, arguments: list[object], error: str
-) -> None:
+):
     stream.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")
     stream.publish("x", topic="NEW.1")
     program = world.node("user2", "SUB2", "SUB")
@@ -197,7 +197,7 @@ def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
 
 
 @pytest.mark.parametrize("saved", ["rule first", "removal first"])
-def test_a_rule_saves_a_topic_from_its_removal(stream: Stream, world: World, saved: str) -> None:
+def test_a_rule_saves_a_topic_from_its_removal(stream: Stream, world: World, saved: str):
     stream.publish("x", topic="NEW.1")
     saver = world.program()
     insert = (

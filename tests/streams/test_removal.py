@@ -18,7 +18,7 @@ DAY = 24 * 60 * 60
 removals = pytest.mark.parametrize("removal", ["tend", "prune"])
 
 
-def test_what_every_subscription_has_passed_goes(stream: Stream) -> None:
+def test_what_every_subscription_has_passed_goes(stream: Stream):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish("x")
@@ -36,7 +36,7 @@ def test_what_every_subscription_has_passed_goes(stream: Stream) -> None:
     assert stream.stored() == []
 
 
-def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream) -> None:
+def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream):
     """As where a publisher commits between the look at its table and the lock on it."""
     stream.got()
     stream.publish("x")
@@ -47,7 +47,7 @@ def test_a_table_that_is_needed_after_all_is_not_emptied(stream: Stream) -> None
 
 
 @pytest.mark.parametrize("keeper", ["subscription", "retention"])
-def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, keeper: str) -> None:
+def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, keeper: str):
     if keeper == "subscription":
         stream.got(timeout=60)
     stream.publish("x")
@@ -69,7 +69,7 @@ def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, k
 
 
 @removals
-def test_what_is_needed_is_moved_and_comes_in_order(stream: Stream, removal: str) -> None:
+def test_what_is_needed_is_moved_and_comes_in_order(stream: Stream, removal: str):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish(*"abcdefghijkl")
@@ -83,7 +83,7 @@ def test_what_is_needed_is_moved_and_comes_in_order(stream: Stream, removal: str
     assert stream.got("SUB") == ["j", "k", "l", "m"]
 
 
-def test_long_payloads_are_moved_some_at_a_time_and_one_at_least(stream: Stream) -> None:
+def test_long_payloads_are_moved_some_at_a_time_and_one_at_least(stream: Stream):
     stream.got("SUB", timeout=1000)
     # Each is more than one step moves. What is random is not compressed.
     payloads = [os.urandom(5_100_000).hex() for _ in range(2)]
@@ -94,7 +94,7 @@ def test_long_payloads_are_moved_some_at_a_time_and_one_at_least(stream: Stream)
     assert is_equal
 
 
-def test_retention_keeps_messages_whether_read_or_not(stream: Stream) -> None:
+def test_retention_keeps_messages_whether_read_or_not(stream: Stream):
     stream.retain(100)
     stream.got()
     stream.publish("x")
@@ -122,7 +122,7 @@ def test_retention_keeps_messages_whether_read_or_not(stream: Stream) -> None:
 
 
 @removals
-def test_a_topic_that_publish_made_goes_with_its_last_message(stream: Stream, removal: str) -> None:
+def test_a_topic_that_publish_made_goes_with_its_last_message(stream: Stream, removal: str):
     stream.world.rules("user2 NODE Topic LIVE.* R 5")
     node = stream.world.node("user2", "NODE")
     node.ok("topic_listen", "LIVE.1")
@@ -135,7 +135,7 @@ def test_a_topic_that_publish_made_goes_with_its_last_message(stream: Stream, re
     assert stream.query("SELECT count(*) FROM messages._stream_last") == 0
 
 
-def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream) -> None:
+def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream):
     world = stream.world
     world.rules("user2 NODE Topic NEW.* R 5")
     for name in ("subscribed", "heard", "named", "kept", "empty", "written", "unused"):
@@ -160,7 +160,7 @@ def test_a_topic_that_publish_made_stays_while_something_uses_it(stream: Stream)
     assert stream.stored() == ["x", "y"]
 
 
-def test_a_subscription_that_died_is_forgotten_after_thirty_days(stream: Stream) -> None:
+def test_a_subscription_that_died_is_forgotten_after_thirty_days(stream: Stream):
     stream.got(timeout=DAY)
     counts = []
     for days in (1, 29, 1):
@@ -170,7 +170,7 @@ def test_a_subscription_that_died_is_forgotten_after_thirty_days(stream: Stream)
     assert counts == [1, 1, 0]
 
 
-def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream) -> None:
+def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream):
     dead = "SELECT array_agg(ident::text) FROM psqlmessages_subscription WHERE NOT is_alive"
     stream.publisher.ok("init", "PUB")
     stream.publisher.ok("topic_notify", "T")
@@ -193,7 +193,7 @@ def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream) -> None:
     assert [name for name, idents in found.items() if "SUB2" not in (idents or [])] == []
 
 
-def test_it_happens_at_most_once_a_second(stream: Stream) -> None:
+def test_it_happens_at_most_once_a_second(stream: Stream):
     stream.tend()
     tended = []
     for _ in range(20):
@@ -204,7 +204,7 @@ def test_it_happens_at_most_once_a_second(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("noted", ["tended_at", "switched_at", "cleared_at"])
-def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str) -> None:
+def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str):
     stream.publish("x", topic="NEW.1")
     stream.got(topic="NEW.1")
     stream.tend()
@@ -216,7 +216,7 @@ def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str) -
     assert (stream.stored(), stream.topics()) == ([], ["T"])
 
 
-def test_an_absent_reader_costs_only_what_waits_for_it(stream: Stream, world: World) -> None:
+def test_an_absent_reader_costs_only_what_waits_for_it(stream: Stream, world: World):
     turns = 30
     stream.got("SUB", topic="T")
     stream.got("SUB2", topic="T", timeout=10_000)
@@ -237,7 +237,7 @@ def test_an_absent_reader_costs_only_what_waits_for_it(stream: Stream, world: Wo
     assert len(rows) == turns * 10
 
 
-def test_an_older_snapshot_prunes_nothing(stream: Stream) -> None:
+def test_an_older_snapshot_prunes_nothing(stream: Stream):
     stream.got()
     stream.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     stream.execute("SELECT count(*) FROM messages.topics")
@@ -248,7 +248,7 @@ def test_an_older_snapshot_prunes_nothing(stream: Stream) -> None:
     assert stream.got() == ["x"]
 
 
-def test_prune_ignores_the_isolation(stream: Stream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prune_ignores_the_isolation(stream: Stream, capsys: pytest.CaptureFixture[str]):
     stream.publish("x")
     isolated = "-c default_transaction_isolation=serializable"
     assert main(["--dsn", make_conninfo(stream.world.server.url(), options=isolated), "prune"]) == 0

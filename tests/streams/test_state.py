@@ -8,7 +8,7 @@ from tests.sql.conftest import Program, World
 from tests.streams.conftest import Stream, moment, register
 
 
-def test_subscription_tells_since_backlog_and_expiry(stream: Stream) -> None:
+def test_subscription_tells_since_backlog_and_expiry(stream: Stream):
     stream.publish("before")
     before = datetime.now(UTC)
     stream.got(timeout=100)
@@ -30,7 +30,7 @@ def test_subscription_tells_since_backlog_and_expiry(stream: Stream) -> None:
     assert moment(later["Expires"]) - moment(state["Expires"]) > timedelta(seconds=850)
 
 
-def test_who_missed_messages_is_told_so_before_and_after_it_starts_afresh(stream: Stream) -> None:
+def test_who_missed_messages_is_told_so_before_and_after_it_starts_afresh(stream: Stream):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -46,7 +46,7 @@ def test_who_missed_messages_is_told_so_before_and_after_it_starts_afresh(stream
     assert stream.state()["Recovered"] is True
 
 
-def test_who_was_too_late_but_missed_nothing_is_recovered(stream: Stream) -> None:
+def test_who_was_too_late_but_missed_nothing_is_recovered(stream: Stream):
     stream.got(timeout=100)
     stream.publish("read")
     stream.got(timeout=100)
@@ -58,7 +58,7 @@ def test_who_was_too_late_but_missed_nothing_is_recovered(stream: Stream) -> Non
 
 
 @pytest.mark.parametrize("removal", ["prune", "tend"])
-def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: str) -> None:
+def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: str):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -70,7 +70,7 @@ def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: 
     assert (gone, dead["Recovered"], stream.state()["Recovered"]) == ([], False, False)
 
 
-def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream: Stream) -> None:
+def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream: Stream):
     stream.publish("first", topic="NEW.1")
     stream.got(topic="NEW.1", timeout=10)
     stream.publish("missed", topic="NEW.1")
@@ -82,7 +82,7 @@ def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream
     assert stream.state(topic="NEW.1")["Recovered"] is False
 
 
-def test_connect_stream_registers_and_names_living_subscriptions(stream: Stream) -> None:
+def test_connect_stream_registers_and_names_living_subscriptions(stream: Stream):
     stream.publish("x", topic="NEW.1")
     stream.publish("x", topic="NEW.2")
     stream.got(topic="NEW.2", timeout=10)
@@ -101,7 +101,7 @@ def test_connect_stream_registers_and_names_living_subscriptions(stream: Stream)
     assert stream.publisher.error("connect_stream", "SUB")[0] == 5
 
 
-def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: World) -> None:
+def test_connect_stream_of_another_role_changes_nothing(stream: Stream, world: World):
     world.rules("user3 SUB Topic OTHER R 10")
     stream.got(timeout=10)
     stream.publish("missed")
@@ -123,7 +123,7 @@ def rows(program: Program, view: str) -> list[dict[str, object]]:
     return program.query(f"SELECT json_agg(v ORDER BY v::text) FROM messages.{view} AS v") or []
 
 
-def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream) -> None:
+def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream):
     register(stream.subscriber, "SUB")
     stream.got("SUB", timeout=100)
     stream.got("SUB2", timeout=200)
@@ -154,7 +154,7 @@ def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream) -> 
     assert (topic["number_of_users_subscribed"], topic["relative_timeout"]) == (0, 0)
 
 
-def test_the_last_message_is_shown_after_it_is_gone(stream: Stream) -> None:
+def test_the_last_message_is_shown_after_it_is_gone(stream: Stream):
     for _ in range(2):
         before = datetime.now(UTC)
         stream.publish("x")
@@ -165,7 +165,7 @@ def test_the_last_message_is_shown_after_it_is_gone(stream: Stream) -> None:
         assert rows(stream.subscriber, "stream_topics") == [shown]
 
 
-def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: World) -> None:
+def test_each_role_sees_the_streams_that_a_rule_allows(stream: Stream, world: World):
     world.rules("user3 SECRET Topic SECRET RW 10")
     stream.got()
     world.program("user3").got("SECRET", "SECRET")

@@ -40,7 +40,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-def test_a_plan_made_while_the_tables_were_empty_serves_when_they_are_full(world: World) -> None:
+def test_a_plan_made_while_the_tables_were_empty_serves_when_they_are_full(world: World):
     world.rules("user1 A Topic T RW 5", "user1 B Topic T RW 5")
     program = world.program("user1", is_fresh=True)
     for _ in range(8):
@@ -82,7 +82,7 @@ def whole(program: Program, function: str, *arguments: object) -> dict[str, obje
     return {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
 
 
-def test_no_call_of_streams_reads_a_big_table_whole(full: World) -> None:
+def test_no_call_of_streams_reads_a_big_table_whole(full: World):
     wrong = {}
     for function, arguments in CALLS:
         # A new connection, whose plans are its own: first for these arguments, then for any.

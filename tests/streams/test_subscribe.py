@@ -9,7 +9,7 @@ from tests.sql.simultaneous import blocked
 from tests.streams.conftest import Stream, moment
 
 
-def test_each_call_returns_what_came_since_the_last_one_oldest_first(stream: Stream) -> None:
+def test_each_call_returns_what_came_since_the_last_one_oldest_first(stream: Stream):
     stream.publish("before the first call")
     stream.publish("of another topic", topic="NEW.1")
     assert (stream.got("SUB"), stream.got("SUB2")) == ([], [])
@@ -21,7 +21,7 @@ def test_each_call_returns_what_came_since_the_last_one_oldest_first(stream: Str
     assert stream.got("SUB2") == ["one", "two", "three"]
 
 
-def test_max_rows_bounds_what_one_call_returns(stream: Stream) -> None:
+def test_max_rows_bounds_what_one_call_returns(stream: Stream):
     stream.got()
     stream.publish(*"abcde")
     assert [stream.got(max_rows=2) for _ in range(4)] == [["a", "b"], ["c", "d"], ["e"], []]
@@ -33,7 +33,7 @@ def test_max_rows_bounds_what_one_call_returns(stream: Stream) -> None:
     assert [stream.subscriber.query(subscribe) for _ in range(3)] == [1000, 1, 0]
 
 
-def test_after_a_rollback_the_same_rows_come_again(stream: Stream) -> None:
+def test_after_a_rollback_the_same_rows_come_again(stream: Stream):
     connection = stream.subscriber.connection
     stream.got()
     stream.publish("one", "two", "three")
@@ -49,7 +49,7 @@ def test_after_a_rollback_the_same_rows_come_again(stream: Stream) -> None:
     assert second == again
 
 
-def test_a_rolled_back_first_call_subscribes_to_nothing(stream: Stream) -> None:
+def test_a_rolled_back_first_call_subscribes_to_nothing(stream: Stream):
     with stream.subscriber.connection.transaction(force_rollback=True):
         stream.got()
     stream.publish("x")
@@ -57,7 +57,7 @@ def test_a_rolled_back_first_call_subscribes_to_nothing(stream: Stream) -> None:
     assert stream.got() == []
 
 
-def test_the_position_moves_together_with_what_the_reader_writes(stream: Stream) -> None:
+def test_the_position_moves_together_with_what_the_reader_writes(stream: Stream):
     connection = stream.subscriber.connection
     connection.execute("CREATE TEMP TABLE effects (payload text)")
     stream.got()
@@ -70,7 +70,7 @@ def test_the_position_moves_together_with_what_the_reader_writes(stream: Stream)
     assert stream.subscriber.query("SELECT array_agg(payload) FROM effects") == list("abcdefghij")
 
 
-def test_a_reader_that_dies_in_its_transaction_gets_the_same_again(stream: Stream) -> None:
+def test_a_reader_that_dies_in_its_transaction_gets_the_same_again(stream: Stream):
     stream.got()
     stream.publish("one", "two")
     victim = stream.world.program("user2")
@@ -80,7 +80,7 @@ def test_a_reader_that_dies_in_its_transaction_gets_the_same_again(stream: Strea
     assert (first, stream.got()) == (["one", "two"], ["one", "two"])
 
 
-def test_any_connection_of_the_role_goes_on_where_another_stopped(stream: Stream) -> None:
+def test_any_connection_of_the_role_goes_on_where_another_stopped(stream: Stream):
     stream.got()
     stream.publish(*"abc")
     programs = [stream.world.program("user2") for _ in range(4)]
@@ -88,7 +88,7 @@ def test_any_connection_of_the_role_goes_on_where_another_stopped(stream: Stream
 
 
 @pytest.mark.parametrize(("end", "second"), [("COMMIT", "cd"), ("ROLLBACK", "abcd")])
-def test_two_readers_double_nothing(stream: Stream, world: World, end: str, second: str) -> None:
+def test_two_readers_double_nothing(stream: Stream, world: World, end: str, second: str):
     stream.got()
     stream.publish(*"abcd")
     other = world.program("user2")
@@ -99,7 +99,7 @@ def test_two_readers_double_nothing(stream: Stream, world: World, end: str, seco
     assert found.result() == list(second)
 
 
-def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream) -> None:
+def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish("x")
@@ -110,7 +110,7 @@ def test_two_subscriptions_do_not_wait_for_each_other(stream: Stream) -> None:
         assert other.got("SUB2", "T") == ["x"]
 
 
-def test_messages_come_within_a_transaction_that_began_before_them(stream: Stream) -> None:
+def test_messages_come_within_a_transaction_that_began_before_them(stream: Stream):
     for isolation in ("read committed", "read uncommitted"):
         stream.subscriber.execute(f"SET default_transaction_isolation = '{isolation}'")
         with stream.subscriber.connection.transaction():
@@ -120,7 +120,7 @@ def test_messages_come_within_a_transaction_that_began_before_them(stream: Strea
             assert stream.got() == ["x"]
 
 
-def test_a_timeout_of_a_second_is_over_after_a_second(stream: Stream) -> None:
+def test_a_timeout_of_a_second_is_over_after_a_second(stream: Stream):
     stream.got(timeout=1)
     began, expires = (moment(stream.state()[name]) for name in ("Since", "Expires"))
     assert expires - began == timedelta(seconds=1)
@@ -130,7 +130,7 @@ def test_a_timeout_of_a_second_is_over_after_a_second(stream: Stream) -> None:
     assert (stream.got(timeout=60), stream.got(timeout=60)) == ([], [])
 
 
-def test_each_call_of_subscribe_is_a_ping_and_none_of_subscription(stream: Stream) -> None:
+def test_each_call_of_subscribe_is_a_ping_and_none_of_subscription(stream: Stream):
     stream.got(timeout=100)
     for _ in range(5):
         stream.age(60)
@@ -141,7 +141,7 @@ def test_each_call_of_subscribe_is_a_ping_and_none_of_subscription(stream: Strea
 
 
 @pytest.mark.parametrize(("former", "later", "lives"), [(10, 1000, True), (1000, 10, False)])
-def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives: bool) -> None:
+def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives: bool):
     stream.got(timeout=former)
     stream.got(timeout=later)
     stream.age(100)
@@ -149,7 +149,7 @@ def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives:
     assert stream.got(timeout=60) == (["x"] if lives else [])
 
 
-def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream) -> None:
+def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream):
     stream.got(timeout=10)
     stream.age(10)
     stream.tend()
@@ -160,7 +160,7 @@ def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stre
     assert stream.got(timeout=100) == ["y"]
 
 
-def test_unsubscribe_ends_it_and_says_so_once_by_any_rule(stream: Stream) -> None:
+def test_unsubscribe_ends_it_and_says_so_once_by_any_rule(stream: Stream):
     stream.got()
     stream.execute("UPDATE messages.auth SET mode = 'W' WHERE ident = 'SUB'")
     assert stream.subscriber.error("subscribe", "SUB", "T", 60)[0] == 3
@@ -171,7 +171,7 @@ def test_unsubscribe_ends_it_and_says_so_once_by_any_rule(stream: Stream) -> Non
     assert stream.got() == []
 
 
-def test_a_right_that_returns_finds_the_position_as_it_was(stream: Stream) -> None:
+def test_a_right_that_returns_finds_the_position_as_it_was(stream: Stream):
     stream.got()
     stream.publish("x")
     stream.execute("DELETE FROM messages.auth WHERE ident = 'SUB' AND dest = 'T'")

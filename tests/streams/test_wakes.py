@@ -16,7 +16,7 @@ def waiting(stream: Stream) -> Program:
     return register(stream.subscriber, "SUB")
 
 
-def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Program) -> None:
+def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Program):
     with stream.publisher.connection.transaction():
         stream.publish(*"abc")
         stream.publisher.ok("publish_many", "PUB", "T", ["x"] * 100)
@@ -28,7 +28,7 @@ def test_a_commit_wakes_once_and_a_rollback_never(stream: Stream, waiting: Progr
     assert waiting.headers() == []
 
 
-def test_every_way_to_publish_wakes(stream: Stream) -> None:
+def test_every_way_to_publish_wakes(stream: Stream):
     stream.publish("x", topic="NEW.1")
     stream.got(topic="NEW.1")
     stream.got()
@@ -49,7 +49,7 @@ def test_every_way_to_publish_wakes(stream: Stream) -> None:
             assert waiting.headers() == [WAKE], (function, has_listener)
 
 
-def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World) -> None:
+def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World):
     world.rules("user2 BYSTANDER Topic T R 10")
     gateway = world.node("user2", "SUB", "SUB2")
     stream.got("SUB")
@@ -61,7 +61,7 @@ def test_nodes_of_one_connection_are_woken_together(stream: Stream, world: World
 
 
 @pytest.mark.parametrize("change", ["mode = 'W'", "dest = 'ELSEWHERE'", "role = 'user3'"])
-def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, change: str) -> None:
+def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, change: str):
     world.rules("user2 SUB Topic OTHER R 5")
     stream.got()
     node = register(stream.subscriber, "SUB")
@@ -75,7 +75,7 @@ def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, change: str) 
     assert (without, node.headers()) == ([], [WAKE])
 
 
-def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World) -> None:
+def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World):
     world.rules("team TEAM Topic T R 10", "user3 TEAM Topic OTHER R 10")
     superuser = world.superuser()
     node = world.program("user3")
@@ -99,7 +99,7 @@ def wakes(stream: Stream) -> int:
     return int(stream.query("SELECT cardinality(wakes) FROM psqlmessages_topic WHERE name = 'T'"))
 
 
-def test_a_node_or_subscription_that_ended_is_not_notified(stream: Stream) -> None:
+def test_a_node_or_subscription_that_ended_is_not_notified(stream: Stream):
     ends: dict[str, Callable[[Program], object]] = {
         "deinit": lambda node: node.ok("deinit", "SUB"),
         "crash": lambda node: node.ok("crash", "SUB"),
@@ -119,7 +119,7 @@ def test_a_node_or_subscription_that_ended_is_not_notified(stream: Stream) -> No
             node.call("deinit", "SUB")
 
 
-def test_a_node_registered_too_early_is_woken_after_a_reading(stream: Stream) -> None:
+def test_a_node_registered_too_early_is_woken_after_a_reading(stream: Stream):
     reader = stream.world.program("user2")
     reader.execute("BEGIN")
     reader.got("SUB", "T")
@@ -131,7 +131,7 @@ def test_a_node_registered_too_early_is_woken_after_a_reading(stream: Stream) ->
     assert node.headers() == [WAKE]
 
 
-def test_a_topic_with_any_name_wakes_with_that_name(stream: Stream, world: World) -> None:
+def test_a_topic_with_any_name_wakes_with_that_name(stream: Stream, world: World):
     for name in ("q'\"\\$1", "\x01" * 100, "🐘" * 100, "a\nb", "null"):
         world.rule("user1", "PUB", "Topic", name, "W", 5)
         world.rule("user2", "SUB", "Topic", name, "R", 5)

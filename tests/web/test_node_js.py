@@ -274,9 +274,7 @@ def example(page: str) -> str:
     return f"async () => {{ {text} }}"
 
 
-def test_the_examples_of_the_pages_run_as_they_stand(
-    visitors: Visitors, site: Site, relay: World
-) -> None:
+def test_the_examples_of_the_pages_run_as_they_stand(visitors: Visitors, site: Site, relay: World):
     for ident, kind, dest, mode in (
         ("chat/*", "Topic", "ROOM", "RW"), ("chat/*", "Rpc", "worker", "W"),
         ("worker", "Topic", "OTHER", "R"), ("example.monitor.*", "Topic", "*", "O"),

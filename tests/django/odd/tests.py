@@ -34,7 +34,7 @@ class UnusualProject(TransactionTestCase):
     def setUp(self) -> None:
         self.person = Person.objects.create_superuser("wanda", code="W1", password="x")
 
-    async def test_async_views_answer(self) -> None:
+    async def test_async_views_answer(self):
         await sync_to_async(allow_queue)("jobs")
         await WebIdentity.objects.acreate(user=self.person, ident="odd")
         client = AsyncClient()
@@ -49,7 +49,7 @@ class UnusualProject(TransactionTestCase):
         )
         assert pushed.status_code == 201, pushed.content
 
-    def test_tokens_and_leases_without_time_zones(self) -> None:
+    def test_tokens_and_leases_without_time_zones(self):
         assert auth.read_token(auth.token_for(self.person, HOUR)).user == self.person
         assert auth.read_token(auth.token_for(self.person, -HOUR)) is None
         allow_queue("jobs")
@@ -58,11 +58,11 @@ class UnusualProject(TransactionTestCase):
             (element,) = reserve_many("jobs", 1)
         assert element.body == {"a": 1}
 
-    def test_a_router_keeps_the_functions_out_of_other_databases(self) -> None:
+    def test_a_router_keeps_the_functions_out_of_other_databases(self):
         for target in ((), ("zero",)):
             call_command("migrate", "psqlmessages", *target, database="legacy", verbosity=0)
         assert connections["legacy"].introspection.table_names() == ["django_migrations"]
 
-    def test_sessions_that_listen_use_the_direct_database(self) -> None:
+    def test_sessions_that_listen_use_the_direct_database(self):
         assert "connect_timeout=7" in orm.direct_dsn()
         assert "connect_timeout=5" in orm.database_dsn()

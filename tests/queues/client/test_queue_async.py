@@ -23,7 +23,7 @@ def push_all(writer: Node, bodies: range) -> None:
 @in_a_loop
 async def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     order: list[int] = []
 
     async def read(node: AsyncNode, number: int) -> None:
@@ -53,7 +53,7 @@ async def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
 @in_a_loop
 async def test_who_is_cancelled_at_any_moment_swallows_nothing(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
-) -> None:
+):
     number, taken, cancelled = 60, [], 0
     patience = 0.0
     async with new_async_reader() as node:
@@ -83,7 +83,7 @@ async def test_who_is_cancelled_at_any_moment_swallows_nothing(
 @in_a_loop
 async def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_before_its_end(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     async with new_async_reader() as node:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -98,7 +98,7 @@ async def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_bef
 @in_a_loop
 async def test_what_is_popped_is_removed_though_the_connection_breaks(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     writer.push("Q", "x")
     async with new_async_reader() as node:
         await node.pop("Q")
@@ -114,7 +114,7 @@ async def test_what_is_popped_is_removed_though_the_connection_breaks(
 @in_a_loop
 async def test_a_popped_element_whose_lease_is_lost_counts(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     writer.push("Q", "x")
     async with new_async_reader() as node:
         await node.pop("Q")
@@ -127,7 +127,7 @@ async def test_a_popped_element_whose_lease_is_lost_counts(
 @in_a_loop
 async def test_a_close_amid_taking_leaves_nothing_reserved(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     writer.push_many("Q", range(40))
     node = new_async_reader()
     await node.open()
@@ -143,7 +143,7 @@ async def test_a_close_amid_taking_leaves_nothing_reserved(
 @in_a_loop
 async def test_pushes_that_share_a_round_trip_may_say_when_and_which(
     queues: World, new_async_reader: NewAsyncReader
-) -> None:
+):
     later = datetime(2100, 1, 1, 12, 30, tzinfo=UTC)
     hour = timedelta(hours=1)
     async with new_async_reader() as node:
@@ -170,7 +170,7 @@ async def test_pushes_that_share_a_round_trip_may_say_when_and_which(
 @in_a_loop
 async def test_consumers_that_are_left_at_once_give_back_what_they_had(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     writer.push_many("Q", "012345")
     async with new_async_reader() as node:
         loops = [node.consume("Q", batch=2) for _ in range(3)]
@@ -185,7 +185,7 @@ async def test_consumers_that_are_left_at_once_give_back_what_they_had(
 @in_a_loop
 async def test_a_loop_that_is_cancelled_rolls_back_what_it_was_at(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
-) -> None:
+):
     writer.push_many("Q", ["a", "b", "c"])
 
     async def work() -> None:

@@ -44,7 +44,7 @@ def kinds(value: Any) -> Any:
 @given(body=TEXT | st.binary(max_size=40) | JSON, headers=st.dictionaries(TEXT, JSON, max_size=4))
 def test_body_and_headers_come_back_as_they_were_pushed(
     writer: Node, reader: Node, body: Any, headers: dict[str, Any]
-) -> None:
+):
     id_ = writer.push("Q", body, headers=headers)
     (element,) = reader.pop("Q", 5)
     assert (element.id, element.queue, element.body) == (id_, "Q", body)
@@ -53,7 +53,7 @@ def test_body_and_headers_come_back_as_they_were_pushed(
     assert kinds(element.headers) == kinds(headers)
 
 
-def test_an_element_tells_all_about_itself(writer: Node, reader: Node) -> None:
+def test_an_element_tells_all_about_itself(writer: Node, reader: Node):
     mature = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
     writer.push("Q", "x", headers={"x-hop-count": "3", "n": 1}, mature=mature, tries=2)
     (element,) = reader.pop("Q")
@@ -61,7 +61,7 @@ def test_an_element_tells_all_about_itself(writer: Node, reader: Node) -> None:
     assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
 
 
-def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, reader: Node) -> None:
+def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, reader: Node):
     writer.push_many("Q", ["a", "b"])
     (element,) = reader.reserve("Q")
     assert reader.sizes("Q").reserved == 1
@@ -85,7 +85,7 @@ def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, rea
     assert (bool(settled), list(settled)) == (False, [False, True])
 
 
-def test_a_queue_is_paused_resumed_and_drained(writer: Node, reader: Node) -> None:
+def test_a_queue_is_paused_resumed_and_drained(writer: Node, reader: Node):
     ids = writer.push_many("Q", ["a", "b"])
     reader.reserve("Q")
     assert [reader.remove("Q", id_) for id_ in (*ids, 10**12)] == [False, True, False]
@@ -102,7 +102,7 @@ def test_a_queue_is_paused_resumed_and_drained(writer: Node, reader: Node) -> No
     assert reader.sizes("Q")[:4] == (2, 0, 1, 1)
 
 
-def test_a_malformed_body_raises_when_it_is_read(queues: World, reader: Node) -> None:
+def test_a_malformed_body_raises_when_it_is_read(queues: World, reader: Node):
     queues.program("user1").ok("push", "WRITER", "Q", "{", "json")
     (element,) = reader.reserve("Q")
     with pytest.raises(errors.MessagesError, match=rf"element {element.id} of Q is malformed"):
@@ -110,7 +110,7 @@ def test_a_malformed_body_raises_when_it_is_read(queues: World, reader: Node) ->
     assert reader.commit(element)
 
 
-def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None:
+def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node):
     refused: list[tuple[type[errors.MessagesError], Any]] = [
         (errors.ModeNotAuthorized, lambda: writer.pop("Q")),
         (errors.ModeNotAuthorized, lambda: writer.pop("Q", timeout=SOON)),
@@ -133,7 +133,7 @@ def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node) -> None
         assert type(raised.value) is error
 
 
-def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader: Node) -> None:
+def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader: Node):
     calls = writer.counters.calls
     with pytest.raises(ValueError, match="needs a time zone"):
         writer.push("Q", "x", mature=datetime(2026, 1, 1))  # noqa: DTZ001

@@ -18,7 +18,7 @@ POP = ("queue", "pop", "READER", "Q")
 RESERVE = ("queue", "reserve", "READER", "Q")
 
 
-def test_a_line_each_is_pushed_and_its_id_printed(server: TestedServer, queues: World) -> None:
+def test_a_line_each_is_pushed_and_its_id_printed(server: TestedServer, queues: World):
     printed: list[str] = []
     for batch in ("1", "3"):
         done = finished(
@@ -32,7 +32,7 @@ def test_a_line_each_is_pushed_and_its_id_printed(server: TestedServer, queues: 
     assert [str(row.id) for row in rows] == printed
 
 
-def test_an_element_can_be_given_all_its_options(server: TestedServer, queues: World) -> None:
+def test_an_element_can_be_given_all_its_options(server: TestedServer, queues: World):
     options = ("--headers", '{"a":1}', "--tries", "3", "--key", "k")
     for body in ('{"n":1}', '{"n":2}'):
         assert finished(*PUSH, body, "--json", *options, dsn=server.url("user1")).returncode == 0
@@ -49,7 +49,7 @@ def test_an_element_can_be_given_all_its_options(server: TestedServer, queues: W
     assert sizes["next"][:2] == "20"
 
 
-def test_what_cannot_be_meant_is_wrong_usage(server: TestedServer, queues: World) -> None:
+def test_what_cannot_be_meant_is_wrong_usage(server: TestedServer, queues: World):
     for wrong in (
         ("--headers", "[]"), ("--mature", "soon"), ("--delay", "-1"), ("--tries", "-1"),
         ("--batch", "0"),
@@ -60,7 +60,7 @@ def test_what_cannot_be_meant_is_wrong_usage(server: TestedServer, queues: World
     assert "--key needs a BODY argument" in done.stderr
 
 
-def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queues: World) -> None:
+def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queues: World):
     queues.program("user1").ok("push_many", "WRITER", "Q", ["a\x1b[2J", "b"])
     done = finished(*RESERVE, "--count", "2", "--duration", "600", dsn=server.url("user2"))
     first, second = done.stdout.splitlines()
@@ -83,7 +83,7 @@ def test_what_is_reserved_is_committed_or_rolled_back(server: TestedServer, queu
     assert (wrong.returncode, wrong.stderr) == (1, "psqlmessages: 63: malformed lease: no lease\n")
 
 
-def test_it_waits_for_what_comes(server: TestedServer, queues: World) -> None:
+def test_it_waits_for_what_comes(server: TestedServer, queues: World):
     with started(*RESERVE, "--timeout", "100", dsn=server.url("user2")) as program:
         listened(queues)
         queues.program("user1").ok("push", "WRITER", "Q", "x")
@@ -94,7 +94,7 @@ def test_it_waits_for_what_comes(server: TestedServer, queues: World) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_a_wait(server: TestedServer, queues: World, signal_number: int) -> None:
+def test_ctrl_c_ends_a_wait(server: TestedServer, queues: World, signal_number: int):
     with started(*POP, "--timeout", "1000", dsn=server.url("user2")) as program:
         listened(queues)
         assert program.interrupt(signal_number) < PROMPTLY
@@ -102,7 +102,7 @@ def test_ctrl_c_ends_a_wait(server: TestedServer, queues: World, signal_number: 
         assert "Traceback" not in program.printed
 
 
-def test_a_queue_is_paused_resumed_and_drained(server: TestedServer, queues: World) -> None:
+def test_a_queue_is_paused_resumed_and_drained(server: TestedServer, queues: World):
     queues.program("user1").ok("push_many", "WRITER", "Q", ["a", "b"])
     pause, resume = ("queue", "pause", "READER", "Q"), ("queue", "resume", "READER", "Q")
     dsn = server.url("user2")
@@ -120,7 +120,7 @@ def test_a_queue_is_paused_resumed_and_drained(server: TestedServer, queues: Wor
     assert left(queues) == (0, 0)
 
 
-def test_the_queues_that_one_may_use_are_listed(server: TestedServer, queues: World) -> None:
+def test_the_queues_that_one_may_use_are_listed(server: TestedServer, queues: World):
     assert finished("queue", "list", dsn=server.url("user3")).stdout == "no queues\n"
     queues.program("user1").ok("push_many", "WRITER", "Q", ["a", "b"])
     queues.program("user2").elements("pop", "READER", "Q")
@@ -137,7 +137,7 @@ def test_the_queues_that_one_may_use_are_listed(server: TestedServer, queues: Wo
     assert row.split() == ["Q", "2", "1", "0", "0", "0", "0", "0"]
 
 
-def test_a_queue_is_configured_and_removed(server: TestedServer, queues: World) -> None:
+def test_a_queue_is_configured_and_removed(server: TestedServer, queues: World):
     queues.rules("user2 ADMIN Queue Q A 1")
     dsn = server.url("user2")
     configure = ("queue", "configure", "ADMIN", "Q", "--max-tries", "1")
@@ -155,7 +155,7 @@ def test_a_queue_is_configured_and_removed(server: TestedServer, queues: World) 
     assert "62: Queue Q is not existent" in finished(*remove, dsn=dsn).stderr
 
 
-def test_a_refusal_is_said_in_one_line(server: TestedServer, queues: World) -> None:
+def test_a_refusal_is_said_in_one_line(server: TestedServer, queues: World):
     for command in (PUSH, POP, ("queue", "sizes", "READER", "Q.1")):
         done = finished(*command, dsn=server.url("user3"), typed="x")
         assert done.returncode == 1

@@ -13,7 +13,7 @@ from tests.queues.client.conftest import HOURS, NOW, SOON, listened, state
 from tests.sql.conftest import World
 
 
-def test_a_turn_of_the_loop_commits_an_element(queues: World, writer: Node, either: Any) -> None:
+def test_a_turn_of_the_loop_commits_an_element(queues: World, writer: Node, either: Any):
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
     for element in either.consume("Q", idle=NOW):
@@ -23,7 +23,7 @@ def test_a_turn_of_the_loop_commits_an_element(queues: World, writer: Node, eith
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_it_waits_until_the_node_is_stopped(queues: World, writer: Node, either: Any) -> None:
+def test_it_waits_until_the_node_is_stopped(queues: World, writer: Node, either: Any):
     seen: list[object] = []
 
     def work() -> None:
@@ -41,7 +41,7 @@ def test_it_waits_until_the_node_is_stopped(queues: World, writer: Node, either:
     assert (seen, state(queues)) == (["first", "last"], [("left", 0, False)])
 
 
-def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, either: Any) -> None:
+def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, either: Any):
     def fail(batch: int) -> None:
         for element in either.consume("Q", idle=NOW, batch=batch):
             if element.body == "b":
@@ -65,7 +65,7 @@ def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, ei
         assert seconds <= queues.owner.query(mature, before) <= seconds + took
 
 
-def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader: Node) -> None:
+def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader: Node):
     writer.push_many("Q", ["first", "second", "commit", "rollback", "release", "lease"])
     act = {"commit": reader.commit, "rollback": reader.rollback, "release": reader.release}
     seen = []
@@ -87,7 +87,7 @@ def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader
 def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
     queues: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+):  # fmt: skip
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
     for element in reader.consume("Q", batch=3, idle=NOW):
@@ -106,7 +106,7 @@ def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
 
 def test_what_cannot_be_given_back_is_told(
     queues: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     writer.push_many("Q", ["a", "b"])
 
     def work() -> None:

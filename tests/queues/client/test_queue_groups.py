@@ -78,7 +78,7 @@ def consume(either: Any) -> Consume:
 def test_what_is_done_is_committed_with_what_was_done_shortly_before(
     queues: World, writer: Node, consume: Consume, monkeypatch: pytest.MonkeyPatch,
     seconds: list[float], options: dict[str, Any], numbers: list[int],
-) -> None:  # fmt: skip
+):  # fmt: skip
     clock = [1000.0]
     monkeypatch.setattr(queue_consumer, "monotonic", lambda: clock[0])
     writer.push_many("Q", ["a", "b", "c", "d"])
@@ -93,7 +93,7 @@ def test_what_is_done_is_committed_with_what_was_done_shortly_before(
     assert bodies(queues) == []
 
 
-def test_a_batch_is_one_commit(queues: World, writer: Node, either: Any, consume: Consume) -> None:
+def test_a_batch_is_one_commit(queues: World, writer: Node, either: Any, consume: Consume):
     calls = []
     for options in (WHOLE_BATCH, {"group": NOW}):
         writer.push_many("Q", range(100))
@@ -103,7 +103,7 @@ def test_a_batch_is_one_commit(queues: World, writer: Node, either: Any, consume
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_lost_leases_count(queues: World, writer: Node, consume: Consume, leaves: bool) -> None:
+def test_lost_leases_count(queues: World, writer: Node, consume: Consume, leaves: bool):
     writer.push_many("Q", ["a", "b", "c", "d"])
 
     def handle(element: Element) -> bool:
@@ -116,7 +116,7 @@ def test_lost_leases_count(queues: World, writer: Node, consume: Consume, leaves
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, leaves: bool) -> None:
+def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, leaves: bool):
     writer.push_many("Q", ["a", "b", "c"])
 
     def handle(element: Element) -> bool:
@@ -133,7 +133,7 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
 def test_a_lease_lost_before_a_retry_counts(
     queues: World, writer: Node, either: Any, consume: Consume, monkeypatch: pytest.MonkeyPatch,
     leaves: bool,
-) -> None:  # fmt: skip
+):  # fmt: skip
     writer.push_many("Q", ["a", "b"])
     failed = []
 
@@ -170,7 +170,7 @@ def test_a_lease_lost_before_a_retry_counts(
     assert bodies(queues) == (["b"] if leaves else [])
 
 
-def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer) -> None:
+def test_a_crash_brings_little_again(queues: World, writer: Node, server: TestedServer):
     writer.push_many("Q", range(1, 151))
     died = subprocess.run(
         [sys.executable, "-c", TWENTY_MS_EACH, server.url("user2")],

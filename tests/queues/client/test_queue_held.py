@@ -13,7 +13,7 @@ from tests.sql.conftest import World
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, either: Any) -> None:
+def test_a_killed_sessions_elements_come_soon(queues: World, writer: Node, either: Any):
     writer.push("Q", "x")
     holder = queues.program("user2")
     holder.execute("BEGIN")

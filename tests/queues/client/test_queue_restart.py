@@ -53,7 +53,7 @@ def numbers(taken: list[Element]) -> list[int]:
 
 
 @pytest.mark.timeout(600)
-def test_nothing_is_lost_when_the_server_is_killed_amid_traffic(restarted: Server) -> None:
+def test_nothing_is_lost_when_the_server_is_killed_amid_traffic(restarted: Server):
     middle = threading.Event()
     taken: list[Element] = []
 

@@ -24,7 +24,7 @@ def bodies(node: Any, count: int = 1) -> list[object]:
 
 @pytest.mark.usefixtures("no_polling")
 @pytest.mark.parametrize("take", ["pop", "reserve"])
-def test_a_push_wakes_without_polling(queues: World, writer: Node, either: Any, take: str) -> None:
+def test_a_push_wakes_without_polling(queues: World, writer: Node, either: Any, take: str):
     with ThreadPoolExecutor() as pool:
         for body in range(3):
             waiting = pool.submit(getattr(either, take), "Q", timeout=SOON)
@@ -46,7 +46,7 @@ def test_a_push_wakes_without_polling(queues: World, writer: Node, either: Any, 
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_mature_elements_come_without_polling(queues: World, writer: Node, reader: Node) -> None:
+def test_mature_elements_come_without_polling(queues: World, writer: Node, reader: Node):
     began = datetime.now(UTC)
     second = timedelta(seconds=1)
     writer.push("Q", "later", mature=began + second)
@@ -66,7 +66,7 @@ def test_mature_elements_come_without_polling(queues: World, writer: Node, reade
         assert waiting.result(SOON.total_seconds()) == ["late"]
 
 
-def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: Node) -> None:
+def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: Node):
     """A transaction that has pushed before anybody waited notifies nobody."""
     early = queues.program("user1")
     early.ok("push", "WRITER", "Q", "makes the queue")
@@ -81,7 +81,7 @@ def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: No
         assert waiting.result(SOON.total_seconds()) == ["early"]
 
 
-def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader: Node) -> None:
+def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader: Node):
     maker = queues.program("user1")
     maker.connection.execute("BEGIN")
     maker.ok("push", "WRITER", "Q", "x")
@@ -100,7 +100,7 @@ def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader
 
 
 @pytest.mark.parametrize(("end", "take"), [("stop", "reserve"), ("close", "pop")])
-def test_stop_ends_all_waits(queues: World, writer: Node, either: Any, end: str, take: str) -> None:
+def test_stop_ends_all_waits(queues: World, writer: Node, either: Any, end: str, take: str):
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(getattr(either, take), "Q", timeout=timedelta.max) for _ in range(5)]
         listened(queues)
@@ -114,7 +114,7 @@ def test_stop_ends_all_waits(queues: World, writer: Node, either: Any, end: str,
     assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "x"
 
 
-def test_a_stopped_node_takes_what_is_there_and_waits_no_more(writer: Node, reader: Node) -> None:
+def test_a_stopped_node_takes_what_is_there_and_waits_no_more(writer: Node, reader: Node):
     writer.push("Q", "x")
     reader.stop()
     assert reader.pop("Q", timeout=SOON)[0].body == "x"
@@ -123,7 +123,7 @@ def test_a_stopped_node_takes_what_is_there_and_waits_no_more(writer: Node, read
     assert reader.pop("Q") == []
 
 
-def test_ctrl_c_ends_a_wait_and_takes_nothing(queues: World, writer: Node, reader: Node) -> None:
+def test_ctrl_c_ends_a_wait_and_takes_nothing(queues: World, writer: Node, reader: Node):
     def interrupt() -> None:
         listened(queues)
         os.kill(os.getpid(), signal.SIGINT)
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_wait_and_takes_nothing(queues: World, writer: Node, reade
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: Node) -> None:
+def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: Node):
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(bodies, reader) for _ in range(3)]
         listened(queues)
@@ -155,7 +155,7 @@ def test_a_lost_right_ends_that_wait_alone(queues: World, writer: Node, reader: 
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, reader: Node) -> None:
+def test_a_wait_goes_on_after_a_lost_connection(queues: World, writer: Node, reader: Node):
     with ThreadPoolExecutor() as pool:
         for body in range(2):
             waiting = [pool.submit(bodies, reader) for _ in range(2)]

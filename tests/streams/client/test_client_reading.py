@@ -35,7 +35,7 @@ def all_there_is(node: Node, topic: str = "NEWS", **options: int) -> list[object
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_what_waited_comes_first_then_live_ones(writer: Node, new_reader: NewReader) -> None:
+def test_what_waited_comes_first_then_live_ones(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         node.subscribe("NEWS", HOURS)
     published = [writer.publish("NEWS", number) for number in range(5)]
@@ -52,7 +52,7 @@ def test_what_waited_comes_first_then_live_ones(writer: Node, new_reader: NewRea
         assert node.counters.calls <= 12
 
 
-def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node) -> None:
+def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node):
     messages = reader.subscribe("NEWS")
     kinds = ["", "zwei\nZeilen, ein Üm\u2028laut", b"", b"\0\xff", {"id": 1}, [1, None], None]
     for body in (*kinds, "x" * 2**20):
@@ -65,7 +65,7 @@ def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node) -> N
     assert taken[-1].id == answer.id
 
 
-def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewReader) -> None:
+def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS", idle=NOW)
         writer.publish_many("NEWS", range(5))
@@ -75,7 +75,7 @@ def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewRea
         assert all_there_is(node) == []
 
 
-def test_a_kill_loses_no_message(stream: World, writer: Node, new_reader: NewReader) -> None:
+def test_a_kill_loses_no_message(stream: World, writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS", max_rows=2)
         writer.publish_many("NEWS", range(5))
@@ -90,7 +90,7 @@ def test_a_kill_loses_no_message(stream: World, writer: Node, new_reader: NewRea
             assert all_there_is(other) == [2, 3, 4]
 
 
-def test_a_new_loop_begins_after_what_was_confirmed(writer: Node, reader: Node) -> None:
+def test_a_new_loop_begins_after_what_was_confirmed(writer: Node, reader: Node):
     messages = reader.subscribe("NEWS")
     writer.publish_many("NEWS", range(10))
     taken = list(islice(messages, 6))
@@ -102,7 +102,7 @@ def test_a_new_loop_begins_after_what_was_confirmed(writer: Node, reader: Node) 
     assert next(reader.subscribe("NEWS")).body == 6
 
 
-def test_a_lost_position_gives_no_message_twice(stream: World, writer: Node, reader: Node) -> None:
+def test_a_lost_position_gives_no_message_twice(stream: World, writer: Node, reader: Node):
     messages = reader.subscribe("NEWS", max_rows=2)
     writer.publish_many("NEWS", range(6))
     assert bodies(messages, 4) == [0, 1, 2, 3]
@@ -116,7 +116,7 @@ def test_a_lost_position_gives_no_message_twice(stream: World, writer: Node, rea
 @pytest.mark.parametrize(("taken", "left"), [(2, [2, 3, 4]), (1, [2, 3, 4]), (4, [4])])
 def test_what_another_reader_took_meanwhile_hides_nothing(
     stream: World, writer: Node, reader: Node, taken: int, left: list[int]
-) -> None:
+):
     messages = reader.subscribe("NEWS", max_rows=2, idle=NOW)
     writer.publish_many("NEWS", range(5))
     assert bodies(messages, 2) == [0, 1]
@@ -126,7 +126,7 @@ def test_what_another_reader_took_meanwhile_hides_nothing(
 
 def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
     stream: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     messages = reader.subscribe("NEWS")
     other = stream.program("user2")
     writer.publish_many("NEWS", range(3))
@@ -146,7 +146,7 @@ def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
     assert "another reader may have locked" in caplog.text
 
 
-def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewReader) -> None:
+def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewReader):
     with new_reader(Options(stream_poll_interval=timedelta(seconds=0.2))) as node:
         messages = node.subscribe("NEWS")
         node._session._connection.execute("UNLISTEN *")
@@ -156,7 +156,7 @@ def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewRe
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_rollback_frees_what_waited_behind_it(stream: World, writer: Node, reader: Node) -> None:
+def test_a_rollback_frees_what_waited_behind_it(stream: World, writer: Node, reader: Node):
     messages = reader.subscribe("NEWS", HOURS)
     other = stream.program("user1")
     with ThreadPoolExecutor() as pool:
@@ -171,7 +171,7 @@ def test_a_rollback_frees_what_waited_behind_it(stream: World, writer: Node, rea
         assert waiting.result(SOON.total_seconds()).body == "behind"
 
 
-def test_the_isolation_level_of_a_role_does_not_matter(server: TestedServer, writer: Node) -> None:
+def test_the_isolation_level_of_a_role_does_not_matter(server: TestedServer, writer: Node):
     options = "-c default_transaction_isolation=serializable"
     with Node("READER", make_conninfo(server.url("user2"), options=options)) as node:
         messages = node.subscribe("NEWS")
@@ -179,7 +179,7 @@ def test_the_isolation_level_of_a_role_does_not_matter(server: TestedServer, wri
         assert next(messages).body == "x"
 
 
-def test_threads_share_a_node_that_reads_several_topics(writer: Node, reader: Node) -> None:
+def test_threads_share_a_node_that_reads_several_topics(writer: Node, reader: Node):
     topics = [f"NEWS.{number}" for number in range(4)]
     for topic in topics:
         writer.publish(topic, "made")
@@ -199,7 +199,7 @@ def test_threads_share_a_node_that_reads_several_topics(writer: Node, reader: No
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_readers_on_other_connections_are_woken(stream: World, writer: Node, reader: Node) -> None:
+def test_readers_on_other_connections_are_woken(stream: World, writer: Node, reader: Node):
     own = stream.program("user2")
     read = "SELECT payload FROM messages.subscribe('READER', 'NEWS', 60)"
     assert own.query(read) is None
@@ -214,7 +214,7 @@ def test_readers_on_other_connections_are_woken(stream: World, writer: Node, rea
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader) -> None:
+def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewReader):
     with new_reader(PATIENT) as node, ThreadPoolExecutor() as pool:
         messages = node.subscribe("NEWS", max_rows=4)
         writer.publish_many("NEWS", range(6))
@@ -231,7 +231,7 @@ def test_a_new_connection_reads_on(stream: World, writer: Node, new_reader: NewR
 
 
 @pytest.mark.parametrize("is_confirmed", [True, False])
-def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confirmed: bool) -> None:
+def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confirmed: bool):
     messages = reader.subscribe("NEWS", idle=NOW)
     assert list(messages) == []
     before = [writer.publish("NEWS", number).id for number in range(3)]
@@ -252,7 +252,7 @@ def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confir
 @pytest.mark.usefixtures("no_second_look")
 def test_a_reading_on_a_stalled_network_is_made_again(
     server: TestedServer, writer: Node, proxy: Proxy
-) -> None:
+):
     dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
     with Node("READER", dsn, options=replace(PATIENT, answer_timeout=timedelta(seconds=1))) as node:
         messages = node.subscribe("NEWS", max_rows=2)
@@ -267,7 +267,7 @@ def test_a_reading_on_a_stalled_network_is_made_again(
 
 def test_who_was_away_for_longer_than_the_timeout_is_told(
     stream: World, writer: Node, new_reader: NewReader, caplog: pytest.LogCaptureFixture
-) -> None:
+):
     with new_reader() as node:
         node.subscribe("NEWS", timedelta(minutes=3))
     writer.publish("NEWS", "kept")
@@ -294,7 +294,7 @@ def pass_time(stream: World, minutes: int) -> None:
     stream.execute(age, [minutes])
 
 
-def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch):
     messages = reader.subscribe("NEWS", timedelta(minutes=1))
     writer.publish_many("NEWS", range(10))
     assert bodies(messages, 3) == [0, 1, 2]
@@ -309,7 +309,7 @@ def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_waiting_reader_pings(stream: World, writer: Node, reader: Node) -> None:
+def test_a_waiting_reader_pings(stream: World, writer: Node, reader: Node):
     messages = reader.subscribe("NEWS", timedelta(seconds=6), idle=SOON)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(next, messages)
@@ -321,7 +321,7 @@ def test_a_waiting_reader_pings(stream: World, writer: Node, reader: Node) -> No
 
 
 @pytest.mark.parametrize("how", [Node.stop, Node.close])
-def test_stop_and_close_end_iteration_at_once(reader: Node, how: Callable[[Node], None]) -> None:
+def test_stop_and_close_end_iteration_at_once(reader: Node, how: Callable[[Node], None]):
     messages = reader.subscribe("NEWS")
     Timer(0.3, how, (reader,)).start()
     began = monotonic()
@@ -329,7 +329,7 @@ def test_stop_and_close_end_iteration_at_once(reader: Node, how: Callable[[Node]
     assert monotonic() - began < 0.3 + PROMPTLY
 
 
-def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReader) -> None:
+def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS")
         writer.publish_many("NEWS", range(5))
@@ -340,7 +340,7 @@ def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReade
         assert all_there_is(node) == [3, 4]
 
 
-def test_unsubscribe_ends_the_subscription_and_who_iterates(writer: Node, reader: Node) -> None:
+def test_unsubscribe_ends_the_subscription_and_who_iterates(writer: Node, reader: Node):
     messages = reader.subscribe("NEWS")
     writer.publish_many("NEWS", range(3))
     assert bodies(messages, 1) == [0]
@@ -357,9 +357,7 @@ def test_unsubscribe_ends_the_subscription_and_who_iterates(writer: Node, reader
         reader.subscription("NEWS")
 
 
-def test_refusals_are_exceptions(
-    stream: World, writer: Node, reader: Node, new_reader: NewReader
-) -> None:
+def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node, new_reader: NewReader):
     with pytest.raises(exceptions.NodeClosed, match="not open yet"):
         new_reader().subscribe("NEWS")
     with pytest.raises(exceptions.TopicNotExistent):
@@ -382,7 +380,7 @@ def test_refusals_are_exceptions(
             waiting.result(SOON.total_seconds())
 
 
-def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("psqlmessages.client.node_state._MAX_UNREAD_EVENTS", 3)
     messages = reader.subscribe("NEWS", idle=NOW)
     for number in range(5):
@@ -394,7 +392,7 @@ def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.M
     assert reader.counters.dropped_events >= 5
 
 
-def test_sync_and_async_subscriptions_offer_the_same() -> None:
+def test_sync_and_async_subscriptions_offer_the_same():
     sync, asynchronous = offered(Subscription), offered(AsyncSubscription)
     assert sync == asynchronous | {"__init__": sync["__init__"]}
 
@@ -402,7 +400,7 @@ def test_sync_and_async_subscriptions_offer_the_same() -> None:
 @in_a_loop
 async def test_awaited_it_subscribes_at_once_and_else_with_the_first_message(
     writer: Node, async_reader: AsyncNode
-) -> None:
+):
     async with async_reader as node:
         lazy = node.subscribe("NEWS", idle=NOW)
         with pytest.raises(exceptions.NotSubscribed):
@@ -417,7 +415,7 @@ async def test_awaited_it_subscribes_at_once_and_else_with_the_first_message(
 
 
 @in_a_loop
-async def test_a_cancelled_wait_loses_nothing(writer: Node, async_reader: AsyncNode) -> None:
+async def test_a_cancelled_wait_loses_nothing(writer: Node, async_reader: AsyncNode):
     async with async_reader as node:
         messages = await node.subscribe("NEWS", max_rows=7)
         taken: list[object] = []

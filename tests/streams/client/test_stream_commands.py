@@ -32,7 +32,7 @@ def subscribed(stream: World, writer: Node) -> World:
     return stream
 
 
-def test_lines_or_one_body_are_published(server: TestedServer, subscribed: World) -> None:
+def test_lines_or_one_body_are_published(server: TestedServer, subscribed: World):
     url = server.url("user1")
     done = finished(*PUBLISH, "--batch", "3", dsn=url, typed="one\n\nthree\nfour")
     assert (done.returncode, done.stdout) == (0, "")
@@ -42,7 +42,7 @@ def test_lines_or_one_body_are_published(server: TestedServer, subscribed: World
     assert waiting(subscribed) == ["one", "", "three", "four", "[1]", '{"a":1}']
 
 
-def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writer: Node) -> None:
+def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writer: Node):
     writer.publish_many("NEWS", ["waited\x1b[2J", "too"])
     with started(*SUBSCRIBE, "--count", "3", dsn=server.url("user2")) as program:
         program.until("READER reads NEWS; press Ctrl-C to stop")
@@ -56,7 +56,7 @@ def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writ
 
 def test_programs_get_json_and_it_ends_when_nothing_comes(
     server: TestedServer, subscribed: World, writer: Node, capsys: Captured
-) -> None:
+):
     answers = [writer.publish("NEWS", body) for body in ({"id": 1}, b"\0")]
     subscribed.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
     subscribe = ["--dsn", server.url("user2"), *SUBSCRIBE]
@@ -75,7 +75,7 @@ def test_programs_get_json_and_it_ends_when_nothing_comes(
 
 def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
     server: TestedServer, subscribed: World, writer: Node
-) -> None:
+):
     writer.publish_many("NEWS", range(20_000))
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("WRITER: 150")
