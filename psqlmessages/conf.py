@@ -58,6 +58,7 @@ class Settings:
     PROBLEM_QUEUE_PERCENT: int = _setting("E027", 10, 1, 100)
     PROBLEM_RESTART_SECONDS: int = _setting("E028", 900, 0, 7 * 86_400)
     HEALTH_TOKEN: str = _setting("E029", "")
+    HISTORY_DAYS: int = _setting("E030", 7, 0, 3650)
 
 
 def json_default(value: Any) -> Any:

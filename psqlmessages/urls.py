@@ -9,6 +9,7 @@ from django.urls import URLPattern, URLResolver, include, path, register_convert
 from psqlmessages.monitor import graph, now, queues, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
+from psqlmessages.monitor.minutes import history_data
 from psqlmessages.monitor.names import TopicConverter
 from psqlmessages.rest.urls import patterns
 
@@ -27,6 +28,7 @@ urlpatterns = [
     path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),
     path("monitor/traffic/topic/", traffic.traffic_topic, name="monitor_traffic_topic"),
     path("monitor/traffic/figures/", traffic.traffic_data, name="monitor_traffic_figures"),
+    path("monitor/history/", history_data, name="monitor_history"),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),

@@ -1,6 +1,7 @@
 """Tables of psqlmessages. SQL reads and writes them; Django creates and shows them."""
 
 from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
+from psqlmessages.models.minutes import HistoryPeriod, QueueMinute, TopicMinute
 from psqlmessages.models.nodes import Body, Client, Membership, Observation, Session, Topic
 from psqlmessages.models.pipeline import PipelineJob, Traffic
 from psqlmessages.models.queues import Element, ElementKey, Queue, QueueCount
@@ -16,15 +17,18 @@ __all__ = [
     "ElementKey",
     "Exchange",
     "ExchangeCount",
+    "HistoryPeriod",
     "Membership",
     "Observation",
     "PipelineJob",
     "Queue",
     "QueueCount",
+    "QueueMinute",
     "Session",
     "StreamMessage",
     "Subscription",
     "Topic",
+    "TopicMinute",
     "Traffic",
     "WebIdentity",
 ]

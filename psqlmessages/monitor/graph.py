@@ -26,7 +26,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.models import Exchange
 from psqlmessages.monitor.json_views import json_view, shared_text, to_json
-from psqlmessages.monitor.queries import Query, Rows, read_once
+from psqlmessages.monitor.queries import fetch_rows
 from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
 
 # The page draws at most this many exchanges: a larger graph is unreadable.
@@ -102,12 +102,6 @@ async def _read_queues(alias: str, names: set[str]) -> list[dict[str, Any]]:
         _describe_queue(alias, name, columns_by_name.get(name), has_sizes=rows is not None)
         for name in sorted(names)
     ]
-
-
-async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
-    """Connect and run a query; None if it fails, or is not finished after ``seconds``."""
-    results = await read_once("monitor", alias, [query], seconds, query_seconds=seconds)
-    return results[0] if results else None
 
 
 def _describe_exchange(row: tuple[Any, ...]) -> dict[str, Any]:

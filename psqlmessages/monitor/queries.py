@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -53,7 +53,7 @@ _OBSERVING_QUERY: Final = """
 """
 
 Rows = list[tuple[Any, ...]]
-Query = tuple[str, Sequence[Any]]
+Query = tuple[str, Sequence[Any] | Mapping[str, Any]]
 
 
 class RuleRow(NamedTuple):
@@ -137,6 +137,12 @@ async def read_once(
     return task.result()
 
 
+async def fetch_rows(alias: str, query: Query, seconds: float) -> Rows | None:
+    """Connect and run a query; None if it fails, or is not finished after ``seconds``."""
+    results = await read_once("monitor", alias, [query], seconds, query_seconds=seconds)
+    return results[0] if results else None
+
+
 async def run_queries(
     name: str, alias: str | None, queries: Sequence[Query], query_seconds: float
 ) -> list[Rows | None] | None:
@@ -155,7 +161,7 @@ async def run_queries(
 
 
 async def _fetch_or_none(
-    connection: AsyncConnection, query: str, values: Sequence[Any]
+    connection: AsyncConnection, query: str, values: Sequence[Any] | Mapping[str, Any]
 ) -> Rows | None:
     try:
         return await (await connection.execute(query, values)).fetchall()

@@ -27,6 +27,7 @@ from psqlmessages.monitor.listing import (
     render_page,
     shared,
 )
+from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.queue_actions import ACTIONS, MAX_SEARCHED, list_nodes, peek
 from psqlmessages.monitor.queue_status import (
@@ -182,6 +183,7 @@ def queue(request: HttpRequest, name: str = "") -> HttpResponse:
         **common_context(request),
         "name": name,
         "found": found,
+        "history_url": history_url("queue", name),
         "row": lambda: shared(("queue", found.pk), lambda: _queue_row(found)),
         "readers": lambda: list_nodes(name, "R", "RW", "A"),
         "writers": lambda: list_nodes(name, "W", "RW", "A"),

@@ -17,10 +17,9 @@ from django.views.decorators.http import require_safe
 from psqlmessages import traffic_windows
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
-from psqlmessages.monitor.graph import fetch_rows
 from psqlmessages.monitor.json_views import json_view, shared_text, to_json
 from psqlmessages.monitor.names import topic_url
-from psqlmessages.monitor.queries import Query
+from psqlmessages.monitor.queries import Query, fetch_rows
 from psqlmessages.monitor.views import (
     admin_page,
     common_context,

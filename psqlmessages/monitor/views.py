@@ -27,6 +27,7 @@ from psqlmessages.monitor.access import (
     load_access,
 )
 from psqlmessages.monitor.listing import FRAGMENT
+from psqlmessages.monitor.minutes import history_url
 from psqlmessages.monitor.names import ident_pattern
 
 ADD_RULE: Final = "psqlmessages.add_auth"
@@ -90,6 +91,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
     context = {
         **common_context(request),
         "topic": name,
+        "history_url": history_url("topic", name),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
         "may_see_bodies": request.user.has_perm(VIEW_BODIES),

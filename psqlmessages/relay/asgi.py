@@ -32,6 +32,9 @@ CONSUMERS: Final = {
     "ws/monitor/": "psqlmessages.monitor.consumer.MonitorConsumer",
 }
 
+# Counts per minute, in one of the processes that serve WebSockets.
+START_WRITER: Final = "psqlmessages.monitor.minute_writer.start_writer"
+
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
@@ -44,6 +47,7 @@ def websocket_application() -> Application:
     token_application = _with_token_check(_router("ws/node/"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
+        import_string(START_WRITER)()
         transport = make_transport(send, get_settings().RELAY_FRAME_BYTES)
         scheme = transport.scheme or scope.get("scheme")
         scope = {**scope, TRANSPORT_KEY: transport, "scheme": scheme}

@@ -60,6 +60,7 @@ WRONG = (
     ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
     ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
     ({"HANDLER_CONCURRENCY": 0}, "E022", "between 1 and 1000"),
+    ({"HISTORY_DAYS": -1}, "E030", "between 0 and 3650"),
     ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),

@@ -13,7 +13,10 @@ from project.settings import INSTALLED_APPS as EXAMPLE_APPS
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 # Constants to replace, by path: {"psqlmessages.retry.MAX_LOCK_WAIT_SECONDS": 60}.
-PATCHED: dict[str, object] = {"psqlmessages.monitor.json_views.READ_INTERVAL_SECONDS": 0.2}
+PATCHED: dict[str, object] = {
+    "psqlmessages.monitor.json_views.READ_INTERVAL_SECONDS": 0.2,
+    "psqlmessages.monitor.minute_writer.START_SECONDS": 1_000_000,
+}
 INSTALLED_APPS = [*EXAMPLE_APPS, "tests.web.site_settings.Patched"]
 
 globals().update(json.loads(os.environ.get("SITE_SETTINGS", "{}")))

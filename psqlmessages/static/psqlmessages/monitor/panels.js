@@ -210,10 +210,13 @@ function shade([from, to], { lines }, text, { x, top, bottom }) {
 /** The title and the legend above a panel, which fit on a narrow page too. */
 function titleParts({ title, lines, isStacked }, { left, right, top }) {
   const names = lines.length > 1 && !isStacked ? [...lines].reverse() : [];
-  return [
-    svg("text", { x: left, y: top - 8 }, title),
-    ...names.map(({ name, colour }, at) => svg("text", { x: right - 44 * at, y: top - 8, "text-anchor": "end", fill: `var(--${colour})` }, name)),
-  ];
+  let x = right;
+  const legend = names.map(({ name, colour }) => {
+    const text = svg("text", { x, y: top - 8, "text-anchor": "end", fill: `var(--${colour})` }, name);
+    x -= 16 + 7 * name.length;
+    return text;
+  });
+  return [svg("text", { x: left, y: top - 8 }, title), ...legend];
 }
 
 /** A line, with gaps between the periods with values. */

@@ -1,0 +1,129 @@
+"""The history: what was counted per minute, by one process at a time, and where there are gaps."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.test import Client
+from playwright.sync_api import expect
+from pytest_django import Settings
+
+from psqlmessages.client.connection import AsyncConnection
+from psqlmessages.models import Element, HistoryPeriod, QueueMinute, TopicMinute
+from psqlmessages.monitor import minute_writer
+from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
+from psqlmessages.orm import direct_dsn
+from tests.sql.conftest import World
+from tests.web.browser import MONITOR_RULE, Visitors, live
+from tests.web.desks import visitor
+from tests.web.site import Site
+
+HISTORY = "/monitor/history/"
+LSN = "SELECT pg_current_wal_insert_lsn()::text"
+NOW = int(time.time()) // 60 * 60
+
+
+@pytest.fixture(autouse=True)
+def minutes(monkeypatch: pytest.MonkeyPatch, database: World, settings: Settings) -> Iterator[None]:
+    monkeypatch.setattr(minute_writer, "_MAX_DELAY_SECONDS", 1e9)
+    settings.PSQLMESSAGES = {"NODE": "example"}
+    yield
+    for model in (HistoryPeriod, QueueMinute, TopicMinute):
+        model.objects.all().delete()
+
+
+def read(client: Client, **query: Any) -> dict[str, Any]:
+    response = client.get(HISTORY, query)
+    assert response.status_code == 200, response.content
+    return response.json()
+
+
+async def start(connection: AsyncConnection) -> MinuteWriter:
+    """Make a writer that has the lock and has observed for long."""
+    writer = MinuteWriter()
+    await connection.execute("SELECT pg_advisory_lock(%s, %s)", LOCK_IDS)
+    await writer._topics.observe()
+    assert writer._topics.since is not None, "the rule is there"
+    writer._topics.since = 0
+    return writer
+
+
+def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps(database: World):
+    database.rules(
+        MONITOR_RULE, "user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60"
+    )
+    database.node("user2", "L", listen="T")
+    sender, worker = database.node("user1", "S", notify="T"), database.program("user1")
+    worker.ok("push_many", "W", "jobs", ["x"] * 3)
+    client = visitor("view_monitor")
+    with asyncio.Runner() as runner:
+        connection = runner.run(AsyncConnection.connect(direct_dsn(), autocommit=True))
+        writer = runner.run(start(connection))
+        # The first minute began before the writer: it is not known what happened in it.
+        runner.run(writer.write_minute(connection, NOW - 300))
+        assert list(QueueMinute.objects.values_list("queue", "puts", "backlog")) == [("jobs", 0, 3)]
+        sender.ok("topic_send_many", "T", ["body"] * 10)
+        worker.ok("push_many", "W", "jobs", ["x"] * 9)
+        worker.elements("pop", "W", "jobs", 2)
+        taken = worker.elements("reserve", "W", "jobs", 3)
+        worker.ok("commit", "W", *[row.lease for row in taken])
+        while writer._topics._counts.get("T") != [10, 40]:
+            runner.run(asyncio.sleep(0.01))
+        runner.run(writer.write_minute(connection, NOW - 240))
+        # Other sessions of the server write now and then.
+        for _ in range(10):
+            rows, lsn = QueueMinute.objects.count(), database.owner.query(LSN)
+            runner.run(writer.write_minute(connection, NOW - 120))
+            if (QueueMinute.objects.count(), database.owner.query(LSN)) == (rows, lsn):
+                break
+        else:
+            pytest.fail("idle minutes write WAL")
+        alive = [read(client, topic="T"), read(client, queue="jobs")]
+        # The connection is lost without a word, and a later writer takes over.
+        runner.run(writer._topics.close())
+        runner.run(connection.close())
+        crashed = [read(client, topic="T"), read(client, queue="jobs")]
+    for topic, queue in (alive, crashed):
+        assert topic["points"] == [[NOW - 300, 10, 40]]
+        assert queue["points"] == [[NOW - 300, 9, 5, 0, 7]]
+    known = Element.objects.filter(queue__name="jobs").count()
+    assert known == 7
+    (topic_start, topic_end), (queue_start, queue_end) = (each["periods"][0] for each in alive)
+    assert (topic_start, queue_start) == (NOW - 360, NOW - 300)
+    assert topic_end == queue_end >= NOW
+    # Nobody knows how long it lived after its last row.
+    assert [each["periods"][0][1] for each in crashed] == [NOW - 240] * 2
+
+
+def test_odd_requests_are_refused():
+    client = visitor("view_monitor")
+    for query in (
+        "",
+        "topic=T&queue=Q",
+        "topic=T&seconds=5",
+        "topic=",
+        "topic=T&x=1",
+        "topic=A%00",
+    ):
+        assert client.get(f"{HISTORY}?{query}").status_code == 400, query
+    assert Client().get(f"{HISTORY}?topic=T").status_code == 401
+
+
+def test_the_topic_page_shows_what_was_counted_and_shades_the_rest(
+    site: Site, visitors: Visitors, database: World
+):
+    site.user("chief", is_staff=True, is_superuser=True)
+    database.rules(MONITOR_RULE)
+    start, end = (datetime.fromtimestamp(NOW - back, UTC) for back in (1800, 600))
+    HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
+    TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
+    page = live(visitors("chief"), "/monitor/topics/T/")
+    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
+    # Before and after the period, in both panels.
+    expect(page.locator("#history .unknown")).to_have_count(4)
+    page.get_by_role("button", name="7 days").click()
+    expect(page.get_by_role("button", name="7 days")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
