@@ -31,7 +31,7 @@ from psqlmessages.exchanges.store.stats import (
 )
 from psqlmessages.monitor.now import current_problems_async
 from psqlmessages.monitor.observer import running_observer
-from psqlmessages.monitor.problems import ALERTS, Problem, Severity
+from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, Severity
 from psqlmessages.monitor.queries import Rows, read_once
 from psqlmessages.orm import direct_alias, resolve_alias
 from psqlmessages.relay.hub import get_hub
@@ -169,6 +169,8 @@ def problem_family(problems: Iterable[Problem]) -> Any:
     family = _family("Gauge", "problems", text, "check", "severity")
     numbers = Counter((problem.check, problem.severity) for problem in problems)
     unknown = {problem.name for problem in problems if problem.check == "unchecked"}
+    if any(problem.check == "database" for problem in problems):
+        unknown.update(check.name for check in CHECKS)
     for check in ALERTS:
         for severity in Severity if check not in unknown else ():
             family.add_metric((check, severity.value), numbers[check, severity])

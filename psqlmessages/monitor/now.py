@@ -85,8 +85,10 @@ def describe(problem: Problem) -> dict[str, Any]:
 _ADMIN_MODELS: Final = {"queue": "queue", "stream": "subscription"}
 
 
-def problem_url(link: Link, request: HttpRequest | None = None) -> str:
+def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
     """Return the URL of the page that shows a problem; "" if there is none, or no permission."""
+    if link is None:
+        return ""
     if link.page == "transactions":
         is_allowed = request is None or request.user.has_perm("psqlmessages.view_client")
         return find_url("admin:psqlmessages_client_open_transactions") if is_allowed else ""

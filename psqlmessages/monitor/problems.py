@@ -50,13 +50,13 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong now, and its cure. ``since``: None if the time is unknown."""
+    """Something that is wrong now, its page and its cure. ``since``: None if it is unknown."""
 
     check: str
     name: str
     severity: Severity
     sentence: str
-    link: Link
+    link: Link | None
     cure: str
     since: datetime | None = None
 
@@ -100,6 +100,7 @@ def find_problems(
         )
         for each in problems
     ]
+    # In the order of the alphabet, error comes first.
     return sorted(shown, key=lambda problem: problem.severity)
 
 
@@ -110,7 +111,7 @@ def database_problem() -> Problem:
         "",
         Severity.ERROR,
         "PostgreSQL cannot be reached.",
-        Link("now"),
+        None,
         "Check that the server runs, then run: psqlmessages doctor",
     )
 
@@ -123,7 +124,7 @@ def process_problems(parts: Iterable[str]) -> list[Problem]:
             part,
             Severity.ERROR,
             f"The part “{part}” of this server process does not work.",
-            Link("now"),
+            None,
             "Look into the log of the process, and restart it if this stays.",
         )
         for part in parts
@@ -136,7 +137,7 @@ def _unchecked(check: ProblemCheck) -> Problem:
         check.name,
         Severity.WARNING,
         f"The check “{check.name}” could not run: its query took too long or is not allowed.",
-        Link("now"),
+        None,
         "Run: psqlmessages doctor",
     )
 
@@ -224,7 +225,7 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
             cure = "Start more consumers; see whether the same elements fail repeatedly."
         else:
             severity, sentence = Severity.ERROR, f"{sentence}: no consumer takes elements."
-            cure = "Start the worker that consumes it: python manage.py psqlmessages run NODE"
+            cure = "Start its worker: python manage.py psqlmessages run NODE, or exchange run"
         yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
 
 

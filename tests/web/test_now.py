@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +20,7 @@ from pytest_django import Settings
 from psqlmessages.conf import get_settings
 from psqlmessages.models import Element, Exchange, PipelineJob, Queue, Subscription
 from psqlmessages.monitor import listing, metrics, now
-from psqlmessages.monitor.problems import ALERTS, CHECKS, database_problem, find_problems
+from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, database_problem, find_problems
 from tests.sql.conftest import World
 from tests.web.desks import visitor
 from tests.web.measured import count, job
@@ -148,6 +150,7 @@ def test_each_problem_is_found_with_its_cure_and_only_it(
         PipelineJob.objects.all().delete()
         quiet.rule("user1", "W", "Queue", "*", "RW", 60)
         assert read(client, **token) == []
+        assert "No problems: all 10 checks passed." in viewer.get("/monitor/").text
         settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
         make(quiet)
         found = read(client, **token)
@@ -171,13 +174,18 @@ def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
         timezone.now(), current,
     )  # fmt: skip
     assert (full.severity, full.sentence) == ("error", "Notification queue: 50.0000% full.")
-    samples = {
-        (*sample.labels.values(),): sample.value
-        for sample in metrics.problem_family([unchecked, database_problem()]).samples
-    }
-    assert samples["unchecked", "warning"] == samples["database", "error"] == 1
-    assert samples["paused", "error"] == 0
-    assert ("waiting", "error") not in samples, "an unknown number is not reported as 0"
+
+    def samples(*problems: Problem) -> dict[tuple[str, ...], float]:
+        family = metrics.problem_family(problems)
+        return {(*each.labels.values(),): each.value for each in family.samples}
+
+    # An unknown number is not reported as 0.
+    found = samples(unchecked)
+    assert (found["unchecked", "warning"], found["paused", "error"]) == (1, 0)
+    assert ("waiting", "error") not in found
+    found = samples(database_problem())
+    assert found["database", "error"] == 1
+    assert ("paused", "error") not in found
 
 
 def test_the_problems_are_for_the_token_and_for_users_of_the_monitor(
@@ -225,5 +233,7 @@ def test_the_alerts_and_the_dashboard_use_metrics_and_checks_that_exist(
         for check in re.findall('check="(.*?)"', rule["expr"])
     }
     assert summaries == ALERTS
+    if promtool := shutil.which("promtool"):
+        subprocess.run([promtool, "check", "rules", FILES / "alerts.yml"], check=True)
     for panel in json.loads((FILES / "dashboard.json").read_text())["panels"]:
         assert {"title", "description", "targets"} <= panel.keys()
