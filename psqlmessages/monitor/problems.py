@@ -195,10 +195,10 @@ _DEAD_LETTERS_QUERY: Final = f"""
 def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
         if queue in UNROUTED:
-            sentence = f"{format_count(number, 'element')} {UNROUTED[queue]}: see {queue}."
+            sentence = f"{format_count(number, 'element')} {UNROUTED[queue]}: see “{queue}”."
             cure = "Correct the selectors of the exchanges, then redrive the elements."
         else:
-            sentence = f"{format_count(number, 'dead letter')} in {queue}."
+            sentence = f"{format_count(number, 'dead letter')} in “{queue}”."
             cure = "Read why they failed, correct the cause, then redrive or delete them."
         link = Link("queue", queue)
         yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
@@ -219,7 +219,7 @@ _WAITING_QUERY: Final = f"""
 
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, since, has_consumer in rows:
-        sentence = f"The oldest element of {queue} has waited for {format_age(now - since)}"
+        sentence = f"The oldest element of “{queue}” has waited for {format_age(now - since)}"
         if has_consumer:
             severity, sentence = Severity.WARNING, f"{sentence}: its consumers are too slow."
             cure = "Start more consumers; see whether the same elements fail repeatedly."
@@ -239,7 +239,7 @@ _PAUSED_QUERY: Final = f"""
 def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
         sentence = (
-            f"The queue {queue} is paused: {format_count(number, 'element').lower()} waiting."
+            f"The queue “{queue}” is paused: {format_count(number, 'element').lower()} waiting."
         )
         cure = "Resume the queue when its consumers are ready."
         link = Link("queue", queue)
@@ -276,16 +276,16 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
     for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
         if not is_running:
             severity, since = Severity.WARNING, waiting_since
-            sentence = f"The exchange {name} is stopped, and elements wait in {queue}."
+            sentence = f"The exchange “{name}” is stopped, and elements wait in “{queue}”."
             cure = f"Start it: python manage.py psqlmessages exchange start {quote(name)}"
         elif not workers:
             severity, since = Severity.ERROR, last_beat
             silence = "" if since is None else f" for {format_age(now - since)}"
-            sentence = f"No worker has run the exchange {name}{silence}."
+            sentence = f"No worker has run the exchange “{name}”{silence}."
             cure = f"Start one: python manage.py psqlmessages exchange run {quote(name)}"
         else:
             severity, since = Severity.ERROR, None
-            sentence = f"The exchange {name} is blocked: it lacks a rule."
+            sentence = f"The exchange “{name}” is blocked: it lacks a rule."
             namespace, _, statement = missing_rule.partition(": ")
             cure = f"Run in the database {namespace}: {statement}"
         yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
@@ -302,9 +302,9 @@ _JOBS_QUERY: Final = f"""
 def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for job, state, since, error in rows:
         if state == "failed":
-            sentence = f"The job {job} has failed: {error or 'it left no error'}"[:300]
+            sentence = f"The job “{job}” has failed: {error or 'it left no error'}"[:300]
         else:
-            sentence = f"The job {job} has sent no heartbeat for {format_age(now - since)}."
+            sentence = f"The job “{job}” has sent no heartbeat for {format_age(now - since)}."
         cure = "Start the job again, or delete it in the admin if it is not needed."
         yield Problem("jobs", job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
@@ -336,12 +336,12 @@ def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[P
         if pinged_at < since:
             severity = Severity.ERROR
             silence = format_age(now - pinged_at)
-            sentence = f"{ident} has not read the stream {topic} for {silence}: {lag}."
-            cure = f"Start the node {ident}, or delete its subscription if it is not needed."
+            sentence = f"“{ident}” has not read the stream “{topic}” for {silence}: {lag}."
+            cure = f"Start the node “{ident}”, or delete its subscription if it is not needed."
         else:
             severity = Severity.WARNING
-            sentence = f"{ident} reads the stream {topic} too slowly: {lag}."
-            cure = f"See what keeps the node {ident} busy, and read larger batches."
+            sentence = f"“{ident}” reads the stream “{topic}” too slowly: {lag}."
+            cure = f"See what keeps the node “{ident}” busy, and read larger batches."
         link, name = Link("stream", topic), f"{ident}/{topic}"
         yield Problem("subscriptions", name, severity, sentence, link, cure, since)
 

@@ -152,10 +152,10 @@ AREAS = """[...document.querySelectorAll("#rates .area[fill='var(--accent)']")]
 
 # How to make it, the problem on the first page, and words of the page behind it.
 FAULTS = (
-    (test_now.paused, "The queue orders is paused", "orders"),
-    (test_now.blocked, "The exchange sort it is blocked", "INSERT INTO messages.auth"),
+    (test_now.paused, "The queue “orders” is paused", "orders"),
+    (test_now.blocked, "The exchange “sort it” is blocked", "INSERT INTO messages.auth"),
     (test_now.waiting, "no consumer takes elements", "<b>"),
-    (test_now.slow_reader, "SUB reads the stream T too slowly", "SUB"),
+    (test_now.slow_reader, "“SUB” reads the stream “T” too slowly", "SUB"),
 )
 
 
@@ -176,7 +176,7 @@ def test_each_of_four_faults_is_one_click_behind_the_first_page(visitors: Visito
     # What is mended disappears.
     page.goto("/monitor/")
     Queue.objects.update(is_paused=False)
-    expect(page.get_by_text("The queue orders is paused")).to_have_count(0)
+    expect(page.get_by_text("The queue “orders” is paused")).to_have_count(0)
 
 
 def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors):
