@@ -22,6 +22,7 @@ CHECKS: tuple[Check, ...] = (
     doctor_checks.commit_lock,
     doctor_checks.open_transactions,
     doctor_checks.clock,
+    doctor_tables.dead_nodes,
     doctor_tables.expired_bodies,
     doctor_tables.stream_tables,
     doctor_tables.owners,

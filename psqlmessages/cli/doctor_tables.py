@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic, sleep
 
 from psqlmessages.cli.doctor_checks import CheckContext, Finding, FindingState, ok, wrong
 
 _MAX_STATEMENTS = 3
 
+# In a system with live nodes, housekeeping removes a dead one within this time.
+HOUSEKEEPING_SECONDS = 3.0
+
+_DEAD_NODES = """
+    SELECT s.pid, string_agg(c.ident, ', ' ORDER BY c.ident)
+    FROM psqlmessages_session AS s JOIN psqlmessages_client AS c ON c.session_id = s.id
+    WHERE s.id NOT IN (SELECT messages._live_sessions())
+    GROUP BY s.id, s.pid ORDER BY s.id LIMIT 5
+"""
 _EXPIRED_TABLES = """
     SELECT count(*), coalesce(sum(pg_table_size(spare.body)), 0)::bigint
     FROM (
@@ -52,6 +62,10 @@ _ROLES_THAT_MAY_ACT_AS_OWNER = """
     WHERE r.rolname <> %s AND pg_has_role(r.oid, %s, 'MEMBER')
     ORDER BY 1
 """
+_EXAMPLE_RULE = """
+    SELECT format('INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)'
+        ' VALUES (%L, ''NODE'', ''Topic'', ''TOPIC'', ''RW'', 60)', session_user)
+"""
 # Restoring a dump elsewhere changes the oids of roles: until a rule is saved again, its role cannot
 # be checked.
 _RULES_WITHOUT_THEIR_ROLE = """
@@ -73,6 +87,22 @@ _ROLES_WITH_CREATE = """
       AND a.grantee <> n.nspowner AND coalesce(r.rolname, '') <> %s
     ORDER BY 1, 2
 """
+
+
+def dead_nodes(context: CheckContext) -> Iterator[Finding]:
+    """Check for registered nodes whose connection is closed: housekeeping should remove them."""
+    deadline = monotonic() + HOUSEKEEPING_SECONDS
+    while (rows := context.rows(_DEAD_NODES)) and monotonic() < deadline:
+        sleep(HOUSEKEEPING_SECONDS / 10)
+    if not rows:
+        yield ok("none")
+    for pid, idents in rows:
+        yield wrong(
+            f"{idents}: registered, but the connection (pid {pid}) is closed",
+            "its program has crashed: start it again. No other node runs housekeeping, so the other"
+            " nodes do not know yet",
+            "psqlmessages prune",
+        )
 
 
 def expired_bodies(context: CheckContext) -> Iterator[Finding]:
@@ -111,9 +141,8 @@ def rules(context: CheckContext) -> Iterator[Finding]:
     if not context.value("SELECT EXISTS (SELECT FROM psqlmessages_auth)"):
         yield wrong(
             "there are no rules",
-            "everything is denied unless a rule allows it",
-            "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout)"
-            " VALUES ('ROLE', 'NODE', 'Topic', 'TOPIC', 'RW', 60)",
+            "everything is denied unless a rule allows it; NODE and TOPIC stand for your names",
+            context.value(_EXAMPLE_RULE),
         )
         return
     rows = context.rows(_RULES_WITHOUT_THEIR_ROLE)

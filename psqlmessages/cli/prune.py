@@ -1,4 +1,4 @@
-"""Command prune: remove expired data now."""
+"""Command prune: remove expired data now, and nodes whose connection is closed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def run(arguments: Namespace) -> int:
 
 
 def empty_expired_tables(dsn: str) -> int:
-    """Empty the tables in which everything has expired; return how many."""
+    """Run housekeeping and empty the tables in which everything has expired; return how many."""
     with connect_as(dsn, "prune") as connection:
         # The role may default to a stricter level, whose older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
             with connection.transaction():
                 row = connection.execute(
-                    "SELECT messages._truncate_expired_bodies() + messages._prune_streams()"
+                    "SELECT messages._truncate_expired_bodies() + messages._prune_streams(),"
+                    " messages._request_housekeeping()"
                 ).fetchone()
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
@@ -47,7 +48,7 @@ def format_result(number: int) -> str:
 
 COMMAND = CliCommand(
     "prune",
-    "remove expired bodies and stream messages now, as the owner of the tables",
+    "remove expired bodies, stream messages and dead nodes now, as the owner of the tables",
     _configure,
     run,
 )

@@ -56,7 +56,7 @@ WRONG = (
     ({"MAX_HOPS": 0}, "E011", "between 1 and 1000"),
     ({"TRAFFIC_DAYS_OF_TEN_SECONDS": 0}, "E012", "between 1 and 36500"),
     ({"TRAFFIC_DAYS_OF_MINUTES": 0}, "E013", "between 1 and 36500"),
-    ({"TRAFFIC_DAYS_OF_HOURS": 0}, "E014", "between 1 and 36500"),
+    ({"TRAFFIC_DAYS_OF_HOURS": "a month"}, "E014", "between 1 and 36500"),
     ({"ANSWER_SECONDS": -1}, "E015", "between 0 and 3600"),
     ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
     ({"HANDLER_CONCURRENCY": 0}, "E022", "between 1 and 1000"),
@@ -78,6 +78,12 @@ WRONG = (
 
 
 def test_a_wrong_setting_is_an_error_and_is_never_used(settings: DjangoSettings):
+    ids_by_setting = {
+        key: id_ for given, id_, _ in WRONG if isinstance(given, dict) for key in given
+    }
+    expected = {field.name: field.metadata["check"] for field in fields(Settings)}
+    assert {key: ids_by_setting.get(key) for key in expected} == expected
+    assert len(set(expected.values())) == len(expected)
     for given, id_, words in WRONG:
         settings.PSQLMESSAGES = given
         (found,) = check_settings()

@@ -1,17 +1,20 @@
 """doctor: every fault it knows, provoked."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.core.management import call_command
 from pytest_django import Settings
 
+from project.postgres import Server
 from psqlmessages.cli import doctor_checks, doctor_tables
 from psqlmessages.cli.doctor import CHECKS, run_checks
-from psqlmessages.cli.doctor_checks import Finding, FindingState
+from psqlmessages.cli.doctor_checks import Check, Finding, FindingState
 from psqlmessages.cli.doctor_tables import create_rights, expired_bodies, owners, rules
 from psqlmessages.cli.main import main
 from psqlmessages.cli.prune import format_result
@@ -19,7 +22,9 @@ from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.management import doctor_rules
 from psqlmessages.management.doctor_rules import needed_rules
 from tests.django.conftest import Changed, finding_of
+from tests.django.pgbouncer import pgbouncer
 from tests.django.processes import manage
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 RunCheck = Callable[..., Finding]
@@ -138,21 +143,64 @@ def test_stream_messages_that_nobody_removed_and_prune_removes(
     assert examined(doctor_tables.stream_tables).state is FindingState.OK
 
 
-def test_a_transaction_that_holds_locks_for_long(
-    shop: World, examined: RunCheck, monkeypatch: pytest.MonkeyPatch
-):
+def leave_a_transaction_open(shop: World) -> None:
     shop.rules("user1 SITTER Topic T RW 5")
     sitter = shop.node("user1", "SITTER")
-    assert examined(doctor_checks.open_transactions).state is FindingState.OK
     sitter.connection.execute("BEGIN")
     sitter.ok("topic_listen", "T")
+
+
+def crash(shop: World) -> None:
+    shop.kill(shop.node(Server.owner, "worker", listen="ORDERS"))
+
+
+# What is wrong, the check that finds it, and words of what it says.
+PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
+    "no rules": (
+        rules, "there are no rules", lambda shop: shop.execute("DELETE FROM messages.auth")
+    ),
+    "a dead worker": (doctor_tables.dead_nodes, "worker: registered, but the connection", crash),
+    "a pooler": (doctor_checks.pooler, "shares connections by transaction", lambda _: None),
+    "old functions": (
+        doctor_checks.installed, "functions of another version: 0123456789abcdef",
+        lambda shop: shop.execute("COMMENT ON SCHEMA messages IS 'psqlmessages 0123456789abcdef'"),
+    ),
+    "an open transaction": (
+        doctor_checks.open_transactions, "(user1, no name) has been in a transaction",
+        leave_a_transaction_open,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_the_fix_works_as_it_is_printed(
+    shop: World, monkeypatch: pytest.MonkeyPatch, problem: str
+):
+    check, words, cause = PROBLEMS[problem]
+    # Another test's node may run housekeeping at any time.
+    monkeypatch.setattr(doctor_tables, "HOUSEKEEPING_SECONDS", 0)
     monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0)
-    # The owner of the tests is not shown since when; the superuser is.
-    finding = examined(doctor_checks.open_transactions, shop.server.superuser_url)
-    assert f"pid {sitter.pid} (user1, no name) has been in a transaction" in finding.found
-    shop.watcher.connection.execute(finding.fix)
-    shop.wait_for("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", sitter.pid)
-    assert examined(doctor_checks.open_transactions).state is FindingState.OK
+    with ExitStack() as stack:
+        # The superuser sees since when a transaction is open.
+        address = shop.server.superuser_url
+        if problem == "a pooler":
+            address = stack.enter_context(pgbouncer(shop.server, "transaction"))
+        elif problem == "no rules":
+            address = shop.server.url()
+        assert finding_of(check, address).state is FindingState.OK or problem == "a pooler"
+        for _ in range(5):
+            cause(shop)
+            if (found := finding_of(check, address)).state is FindingState.WRONG:
+                break
+        assert words in found.found
+        if setting := re.search(r"set pool_mode = (\w+) in pgbouncer.ini", found.fix):
+            address = stack.enter_context(pgbouncer(shop.server, setting.group(1)))
+        elif command := re.match(r"(?:python manage.py )?psqlmessages (\S+)", found.fix):
+            done = manage(shop.server, "psqlmessages", command.group(1))
+            assert done.returncode == 0, done.stderr
+        else:
+            shop.watcher.connection.execute(found.fix)
+        wait_until(lambda: finding_of(check, address).state is FindingState.OK)
 
 
 def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
