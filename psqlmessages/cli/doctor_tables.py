@@ -99,8 +99,8 @@ def dead_nodes(context: CheckContext) -> Iterator[Finding]:
     for pid, idents in rows:
         yield wrong(
             f"{idents}: registered, but the connection (pid {pid}) is closed",
-            "its program has crashed: start it again. No other node runs housekeeping, so the other"
-            " nodes do not know yet",
+            "its program has crashed, or the database was restored from a dump; no other node runs"
+            " housekeeping, which would end the session",
             "psqlmessages prune",
         )
 

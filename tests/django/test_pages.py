@@ -258,9 +258,11 @@ def clean(server: TestedServer) -> None:
 @pytest.mark.timeout(900)
 def test_the_pages_lead_a_newcomer_through_the_order_flow(newcomer: Newcomer):
     tutorial, *guides = GUIDE
-    newcomer.follow(tutorial)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    project, migrate, rest = tutorial.partition("$ python manage.py migrate --verbosity 0\n")
+    newcomer.follow(f"{project}{migrate}```\n")
     newcomer.type(f"python manage.py shell -v 0 -c {shlex.quote(example)}", "{'order': 1}\n")
+    newcomer.follow(f"```console\n{rest}")
     with psycopg.connect(newcomer.shop, autocommit=True) as connection:
         connection.execute(PGMQ)
     for page in guides:
