@@ -173,9 +173,7 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_fix_works_as_it_is_printed(
-    shop: World, monkeypatch: pytest.MonkeyPatch, problem: str
-):
+def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch: pytest.MonkeyPatch, problem: str):
     check, words, cause = PROBLEMS[problem]
     # Another test's node may run housekeeping at any time.
     monkeypatch.setattr(doctor_tables, "HOUSEKEEPING_SECONDS", 0)
