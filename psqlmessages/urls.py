@@ -6,7 +6,7 @@ from inspect import iscoroutinefunction
 from django.db import connections, transaction
 from django.urls import URLPattern, URLResolver, include, path, register_converter
 
-from psqlmessages.monitor import graph, now, queues, traffic, views
+from psqlmessages.monitor import graph, nodes, now, queues, streams, traffic, views
 from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.minutes import history_data
@@ -23,6 +23,15 @@ urlpatterns = [
     path("monitor/topics/<topic:name>/", views.topic, name="monitor_topic"),
     path("monitor/queues/", queues.queue, name="monitor_queues"),
     path("monitor/queues/<topic:name>/", queues.queue, name="monitor_queue"),
+    path("monitor/streams/", streams.streams, name="monitor_streams"),
+    path("monitor/streams/<topic:name>/", streams.stream, name="monitor_stream"),
+    path(
+        "monitor/subscriptions/<int:pk>/<str:name>/",
+        streams.operate,
+        name="monitor_subscription_action",
+    ),
+    path("monitor/nodes/", nodes.nodes, name="monitor_nodes"),
+    path("monitor/nodes/<topic:name>/", nodes.node, name="monitor_node"),
     path("monitor/exchanges/", graph.exchanges, name="monitor_exchanges"),
     path("monitor/exchanges/figures/", graph.graph_data, name="monitor_figures"),
     path("monitor/traffic/", traffic.traffic, name="monitor_traffic"),

@@ -179,6 +179,15 @@ def unsubscribe(ident: str, topic: str) -> Call[bool]:
     return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), read_changed)
 
 
+def subscribe_from(ident: str, topic: str, position: int, timeout_seconds: int) -> Call[Any]:
+    """Start or move a subscription; return the topics of which messages were removed."""
+    return Call(
+        "SELECT messages.subscribe_from(%s, ARRAY[%s]::text[], ARRAY[%s]::bigint[], %s)",
+        (*check_names(ident, topic), position, timeout_seconds),
+        lambda answer: raise_for_error(answer)["Missed"],
+    )
+
+
 def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
     """Return the state of the subscription; raise NotSubscribed if there is none."""
     return Call("SELECT messages.subscription(%s, %s)", check_names(ident, topic), _read_state)

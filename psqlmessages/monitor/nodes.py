@@ -1,0 +1,271 @@
+"""Pages of nodes: all connected nodes, and one node with its topics, queues, streams and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_safe
+
+from psqlmessages.models.names import is_name, patterns
+from psqlmessages.monitor.listing import (
+    PAGE_SIZE,
+    Column,
+    ListDefinition,
+    ListPage,
+    ListQuery,
+    check_parameters,
+    fetch,
+    render_page,
+    shared,
+)
+from psqlmessages.monitor.names import page_url
+from psqlmessages.monitor.stream_status import (
+    SubscriptionStatus,
+    format_seconds,
+    read_subscriptions,
+)
+from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
+
+# A page of a node shows this number of each kind.
+_MAX_NAMES: Final = 100
+
+# The list
+
+_LIST: Final = ListDefinition(
+    "nodes",
+    gettext_lazy("Nodes"),
+    (
+        Column(gettext_lazy("Node"), "node"),
+        Column(gettext_lazy("State")),
+        Column(gettext_lazy("Role"), "role"),
+        Column(gettext_lazy("Sends to"), kind="number wide"),
+        Column(gettext_lazy("Listens to"), kind="number wide"),
+        Column(gettext_lazy("Observes"), kind="number wide"),
+        Column(gettext_lazy("Session"), "session", "number wide"),
+        Column(gettext_lazy("Since"), "since"),
+    ),
+    "node",
+    {
+        "state": {
+            "connected": gettext_lazy("connected"),
+            "closed": gettext_lazy("closed"),
+        }
+    },
+)
+_ORDERS: Final[Mapping[str, str]] = {
+    "node": "c.ident",
+    "role": "c.role",
+    "session": "s.pid",
+    "since": "c.connected_at",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A registered node. ``is_connected``: false if its connection is lost."""
+
+    id: int
+    name: str
+    role: str
+    since: datetime
+    pid: int
+    is_connected: bool
+    senders: int
+    listeners: int
+    observers: int
+
+    @property
+    def url(self) -> str:
+        """The URL of the node's page."""
+        return page_url("monitor_nodes", self.name)
+
+
+@require_safe
+@require_monitor_access
+def nodes(request: HttpRequest) -> HttpResponse:
+    """Show the registered nodes, or the node in ``?name=``."""
+    if "name" in request.GET:
+        return node(request)
+    query = _LIST.parse(request)
+    context = {
+        **common_context(request),
+        "list": lambda: shared(query.key(), lambda: _read_page(query)),
+    }
+    fragments = {_LIST.name: "psqlmessages/monitor/_nodes.html"}
+    return render_page(request, "psqlmessages/monitor/nodes.html", fragments, context)
+
+
+def _read_page(query: ListQuery) -> ListPage:
+    direction = "DESC" if query.is_descending else "ASC"
+    statement = f"""
+        WITH live AS MATERIALIZED (SELECT messages._live_sessions() AS id),
+        page AS MATERIALIZED (
+            SELECT c.id, c.ident::text, c.role::text, c.connected_at, s.pid,
+                s.id IN (SELECT l.id FROM live AS l) AS is_connected,
+                count(*) OVER () AS total,
+                row_number() OVER (ORDER BY {_ORDERS[query.column]} {direction}, c.ident) AS number
+            FROM psqlmessages_client AS c
+            JOIN psqlmessages_session AS s ON s.id = c.session_id
+            WHERE (%(search)s = '' OR strpos(lower(c.ident), lower(%(search)s)) > 0
+                   OR strpos(lower(c.role), lower(%(search)s)) > 0)
+              AND (%(state)s = ''
+                   OR (%(state)s = 'connected') = (s.id IN (SELECT l.id FROM live AS l)))
+            ORDER BY number LIMIT %(size)s OFFSET %(offset)s
+        )
+        SELECT p.total, p.id, p.ident, p.role, p.connected_at, p.pid, p.is_connected,
+            (SELECT count(*) FROM psqlmessages_membership AS m
+             WHERE m.client_id = p.id AND m.kind = 'notify'),
+            (SELECT count(*) FROM psqlmessages_membership AS m
+             WHERE m.client_id = p.id AND m.kind = 'listen'),
+            (SELECT count(*) FROM psqlmessages_observation AS o WHERE o.client_id = p.id)
+        FROM page AS p ORDER BY p.number
+    """  # noqa: S608 - built from constants
+    parameters = {
+        "search": query.search,
+        "state": query.chosen["state"],
+        "size": PAGE_SIZE,
+        "offset": query.offset,
+    }
+    rows = fetch(statement, parameters)
+    return query.result([NodeRow(*row[1:]) for row in rows], rows[0][0] if rows else 0)
+
+
+# One node
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The session of a node, and what PostgreSQL tells about it; None if that is not known.
+
+    ``neighbours``: other nodes of the session. ``transaction``: seconds that it has been open.
+    """
+
+    id: int
+    role: str
+    since: datetime
+    pid: int
+    is_connected: bool
+    neighbours: list[str]
+    program: str | None
+    address: str | None
+    state: str | None
+    transaction: float | None
+
+    @property
+    def transaction_text(self) -> str:
+        """The age of the open transaction, as text."""
+        return "" if self.transaction is None else format_seconds(self.transaction)
+
+    @property
+    def neighbour_links(self) -> list[tuple[str, str]]:
+        """The other nodes with their pages."""
+        return _links("monitor_nodes", self.neighbours)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """All that is known of a node. ``connection`` is None if the node is not registered.
+
+    Topics and queues are pairs of a name and a URL. ``queues``: those that rules allow.
+    """
+
+    connection: Connection | None
+    sends: list[tuple[str, str]] = field(default_factory=list)
+    listens: list[tuple[str, str]] = field(default_factory=list)
+    observes: list[str] = field(default_factory=list)
+    queues: list[tuple[str, str]] = field(default_factory=list)
+    subscriptions: list[SubscriptionStatus] = field(default_factory=list)
+    rules: list[dict[str, Any]] = field(default_factory=list)
+
+
+_CONNECTION_QUERY: Final = f"""
+    SELECT c.id, c.role::text, c.connected_at, s.pid,
+        s.id IN (SELECT messages._live_sessions()),
+        ARRAY(
+            SELECT o.ident::text FROM psqlmessages_client AS o
+            WHERE o.session_id = c.session_id AND o.id <> c.id ORDER BY o.ident LIMIT {_MAX_NAMES}
+        ),
+        a.application_name, host(a.client_addr), a.state,
+        extract(epoch FROM statement_timestamp() - a.xact_start)::float8
+    FROM psqlmessages_client AS c
+    JOIN psqlmessages_session AS s ON s.id = c.session_id
+    LEFT JOIN pg_stat_get_activity(s.pid) AS a ON true
+    WHERE c.ident = %s
+"""  # noqa: S608 - built from constants
+_TOPICS_QUERY: Final = f"""
+    SELECT t.name::text FROM psqlmessages_membership AS m
+    JOIN psqlmessages_topic AS t ON t.id = m.topic_id
+    WHERE m.client_id = %s AND m.kind = %s ORDER BY t.name LIMIT {_MAX_NAMES}
+"""  # noqa: S608
+_PATTERNS_QUERY: Final = f"""
+    SELECT o.pattern::text FROM psqlmessages_observation AS o
+    WHERE o.client_id = %s ORDER BY o.pattern LIMIT {_MAX_NAMES}
+"""  # noqa: S608
+_RULES_QUERY: Final = f"""
+    SELECT a.id, a.role::text, a.ident::text, a.type::text, a.dest::text, a.mode::text, a.timeout
+    FROM psqlmessages_auth AS a WHERE a.ident = ANY (%s)
+    ORDER BY a.type, a.dest, a.ident, a.role LIMIT {_MAX_NAMES}
+"""  # noqa: S608
+_QUEUES_QUERY: Final = f"""
+    SELECT q.name::text FROM psqlmessages_queue AS q
+    WHERE NOT q.is_removed AND q.id IN (
+        SELECT messages._queues_like(a.dest) FROM psqlmessages_auth AS a
+        WHERE a.ident = ANY (%s) AND a.type = 'Queue'
+    )
+    ORDER BY q.name LIMIT {_MAX_NAMES}
+"""  # noqa: S608
+_RULE_NAMES: Final = ("id", "role", "ident", "type", "dest", "mode", "timeout")
+
+
+@require_safe
+@require_monitor_access
+def node(request: HttpRequest, name: str = "") -> HttpResponse:
+    """Show one node. It need not be connected."""
+    check_parameters(request, ["name"])
+    name = name or request.GET.get("name", "")
+    if not is_name(name) or name.endswith("*"):
+        raise Http404("This is not a valid node name.")
+    status = shared(("node", name), lambda: _read_node(name))
+    if not (status.connection or status.rules or status.subscriptions):
+        raise Http404("There is no node with this name, and no rule for it.")
+    context = {
+        **common_context(request),
+        "node": name,
+        "status": status,
+        "max_names": _MAX_NAMES,
+        "admin_nodes_url": admin_page(request, "client", {"q": name}),
+        "admin_rules_url": admin_page(request, "auth", {"q": name}),
+    }
+    fragments = {"node": "psqlmessages/monitor/_node.html"}
+    return render_page(request, "psqlmessages/monitor/node.html", fragments, context)
+
+
+def _read_node(name: str) -> NodeStatus:
+    rows = fetch(_CONNECTION_QUERY, [name])
+    connection = Connection(*rows[0]) if rows else None
+    names = patterns(name)
+    status = NodeStatus(
+        connection,
+        queues=_links("monitor_queues", _first(fetch(_QUEUES_QUERY, [names]))),
+        subscriptions=read_subscriptions(node=name)[0],
+        rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
+    )
+    if connection is not None:
+        for kind, links in (("notify", status.sends), ("listen", status.listens)):
+            topics = _first(fetch(_TOPICS_QUERY, [connection.id, kind]))
+            links.extend(_links("monitor_topics", topics))
+        status.observes.extend(_first(fetch(_PATTERNS_QUERY, [connection.id])))
+    return status
+
+
+def _first(rows: list[tuple[Any, ...]]) -> list[str]:
+    return [row[0] for row in rows]
+
+
+def _links(view: str, names: list[str]) -> list[tuple[str, str]]:
+    return [(name, page_url(view, name)) for name in names]

@@ -1,0 +1,313 @@
+"""Status of streams: their subscriptions, the lag of each, and samples of the lag."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from threading import Lock
+from time import time
+from typing import Final
+
+from psqlmessages.models import Subscription
+from psqlmessages.monitor.listing import PAGE_SIZE, fetch
+from psqlmessages.monitor.names import page_url
+
+# A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
+READ_RECENTLY_SECONDS: Final = 60
+# Unread messages are counted up to this number.
+MAX_COUNTED: Final = 10_000
+
+_STATE: Final = f"""CASE
+    WHEN NOT messages._is_alive(s) THEN 'expired'
+    WHEN s.pinged_at > statement_timestamp() - interval '{READ_RECENTLY_SECONDS} s' THEN 'alive'
+    ELSE 'silent'
+END"""
+# Seconds since the oldest unread message was published; null if there is none.
+_OLDEST: Final = """(
+    SELECT extract(epoch FROM statement_timestamp() - m.published_at)::float8
+    FROM psqlmessages_streammessage AS m
+    WHERE m.topic_id = t.id AND m.id > s.position ORDER BY m.id LIMIT 1
+)"""
+_FROM: Final = """
+    FROM psqlmessages_subscription AS s
+    LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+    WHERE (%(topic)s::text IS NULL OR s.topic = %(topic)s)
+      AND (%(node)s::text IS NULL OR s.ident = %(node)s)
+      AND (%(search)s = '' OR strpos(lower(s.ident), lower(%(search)s)) > 0
+          OR strpos(lower(s.topic), lower(%(search)s)) > 0)
+"""
+# What to sort by. An expired subscription has no lag: nothing is stored for it.
+ORDERS: Final[Mapping[str, str]] = {
+    "node": "s.ident",
+    "stream": "s.topic",
+    "lag": f"CASE WHEN s.is_alive THEN coalesce({_OLDEST}, -1) ELSE -2 END",
+    "read": "s.pinged_at",
+    "expires": "s.pinged_at + make_interval(secs => s.timeout)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """One subscription. Ages are in seconds.
+
+    ``state``: alive (read recently), silent or expired. ``unread``: the number of unread messages;
+    None if it has expired; above MAX_COUNTED, there are more. ``lag``: the age of the oldest one.
+    """
+
+    id: int
+    node: str
+    topic: str
+    position: int
+    timeout: int
+    last_read: datetime
+    read_age: float
+    expires: datetime
+    is_recovered: bool
+    state: str
+    lag: float | None
+    unread: int | None
+
+    @property
+    def lines(self) -> list[str]:
+        """The graph of the unread messages of the last ten minutes, for an SVG."""
+        return polylines(_samples.values(self.id), self.largest)
+
+    @property
+    def largest(self) -> int:
+        """The largest value of the graph."""
+        values = (value for value in _samples.values(self.id) if value is not None)
+        return max(values, default=0)
+
+    @property
+    def unread_text(self) -> str:
+        """The number of unread messages, as text."""
+        return "" if self.unread is None else format_count(self.unread)
+
+    @property
+    def lag_text(self) -> str:
+        """The age of the oldest unread message, as text."""
+        return "" if self.lag is None else format_seconds(self.lag)
+
+    @property
+    def read_text(self) -> str:
+        """The time since the last read, as text."""
+        return format_seconds(self.read_age)
+
+    @property
+    def stream_url(self) -> str:
+        """The URL of the stream's page."""
+        return page_url("monitor_streams", self.topic)
+
+    @property
+    def node_url(self) -> str:
+        """The URL of the node's page."""
+        return page_url("monitor_nodes", self.node)
+
+
+def read_subscriptions(
+    *,
+    topic: str | None = None,
+    node: str | None = None,
+    search: str = "",
+    state: str = "",
+    order: str = "lag",
+    is_descending: bool = True,
+    offset: int = 0,
+) -> tuple[list[SubscriptionStatus], int]:
+    """Read one page of subscriptions, and the number on all pages; sample their lag."""
+    direction = "DESC" if is_descending else "ASC"
+    condition = f"AND ({_STATE}) = %(state)s" if state else ""
+    query = f"""
+        WITH page AS MATERIALIZED (
+            SELECT s.id, count(*) OVER () AS total, row_number() OVER () AS number FROM (
+                SELECT s.id, {ORDERS[order]} AS key, s.topic, s.ident {_FROM} {condition}
+                ORDER BY key {direction}, s.topic, s.ident
+            ) AS s
+            LIMIT %(size)s OFFSET %(offset)s
+        ), shown AS MATERIALIZED (
+            SELECT s.*, t.id AS topic_id, {_STATE} AS state, p.total, p.number
+            FROM page AS p
+            JOIN psqlmessages_subscription AS s ON s.id = p.id
+            LEFT JOIN psqlmessages_topic AS t ON t.name = s.topic
+        )
+        SELECT s.total, s.id, s.ident::text, s.topic::text, s.position, s.timeout, s.pinged_at,
+            extract(epoch FROM statement_timestamp() - s.pinged_at)::float8,
+            s.pinged_at + make_interval(secs => s.timeout), s.is_recovered, s.state,
+            CASE WHEN s.state <> 'expired' THEN {_OLDEST} END,
+            CASE WHEN s.state <> 'expired' THEN (
+                SELECT count(*) FROM (
+                    SELECT FROM psqlmessages_streammessage AS m
+                    WHERE m.topic_id = t.id AND m.id > s.position LIMIT {MAX_COUNTED + 1}
+                ) AS unread
+            ) END
+        FROM shown AS s LEFT JOIN psqlmessages_topic AS t ON t.id = s.topic_id
+        ORDER BY s.number
+    """  # noqa: S608 - built from constants
+    parameters = {
+        "topic": topic, "node": node, "search": search, "state": state,
+        "size": PAGE_SIZE, "offset": offset,
+    }  # fmt: skip
+    rows = fetch(query, parameters)
+    found = [SubscriptionStatus(*row[1:]) for row in rows]
+    _samples.add(found)
+    return found, rows[0][0] if rows else 0
+
+
+def read_subscription(subscription: Subscription) -> SubscriptionStatus | None:
+    """Read the status of one subscription; None if it has ended."""
+    found, _ = read_subscriptions(topic=subscription.topic, node=subscription.ident)
+    return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream: a topic with messages that are stored. ``oldest`` and ``newest``: times of them.
+
+    ``retention``: seconds that each message is stored, even without a subscription.
+    """
+
+    retention: int
+    oldest: datetime | None
+    newest: datetime | None
+
+
+def read_stream_status(topic: str) -> StreamStatus | None:
+    """Read the status of a stream; None if there is no such topic."""
+    at = """(
+        SELECT m.published_at FROM psqlmessages_streammessage AS m
+        WHERE m.topic_id = t.id ORDER BY m.id {} LIMIT 1
+    )"""
+    query = f"""
+        SELECT t.retention, {at.format("ASC")}, {at.format("DESC")}
+        FROM psqlmessages_topic AS t WHERE t.name = %s
+    """  # noqa: S608 - built from constants
+    rows = fetch(query, [topic])
+    return StreamStatus(*rows[0]) if rows else None
+
+
+# Positions
+
+
+def count_between(topic: str, after: int, up_to: int) -> int:
+    """Count the stored messages after one position and up to another, up to MAX_COUNTED + 1."""
+    query = f"""
+        SELECT count(*) FROM (
+            SELECT FROM psqlmessages_topic AS t
+            JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+            WHERE t.name = %s AND m.id > %s AND m.id <= %s LIMIT {MAX_COUNTED + 1}
+        ) AS counted
+    """  # noqa: S608 - built from constants
+    return int(fetch(query, [topic, after, up_to])[0][0])
+
+
+def first_position(topic: str) -> int:
+    """Return the position before the first stored message; the last one if none is stored."""
+    query = """
+        SELECT m.id - 1 FROM psqlmessages_topic AS t
+        JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+        WHERE t.name = %s ORDER BY m.id LIMIT 1
+    """
+    rows = fetch(query, [topic])
+    return int(rows[0][0]) if rows else last_position(topic)
+
+
+def last_position(topic: str) -> int:
+    """Return the position up to which all messages are committed or rolled back."""
+    query = "SELECT messages._watermark(t.id) FROM psqlmessages_topic AS t WHERE t.name = %s"
+    rows = fetch(query, [topic])
+    return int(rows[0][0]) if rows else 0
+
+
+def position_at(topic: str, at: datetime) -> int:
+    """Return the position before the first message that was published at a time or later."""
+    query = """
+        SELECT m.id, m.published_at < %s FROM psqlmessages_topic AS t
+        JOIN psqlmessages_streammessage AS m ON m.topic_id = t.id
+        WHERE t.name = %s AND m.id > %s ORDER BY m.id LIMIT 1
+    """
+    # There is no index by time, but later messages have higher ids.
+    low, high = first_position(topic), last_position(topic)
+    while low < high:
+        middle = (low + high) // 2
+        rows = fetch(query, [at, topic, middle])
+        if rows and rows[0][1]:
+            low = min(int(rows[0][0]), high)
+        else:
+            high = middle
+    return low
+
+
+# Samples and graphs
+
+BUCKET_SECONDS: Final = 10
+BUCKETS: Final = 60
+# Subscriptions with samples.
+_MAX_SAMPLED: Final = 2000
+_HEIGHT: Final = 20
+
+
+class LagSamples:
+    """Unread messages of subscriptions in the last ten minutes, as read while pages are open.
+
+    Only the buckets in which this process has read a subscription have a value.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._samples: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
+
+    def add(self, subscriptions: Sequence[SubscriptionStatus]) -> None:
+        """Add what was just read; the last value of a bucket counts."""
+        bucket = int(time()) // BUCKET_SECONDS
+        with self._lock:
+            for subscription in subscriptions:
+                if subscription.unread is None:
+                    continue
+                samples = self._samples.setdefault(subscription.id, deque(maxlen=BUCKETS))
+                self._samples.move_to_end(subscription.id)
+                if samples and samples[-1][0] == bucket:
+                    samples.pop()
+                samples.append((bucket, subscription.unread))
+            while len(self._samples) > _MAX_SAMPLED:
+                self._samples.popitem(last=False)
+
+    def values(self, subscription: int) -> list[int | None]:
+        """Return the values of the buckets, oldest first; None if there is none."""
+        last = int(time()) // BUCKET_SECONDS
+        with self._lock:
+            known = dict(self._samples.get(subscription, ()))
+        return [known.get(bucket) for bucket in range(last - BUCKETS + 1, last + 1)]
+
+
+_samples: Final = LagSamples()
+
+
+def polylines(values: Sequence[float | None], largest: float) -> list[str]:
+    """Return the points of an SVG of 20 units height: a line for each run without a gap."""
+    lines: list[list[str]] = [[]]
+    for x, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            y = _HEIGHT - 1.5 - value / max(largest, 1e-9) * (_HEIGHT - 3)
+            lines[-1].append(f"{x},{y:.1f}")
+    # A line with a single point is invisible.
+    return [" ".join(line if len(line) > 1 else line * 2) for line in lines if line]
+
+
+# Texts
+
+
+def format_count(number: int) -> str:
+    """Format a number that was counted up to MAX_COUNTED."""
+    return f"over {MAX_COUNTED:,}" if number > MAX_COUNTED else f"{number:,}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration with one unit, as in ``3 min``."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{int(seconds // length)} {unit}"
+    return f"{max(0, int(seconds))} s"

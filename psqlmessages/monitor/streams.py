@@ -1,0 +1,281 @@
+"""Pages of streams: all subscriptions, one stream, and actions on subscriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Final
+
+from django.core.exceptions import ValidationError
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import get_current_timezone_name, is_naive, make_aware
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST, require_safe
+
+from psqlmessages import orm
+from psqlmessages.client import stream_calls
+from psqlmessages.models import Subscription
+from psqlmessages.monitor.actions import OPERATE_STREAMS, Action, Fields, perform, single
+from psqlmessages.monitor.listing import (
+    Column,
+    ListDefinition,
+    ListPage,
+    check_parameters,
+    database,
+    render_page,
+    shared,
+)
+from psqlmessages.monitor.names import page_url
+from psqlmessages.monitor.stream_status import (
+    SubscriptionStatus,
+    count_between,
+    first_position,
+    format_count,
+    last_position,
+    position_at,
+    read_stream_status,
+    read_subscription,
+    read_subscriptions,
+)
+from psqlmessages.monitor.views import (
+    admin_page,
+    common_context,
+    require_monitor_access,
+    require_topic_name,
+)
+
+_LIST: Final = ListDefinition(
+    "subscriptions",
+    gettext_lazy("Streams"),
+    (
+        Column(gettext_lazy("Subscription of"), "node"),
+        Column(gettext_lazy("Stream"), "stream"),
+        Column(gettext_lazy("State")),
+        Column(gettext_lazy("Unread"), kind="number"),
+        Column(gettext_lazy("Lag"), "lag", "number"),
+        Column(gettext_lazy("Last read"), "read", "wide"),
+        Column(gettext_lazy("Expires"), "expires", "wide"),
+    ),
+    "-lag",
+    {
+        "state": {
+            "alive": gettext_lazy("alive"),
+            "silent": gettext_lazy("silent"),
+            "expired": gettext_lazy("expired"),
+        }
+    },
+)
+
+
+@require_safe
+@require_monitor_access
+def streams(request: HttpRequest) -> HttpResponse:
+    """Show all subscriptions, the largest lag first; or the stream in ``?name=``."""
+    if "name" in request.GET:
+        return stream(request)
+    query = _LIST.parse(request)
+
+    def page() -> ListPage:
+        return query.result(
+            *shared(
+                query.key(),
+                lambda: read_subscriptions(
+                    search=query.search,
+                    state=query.chosen["state"],
+                    order=query.column,
+                    is_descending=query.is_descending,
+                    offset=query.offset,
+                ),
+            )
+        )
+
+    fragments = {_LIST.name: "psqlmessages/monitor/_subscriptions.html"}
+    context = {**common_context(request), "list": page}
+    return render_page(request, "psqlmessages/monitor/streams.html", fragments, context)
+
+
+@require_safe
+@require_monitor_access
+def stream(request: HttpRequest, name: str = "") -> HttpResponse:
+    """Show one stream with its subscriptions."""
+    check_parameters(request, ["name"])
+    name = require_topic_name(name or request.GET.get("name", ""))
+    status = shared(("stream", name), lambda: read_stream_status(name))
+    subscriptions, total = shared(
+        ("subscriptions of", name), lambda: read_subscriptions(topic=name)
+    )
+    if status is None and not subscriptions:
+        raise Http404("There is no stream with this name.")
+    context = {
+        **common_context(request),
+        "stream": name,
+        "status": status,
+        "subscriptions": subscriptions,
+        "total": total,
+        "topic_url": page_url("monitor_topics", name),
+        "admin_topics_url": admin_page(request, "topic", {"q": name}),
+        "may_operate": request.user.has_perm(OPERATE_STREAMS),
+        "zone": get_current_timezone_name(),
+    }
+    fragments = {"stream": "psqlmessages/monitor/_stream.html"}
+    return render_page(request, "psqlmessages/monitor/stream.html", fragments, context)
+
+
+# Actions
+
+
+def _status(subscription: Subscription) -> SubscriptionStatus:
+    status = read_subscription(subscription)
+    if status is None:
+        raise ValidationError(_("The subscription has ended in the meantime."))
+    return status
+
+
+def _parse_time(fields: Fields) -> datetime:
+    text = single(fields, "time")
+    try:
+        at = parse_datetime(text)
+    except ValueError:
+        at = None
+    if at is None:
+        raise ValidationError(
+            _("%(text)r is not a time: choose a date and a time.") % {"text": text}
+        )
+    return make_aware(at) if is_naive(at) else at
+
+
+_TARGETS: Final[Mapping[str, Callable[[str, Fields], int]]] = {
+    "start": lambda topic, _fields: first_position(topic),
+    "end": lambda topic, _fields: last_position(topic),
+    "time": lambda topic, fields: position_at(topic, _parse_time(fields)),
+}
+
+
+def _new_position(subscription: Subscription, fields: Fields) -> int:
+    to = single(fields, "to")
+    if to not in _TARGETS:
+        raise ValidationError(_("Choose where to move the position: start, end or time."))
+    return _TARGETS[to](subscription.topic, fields)
+
+
+def _describe_move(subscription: Subscription, position: int, *, is_done: bool = False) -> str:
+    """Say how many messages are read again, or skipped."""
+    names = {"node": subscription.ident, "stream": subscription.topic}
+    old = subscription.position
+    number = count_between(subscription.topic, min(old, position), max(old, position))
+    values = {**names, "number": format_count(number), "old": old, "new": position}
+    if position < old:
+        text = _("%(node)s will read %(number)s messages of %(stream)s again.")
+        done = _("Moved from %(old)d to %(new)d: %(number)s messages are read again.")
+    else:
+        text = _("%(node)s will skip %(number)s messages of %(stream)s and never read them.")
+        done = _("Moved from %(old)d to %(new)d: %(number)s messages are skipped.")
+    return (done if is_done else text) % values
+
+
+def _describe_reader(status: SubscriptionStatus) -> str:
+    values = {"node": status.node, "age": status.read_text, "timeout": status.timeout}
+    if status.state == "expired":
+        text = _("The subscription has expired: this starts it again, for %(timeout)d s.")
+    elif status.state == "alive":
+        text = _("%(node)s last read %(age)s ago: it continues at the new position.")
+    else:
+        text = _("%(node)s has not read for %(age)s: it continues there when it returns.")
+    return text % values
+
+
+def _describe_reset(subscription: Subscription, fields: Fields) -> list[str]:
+    position = _new_position(subscription, fields)
+    status = _status(subscription)
+    return [_describe_move(subscription, position), _describe_reader(status)]
+
+
+def _reset(subscription: Subscription, fields: Fields) -> str:
+    """Move the position as the subscription's node, so that the rules decide whether it may."""
+    current = _lock(subscription)
+    status = _status(current)
+    position = _new_position(current, fields)
+    text = _describe_move(current, position, is_done=True)
+    orm.run(
+        stream_calls.subscribe_from(current.ident, current.topic, position, current.timeout),
+        database(),
+    )
+    if status.state != "expired":
+        # The call counts as a read, but the node has not read.
+        Subscription.objects.using(database()).filter(pk=current.pk).update(
+            pinged_at=current.pinged_at, is_recovered=current.is_recovered
+        )
+    orm.fetch(
+        "SELECT messages._wake_subscribers(t.name::text, t.wakes)"
+        " FROM psqlmessages_topic AS t WHERE t.name = %s",
+        [current.topic],
+        database(),
+    )
+    return text
+
+
+def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]:
+    status = _status(subscription)
+    values = {
+        "node": status.node,
+        "stream": status.topic,
+        "number": status.unread_text or "0",
+        "age": status.read_text,
+    }
+    sentences = [
+        _("%(node)s will not read %(number)s unread messages of %(stream)s.") % values,
+        _("Messages that no other subscription or retention needs are removed."),
+    ]
+    if status.state == "alive":
+        text = _("%(node)s last read %(age)s ago: if it runs, it subscribes again, at the end.")
+        sentences.append(text % values)
+    return sentences
+
+
+def _delete(subscription: Subscription, _fields: Fields) -> str:
+    status = _status(_lock(subscription))
+    orm.run(stream_calls.unsubscribe(status.node, status.topic), database())
+    return _("Deleted the subscription of %(node)s to %(stream)s: %(number)s were unread.") % {
+        "node": status.node,
+        "stream": status.topic,
+        "number": status.unread_text or "0",
+    }
+
+
+def _lock(subscription: Subscription) -> Subscription:
+    try:
+        return Subscription.objects.using(database()).select_for_update().get(pk=subscription.pk)
+    except Subscription.DoesNotExist:
+        raise ValidationError(_("The subscription has ended in the meantime.")) from None
+
+
+ACTIONS: Final[Mapping[str, Action[Subscription]]] = {
+    "reset": Action(
+        label=gettext_lazy("Reset the position"),
+        permission=OPERATE_STREAMS,
+        describe=_describe_reset,
+        run=_reset,
+        is_destructive=True,
+    ),
+    "delete": Action(
+        label=gettext_lazy("Delete the subscription"),
+        permission=OPERATE_STREAMS,
+        describe=_describe_deletion,
+        run=_delete,
+        is_destructive=True,
+    ),
+}
+
+
+@require_POST
+@require_monitor_access
+def operate(request: HttpRequest, pk: int, name: str) -> HttpResponse:
+    """Reset the position of a subscription, or delete it, after a confirmation."""
+    if name not in ACTIONS:
+        raise Http404("There is no such action.")
+    subscription = get_object_or_404(Subscription.objects.using(database()), pk=pk)
+    back_url = page_url("monitor_streams", subscription.topic)
+    return perform(request, ACTIONS[name], subscription, back_url)
