@@ -194,7 +194,8 @@ _CONNECTION_QUERY: Final = f"""
         extract(epoch FROM statement_timestamp() - a.xact_start)::float8
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
-    LEFT JOIN pg_stat_get_activity(s.pid) AS a ON true
+    -- Another backend may have got the pid of a lost session.
+    LEFT JOIN pg_stat_get_activity(s.pid) AS a ON s.id IN (SELECT messages._live_sessions())
     WHERE c.ident = %s
 """  # noqa: S608 - built from constants
 _TOPICS_QUERY: Final = f"""

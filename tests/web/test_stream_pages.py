@@ -1,0 +1,188 @@
+"""The monitor's pages of streams and nodes: what they show, and what operators do there."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db.models import F
+from django.utils import timezone
+from playwright.sync_api import expect
+
+from project.postgres import Server
+from psqlmessages.models import Auth, Subscription
+from psqlmessages.monitor import listing, stream_status
+from tests.sql.conftest import Program, World
+from tests.web.browser import LIVE, Visitors, too_wide
+from tests.web.desks import visitor
+from tests.web.measured import HOSTILE
+from tests.web.site import Site
+from tests.web.visitor import Page
+
+LIST, STREAM = "/monitor/streams/", "/monitor/streams/S/"
+NODES, NODE = "/monitor/nodes/", "/monitor/nodes/READER/"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    listing._results.clear()
+
+
+@pytest.fixture
+def reader(world: World) -> Program:
+    """READER, that has subscribed to S, and has three messages to read: 1, 2 and 3."""
+    for role, node, mode in (
+        ("user1", "READER", "R"),
+        ("user2", "WRITER", "W"),
+        (Server.owner, "READER", "R"),
+    ):
+        world.rule(role, node, "Topic", "S", mode, 60)
+    world.rule("user1", "READER", "Queue", "jobs*", "RW", 60)
+    reader, writer = world.node("user1", "READER"), world.program("user2")
+    reader.read("READER", "S", 600)
+    for body in "123":
+        writer.ok("publish", "WRITER", "S", body)
+    return reader
+
+
+def text(client: Any, path: str) -> str:
+    listing._results.clear()
+    return Page(path, client.get(path)).text
+
+
+def set_read(age: int) -> None:
+    Subscription.objects.update(pinged_at=timezone.now() - timedelta(seconds=age))
+
+
+def test_lists_and_pages_show_subscriptions_and_nodes(database: World, reader: Program):
+    client = visitor("view_monitor")
+    for path, shown in (
+        (LIST, ("READER", "S", "alive", "3", "1 to 1 of 1")),
+        (f"{LIST}?state=alive&q=read&sort=-read", ("READER",)),
+        (f"{LIST}?state=silent", ("Nothing matches.",)),
+        (f"{LIST}?fragment=subscriptions", ("READER",)),
+        (STREAM, ("READER", "alive", "Unread 3", "until all subscriptions have read")),
+        (f"{LIST}?name=S", ("Unread 3",)),
+        (NODES, ("READER", "user1", "connected")),
+        (f"{NODES}?state=closed", ("Nothing matches.",)),
+        (f"{NODES}?state=connected&sort=-since&q=USER1", ("READER",)),
+        (NODE, ("connected", f"pid {reader.pid}", "user1", "S", "alive", "jobs*", "RW")),
+        (f"{NODES}?name=WRITER", ("not connected", "user2", "subscribed to no stream")),
+    ):
+        found = text(client, path)
+        assert [part for part in shown if part not in found] == [], (path, found)
+    for path in (f"{LIST}?sort=x", f"{LIST}?x=1", f"{NODES}?page=0", f"{STREAM}?q=1", f"{NODE}?x="):
+        assert client.get(path).status_code == 400, path
+    for path in (f"{LIST}none/", f"{NODES}none/", f"{NODES}*/", f"{LIST}?name=A*"):
+        assert client.get(path).status_code == 404, path
+    for path in (LIST, STREAM, NODES, NODE):
+        assert visitor().get(path).status_code == 403, path
+
+
+def test_alive_means_read_recently(database: World, reader: Program):
+    client = visitor("view_monitor")
+    for age, timeout, shown in ((50, 600, "alive"), (70, 600, "silent since"), (70, 60, "expired")):
+        set_read(age)
+        Subscription.objects.update(timeout=timeout)
+        assert shown in text(client, STREAM), age
+
+
+def test_a_gap_in_the_samples_is_no_zero(
+    database: World, reader: Program, monkeypatch: pytest.MonkeyPatch
+):
+    (row,), _ = stream_status.read_subscriptions(topic="S")
+    now = stream_status.time()
+    monkeypatch.setattr(stream_status, "time", lambda: now + 30)
+    stream_status.read_subscriptions(topic="S")
+    assert stream_status._samples.values(row.id)[-4:] == [3, None, None, 3]
+    assert len(row.lines) == 2
+
+
+def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: Program):
+    client = visitor("view_monitor", "operate_streams")
+    assert "Read again from the start" in text(client, STREAM)
+    assert reader.got("READER", "S", 600) == ["1", "2", "3"]
+    query = "SELECT published_at FROM psqlmessages_streammessage ORDER BY id"
+    second = database.execute(query).fetchall()[1][0].isoformat()
+    url = f"/monitor/subscriptions/{Subscription.objects.get().pk}"
+    for fields, said, logged, left in (
+        ({"to": "start"}, "READER will read 3 messages of S again.", "3 messages are read", "123"),
+        ({"to": "end"}, "READER will skip 0 messages of S", "0 messages are skipped", ""),
+        ({"to": "time", "time": second}, "will read 2 messages", "2 messages are read", "23"),
+    ):
+        set_read(120)
+        before = Subscription.objects.get().position
+        assert said in Page("", client.post(f"{url}/reset/", fields)).text
+        assert Subscription.objects.get().position == before, "it acts before it is confirmed"
+        response = client.post(f"{url}/reset/", {**fields, "confirmed": "1"})
+        assert (response.status_code, response["Location"]) == (302, STREAM)
+        assert "silent since" in text(client, STREAM), "a reset is no read"
+        assert logged in LogEntry.objects.latest("pk").change_message
+        assert "".join(reader.got("READER", "S", 600)) == left
+    for fields, error in (
+        ({"to": "x"}, "start, end or time"),
+        ({"to": "time", "time": "soon"}, "'soon' is not a time"),
+        ({"to": "time", "time": "2026-13-01T00:00"}, "is not a time"),
+    ):
+        response = client.post(f"{url}/reset/", {**fields, "confirmed": "1"})
+        assert response.status_code == 400
+        assert error in response.text.replace("&#x27;", "'")
+    client.post(f"{url}/reset/", {"to": "start", "confirmed": "1"})
+    Subscription.objects.update(pinged_at=F("pinged_at") - timedelta(days=1))
+    assert "has expired: this starts it again" in client.post(f"{url}/reset/", {"to": "end"}).text
+    client.post(f"{url}/reset/", {"to": "start", "confirmed": "1"})
+    assert "alive" in text(client, STREAM)
+    assert "READER will not read 3 unread messages" in client.post(f"{url}/delete/").text
+    assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 302
+    assert not Subscription.objects.exists()
+    assert "3 were unread" in LogEntry.objects.latest("pk").change_message
+    assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 404
+
+
+def test_actions_need_the_permission_and_the_rule(database: World, reader: Program):
+    url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
+    watcher = visitor("view_monitor")
+    assert "Actions" not in text(watcher, STREAM)
+    assert "operate_streams" in watcher.post(url, {"confirmed": "1"}).text
+    chief = visitor("view_monitor", "operate_streams")
+    assert chief.get(url).status_code == 405
+    Auth.objects.filter(role=Server.owner).delete()
+    response = chief.post(url, {"confirmed": "1"})
+    assert response.status_code == 400
+    assert "INSERT INTO messages.auth" in response.text
+    assert Subscription.objects.exists()
+    assert not LogEntry.objects.exists()
+
+
+def test_a_silent_reader_is_found_and_reset_in_a_browser(
+    visitors: Visitors, site: Site, reader: Program, world: World
+):
+    world.rule("user1", HOSTILE, "Topic", "S", "R", 60)
+    reader.read(HOSTILE, "S", 600)
+    site.user("chief", is_staff=True, is_superuser=True)
+    page = visitors("chief", viewport={"width": 390, "height": 800})
+    page.goto(LIST)
+    expect(page.locator(LIVE)).to_be_visible()
+    row = page.get_by_role("row").filter(has_text="READER")
+    expect(row).to_contain_text("alive")
+    set_read(90)
+    expect(row).to_contain_text("silent since")
+    assert too_wide(page) == []
+    row.get_by_role("link", name="S", exact=True).click()
+    expect(page.locator(LIVE)).to_be_visible()
+    item = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="READER"))
+    expect(item.locator("polyline")).to_have_count(1)
+    item.get_by_text("Actions").click()
+    world.program("user2").ok("publish", "WRITER", "S", "4")
+    expect(item).to_contain_text("4")
+    assert too_wide(page) == []
+    item.get_by_role("button", name="Skip to the end").click()
+    expect(page.locator("main")).to_contain_text("READER will skip 4 messages of S")
+    page.get_by_role("button", name="Reset the position").click()
+    expect(page.get_by_role("status").first).to_contain_text("4 messages are skipped")
+    item.get_by_role("link", name="READER").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("READER")
+    expect(page.locator("main")).to_contain_text("connected")
+    world.kill(reader)
+    expect(page.locator("main")).to_contain_text("connection lost")
+    assert too_wide(page) == []
