@@ -69,6 +69,13 @@ def take_all(browser: Browser, example: Example) -> None:
     page.goto("/monitor/")
     expect(page.locator(LIVE)).to_be_visible()
     save(page, "now")
+    for name in ("streams", "nodes"):
+        page.goto(f"/monitor/{name}/")
+        expect(page.locator(LIVE)).to_be_visible()
+        save(page, name)
+    page.goto("/monitor/nodes/")
+    expect(page.locator(LIVE)).to_be_visible()
+    save(page, "nodes")
     page.goto("/monitor/topics/DEMO.ORDERS/")
     expect(page.locator(LIVE)).to_be_visible()
     expect(page.locator("#chart .plot").first).to_be_visible()

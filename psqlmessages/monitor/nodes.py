@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -23,13 +23,18 @@ from psqlmessages.monitor.listing import (
     render_page,
     shared,
 )
-from psqlmessages.monitor.names import page_url
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import format_age
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
-    format_seconds,
     read_subscriptions,
 )
-from psqlmessages.monitor.views import admin_page, common_context, require_monitor_access
+from psqlmessages.monitor.views import (
+    admin_page,
+    common_context,
+    find_url,
+    require_monitor_access,
+)
 
 # A page of a node shows this number of each kind.
 _MAX_NAMES: Final = 100
@@ -82,7 +87,7 @@ class NodeRow:
     @property
     def url(self) -> str:
         """The URL of the node's page."""
-        return page_url("monitor_nodes", self.name)
+        return object_url("node", self.name)
 
 
 @require_safe
@@ -139,7 +144,7 @@ def _read_page(query: ListQuery) -> ListPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class NodeConnection:
     """The session of a node, and what PostgreSQL tells about it; None if that is not known.
 
     ``neighbours``: other nodes of the session. ``transaction``: seconds that it has been open.
@@ -159,12 +164,12 @@ class Connection:
     @property
     def transaction_text(self) -> str:
         """The age of the open transaction, as text."""
-        return "" if self.transaction is None else format_seconds(self.transaction)
+        return "" if self.transaction is None else format_age(timedelta(seconds=self.transaction))
 
     @property
     def neighbour_links(self) -> list[tuple[str, str]]:
         """The other nodes with their pages."""
-        return _links("monitor_nodes", self.neighbours)
+        return _links("node", self.neighbours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class NodeStatus:
     Topics and queues are pairs of a name and a URL. ``queues``: those that rules allow.
     """
 
-    connection: Connection | None
+    connection: NodeConnection | None
     sends: list[tuple[str, str]] = field(default_factory=list)
     listens: list[tuple[str, str]] = field(default_factory=list)
     observes: list[str] = field(default_factory=list)
@@ -248,18 +253,18 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
 
 def _read_node(name: str) -> NodeStatus:
     rows = fetch(_CONNECTION_QUERY, [name])
-    connection = Connection(*rows[0]) if rows else None
+    connection = NodeConnection(*rows[0]) if rows else None
     names = patterns(name)
     status = NodeStatus(
         connection,
-        queues=_links("monitor_queues", _first(fetch(_QUEUES_QUERY, [names]))),
+        queues=_links("queue", _first(fetch(_QUEUES_QUERY, [names]))),
         subscriptions=read_subscriptions(node=name)[0],
         rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
     )
     if connection is not None:
         for kind, links in (("notify", status.sends), ("listen", status.listens)):
             topics = _first(fetch(_TOPICS_QUERY, [connection.id, kind]))
-            links.extend(_links("monitor_topics", topics))
+            links.extend(_links("topic", topics))
         status.observes.extend(_first(fetch(_PATTERNS_QUERY, [connection.id])))
     return status
 
@@ -268,5 +273,6 @@ def _first(rows: list[tuple[Any, ...]]) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _links(view: str, names: list[str]) -> list[tuple[str, str]]:
-    return [(name, page_url(view, name)) for name in names]
+def _links(kind: str, names: list[str]) -> list[tuple[str, str]]:
+    has_pages = find_url(f"psqlmessages:monitor_{kind}s")
+    return [(name, object_url(kind, name) if has_pages else "") for name in names]

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from threading import Lock
 from time import time
 from typing import Final
 
 from psqlmessages.models import Subscription
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
-from psqlmessages.monitor.names import page_url
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.problems import MAX_COUNTED, format_age
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
 READ_RECENTLY_SECONDS: Final = 60
-# Unread messages are counted up to this number.
-MAX_COUNTED: Final = 10_000
 
 _STATE: Final = f"""CASE
     WHEN NOT messages._is_alive(s) THEN 'expired'
@@ -88,22 +87,22 @@ class SubscriptionStatus:
     @property
     def lag_text(self) -> str:
         """The age of the oldest unread message, as text."""
-        return "" if self.lag is None else format_seconds(self.lag)
+        return "" if self.lag is None else format_age(timedelta(seconds=self.lag))
 
     @property
     def read_text(self) -> str:
         """The time since the last read, as text."""
-        return format_seconds(self.read_age)
+        return format_age(timedelta(seconds=self.read_age))
 
     @property
     def stream_url(self) -> str:
         """The URL of the stream's page."""
-        return page_url("monitor_streams", self.topic)
+        return object_url("stream", self.topic)
 
     @property
     def node_url(self) -> str:
         """The URL of the node's page."""
-        return page_url("monitor_nodes", self.node)
+        return object_url("node", self.node)
 
 
 def read_subscriptions(
@@ -303,11 +302,3 @@ def polylines(values: Sequence[float | None], largest: float) -> list[str]:
 def format_count(number: int) -> str:
     """Format a number that was counted up to MAX_COUNTED."""
     return f"over {MAX_COUNTED:,}" if number > MAX_COUNTED else f"{number:,}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration with one unit, as in ``3 min``."""
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{int(seconds // length)} {unit}"
-    return f"{max(0, int(seconds))} s"

@@ -28,7 +28,7 @@ from psqlmessages.monitor.listing import (
     render_page,
     shared,
 )
-from psqlmessages.monitor.names import page_url
+from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     count_between,
@@ -115,7 +115,7 @@ def stream(request: HttpRequest, name: str = "") -> HttpResponse:
         "status": status,
         "subscriptions": subscriptions,
         "total": total,
-        "topic_url": page_url("monitor_topics", name),
+        "topic_url": object_url("topic", name),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
         "may_operate": request.user.has_perm(OPERATE_STREAMS),
         "zone": get_current_timezone_name(),
@@ -277,5 +277,5 @@ def operate(request: HttpRequest, pk: int, name: str) -> HttpResponse:
     if name not in ACTIONS:
         raise Http404("There is no such action.")
     subscription = get_object_or_404(Subscription.objects.using(database()), pk=pk)
-    back_url = page_url("monitor_streams", subscription.topic)
+    back_url = object_url("stream", subscription.topic)
     return perform(request, ACTIONS[name], subscription, back_url)

@@ -30,7 +30,7 @@ LIST, RULE = "/monitor/topics/", "/monitor/rule/"
 TOPIC = "/monitor/topics/T/"
 PAGES = (
     LIST, TOPIC, "/monitor/topics/?name=T", "/monitor/exchanges/", "/monitor/traffic/",
-    "/monitor/traffic/topic/?name=T",
+    "/monitor/traffic/topic/?name=T", "/monitor/streams/", "/monitor/nodes/",
 )  # fmt: skip
 GRAPH = "/monitor/exchanges/figures/"
 FIGURES = (GRAPH, "/monitor/traffic/figures/")
