@@ -32,7 +32,6 @@ from psqlmessages.monitor.stream_status import (
 from psqlmessages.monitor.views import (
     admin_page,
     common_context,
-    find_url,
     require_monitor_access,
 )
 
@@ -274,5 +273,4 @@ def _first(rows: list[tuple[Any, ...]]) -> list[str]:
 
 
 def _links(kind: str, names: list[str]) -> list[tuple[str, str]]:
-    has_pages = find_url(f"psqlmessages:monitor_{kind}s")
-    return [(name, object_url(kind, name) if has_pages else "") for name in names]
+    return [(name, object_url(kind, name)) for name in names]

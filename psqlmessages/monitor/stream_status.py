@@ -14,6 +14,7 @@ from psqlmessages.models import Subscription
 from psqlmessages.monitor.listing import PAGE_SIZE, fetch
 from psqlmessages.monitor.names import object_url
 from psqlmessages.monitor.problems import MAX_COUNTED, format_age
+from psqlmessages.monitor.queue_status import BUCKET_SECONDS, BUCKETS, polylines
 
 # A waiting reader of the Python client reads at least every 30 s: see stream_poll_interval.
 READ_RECENTLY_SECONDS: Final = 60
@@ -240,11 +241,8 @@ def position_at(topic: str, at: datetime) -> int:
 
 # Samples and graphs
 
-BUCKET_SECONDS: Final = 10
-BUCKETS: Final = 60
 # Subscriptions with samples.
 _MAX_SAMPLED: Final = 2000
-_HEIGHT: Final = 20
 
 
 class LagSamples:
@@ -281,19 +279,6 @@ class LagSamples:
 
 
 _samples: Final = LagSamples()
-
-
-def polylines(values: Sequence[float | None], largest: float) -> list[str]:
-    """Return the points of an SVG of 20 units height: a line for each run without a gap."""
-    lines: list[list[str]] = [[]]
-    for x, value in enumerate(values):
-        if value is None:
-            lines.append([])
-        else:
-            y = _HEIGHT - 1.5 - value / max(largest, 1e-9) * (_HEIGHT - 3)
-            lines[-1].append(f"{x},{y:.1f}")
-    # A line with a single point is invisible.
-    return [" ".join(line if len(line) > 1 else line * 2) for line in lines if line]
 
 
 # Texts
