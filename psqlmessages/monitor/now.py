@@ -23,7 +23,6 @@ from psqlmessages.monitor.problems import (
 )
 from psqlmessages.monitor.queries import read_once
 from psqlmessages.monitor.views import (
-    admin_page,
     common_context,
     find_url,
     require_monitor_access,
@@ -81,10 +80,6 @@ def describe(problem: Problem) -> dict[str, Any]:
     }
 
 
-# The lists in the admin, for objects that have no page in the monitor.
-_ADMIN_MODELS: Final = {"queue": "queue", "stream": "subscription"}
-
-
 def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
     """Return the URL of the page that shows a problem; "" if there is none, or no permission."""
     if link is None:
@@ -94,6 +89,4 @@ def problem_url(link: Link | None, request: HttpRequest | None = None) -> str:
         return find_url("admin:psqlmessages_client_open_transactions") if is_allowed else ""
     if not link.name:
         return find_url(f"psqlmessages:monitor_{link.page}")
-    if find_url(f"psqlmessages:monitor_{link.page}s"):
-        return object_url(link.page, link.name)
-    return admin_page(request, _ADMIN_MODELS[link.page], {"q": link.name}) if request else ""
+    return object_url(link.page, link.name)
