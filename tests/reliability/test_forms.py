@@ -122,10 +122,10 @@ class Crawl:
 SCRIPT = "'\"><script>alert(1)</script>"
 BODY = "<script>alert('canary in one')</script>"
 STARTS = [
-    "/", "/chat/", "/login/", "/admin/", "/monitor/", "/monitor/topics/", "/monitor/exchanges/",
-    "/monitor/traffic/", "/monitor/exchanges/figures/", "/monitor/traffic/figures/",
-    "/monitor/rule/", "/healthz", "/metrics", "/api/docs", "/api/openapi.json",
-    "/none/<script>alert(1)</script>", "/api/none",
+    "/", "/chat/", "/login/", "/admin/", "/monitor/", "/monitor/topics/", "/monitor/queues/",
+    "/monitor/exchanges/", "/monitor/traffic/", "/monitor/exchanges/figures/",
+    "/monitor/traffic/figures/", "/monitor/rule/", "/healthz", "/metrics", "/api/docs",
+    "/api/openapi.json", "/none/<script>alert(1)</script>", "/api/none",
 ]  # fmt: skip
 MODELS = (
     "auth", "client", "topic", "webidentity", "queue", "exchange", "subscription", "pipelinejob",

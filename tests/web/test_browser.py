@@ -271,7 +271,7 @@ def furnish(site: Site, world: World) -> list[str]:
     topic, node = Topic.objects.get(name=HOSTILE).pk, Client.objects.get(ident=HOSTILE).pk
     name = quote(HOSTILE, safe="")
     return [
-        "/", "/chat/", *ENTRIES, TRAFFIC,
+        "/", "/chat/", *ENTRIES, TRAFFIC, "/monitor/queues/", f"/monitor/queues/{name}/",
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}", "/admin/",
         RULES, f"{RULES}add/", f"{RULES}import/",
         f"{RULES}{rule}/change/", f"{RULES}{rule}/history/", CLIENTS, f"{CLIENTS}{node}/change/",
@@ -314,6 +314,7 @@ def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
         live(visitors("chief"), "/monitor/topics/"): "reconnects automatically",
         live(visitors("chief"), "/monitor/exchanges/"): "retries automatically",
         live(visitors("chief"), "/monitor/"): "retries automatically",
+        live(visitors("chief"), "/monitor/queues/"): "retries automatically",
     }
     topics = next(iter(pages))
     with database_away(server):

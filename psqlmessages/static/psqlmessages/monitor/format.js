@@ -5,6 +5,10 @@ const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFra
 const clockFormat = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const dateFormat = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 
+const zoneFormat = new Intl.DateTimeFormat("sv-SE", {
+  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+});
+
 export const UNKNOWN = "unknown";
 
 /** A whole number. */
@@ -44,6 +48,9 @@ export const clock = (unix) => clockFormat.format(unix * 1000);
 
 /** Date and time of a Unix time. */
 export const date = (unix) => dateFormat.format(unix * 1000);
+
+/** Date, time and time zone of a Unix time. */
+export const dateWithZone = (unix) => zoneFormat.format(unix * 1000);
 
 /** A share from 0 to 1, in percent. */
 export function percent(share) {

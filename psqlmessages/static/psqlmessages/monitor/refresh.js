@@ -6,6 +6,8 @@
  * data-list-link change the URL without loading the page again.
  */
 
+import { setText } from "./dom.js";
+import { dateWithZone } from "./format.js";
 import { start } from "./page.js";
 import { polling } from "./poll.js";
 
@@ -36,7 +38,15 @@ function showFragments({ fragments }) {
     const shown = find(fragment.dataset.fragment);
     if (shown) update(shown, fragment);
   }
+  showLocalTimes();
   document.dispatchEvent(new Event("refreshed"));
+}
+
+/** Show each <time datetime> in the reader's time zone. */
+function showLocalTimes() {
+  for (const element of document.querySelectorAll("time[datetime]")) {
+    setText(element, dateWithZone(Date.parse(element.dateTime) / 1000));
+  }
 }
 
 /** Make a node equal to another one, and keep as many of its nodes as possible. */
@@ -86,6 +96,7 @@ function updateChildren(shown, wanted) {
 
 const keyOf = (node) => node.dataset?.key;
 
+showLocalTimes();
 const poll = polling(fragmentUrls, readFragments);
 const request = start(null, showFragments, poll);
 
