@@ -255,7 +255,7 @@ class StateFilter(SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the states."""
-        return [(value, label) for value, (label, _) in self.states.items()]
+        return [(value, label) for value, (label, _condition) in self.states.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         """Keep the objects in the chosen state."""
@@ -274,7 +274,7 @@ class FrequentValuesFilter(SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
         """Return the most frequent values, and always the chosen one."""
         objects = model_admin.model._default_manager.order_by()
-        values = {value for value, _ in self.most_frequent(objects)[:_MAX_CHOICES]}
+        values = {row[0] for row in self.most_frequent(objects)[:_MAX_CHOICES]}
         return [(value, value) for value in sorted(values | ({self.value()} - {None, ""}))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:

@@ -112,11 +112,9 @@ def _read_activities(nodes: list[int]) -> set[Activity]:
 def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
     """Describe the activities that ended, sorted; for a disconnected node, only that."""
     ended = sorted(before - after, key=lambda activity: activity[1:])
-    disconnected = {client for client, _, kind, _ in ended if not kind}
+    disconnected = {client for client, _ident, kind, _topic in ended if not kind}
     return [
-        (_ENDED_TEXTS[kind] if kind else _("{node} is disconnected")).format(
-            node=ident, topic=topic
-        )
+        _ENDED_TEXTS[kind].format(node=ident, topic=topic)
         for client, ident, kind, topic in ended
         if not kind or client not in disconnected
     ]

@@ -58,7 +58,7 @@ def set_paused(ids: Iterable[int], *, is_paused: bool) -> set[int]:
     with transaction.atomic(using=database()):
         limit_lock_waits()
         changed = fetch_rows(_SET_PAUSED, {"ids": list(ids), "is_paused": is_paused})
-    return {key for key, _ in changed}
+    return {row[0] for row in changed}
 
 
 def drain(queue: int) -> int:

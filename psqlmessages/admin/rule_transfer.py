@@ -97,7 +97,7 @@ class ImportPlan:
     def saved_rules(self) -> list[RuleEntry]:
         """The rules that will be added or changed, with their new values."""
         difference = self.difference
-        return [*difference.rules_added, *(new for _, new in difference.rules_changed)]
+        return [*difference.rules_added, *(pair[1] for pair in difference.rules_changed)]
 
     @property
     def is_stale(self) -> bool:
