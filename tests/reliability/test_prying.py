@@ -264,7 +264,7 @@ def test_no_call_brings_anything_of_others_or_changes_it(marked: MarkedData, tmp
     reached: Counter[str] = Counter()
     calls = messages = 0
     found: list[str] = []
-    for seed in range(5):
+    for seed in range(12):
         attacker = AttackerFuzzer(marked.world, marked, seed)
         # Under the names that others used.
         with attacker.program.connection.cursor().copy(STAGED) as copy:
