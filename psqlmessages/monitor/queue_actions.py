@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -19,6 +18,7 @@ from psqlmessages.monitor.actions import OPERATE_QUEUES, Action, Fields, single
 from psqlmessages.monitor.listing import database, limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
 from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
@@ -176,23 +176,16 @@ def _purge(queue: Queue, _fields: Fields) -> str:
 
 def _test_message(fields: Fields) -> dict[str, Any]:
     """Read the posted test message: its body, headers and delay."""
-    body: Any = single(fields, "body")
+    # Browsers post line ends as CRLF.
+    body: Any = single(fields, "body").replace("\r\n", "\n")
     if single(fields, "format") == "json":
-        try:
-            body = json.loads(body)
-        except ValueError as error:
-            text = _("The body is not JSON: {error}.").format(error=error)
-            raise ValidationError(text) from None
-    if "\0" in single(fields, "body"):
+        body = _parse_json(body, _("The body"))
+    elif "\0" in body:
         raise ValidationError(_("The body has a NUL character."))
-    headers: Any = None
-    if text := single(fields, "headers").strip():
-        try:
-            headers = json.loads(text)
-        except ValueError:
-            headers = None
-        if not isinstance(headers, dict):
-            raise ValidationError(_("The headers are not a JSON object."))
+    text = single(fields, "headers").strip()
+    headers = _parse_json(text, _("The header text")) if text else None
+    if not isinstance(headers, dict | None):
+        raise ValidationError(_("The headers are not a JSON object."))
     delay = single(fields, "delay").strip() or "0"
     if not (delay.isascii() and delay.isdecimal() and len(delay) <= 9):
         raise ValidationError(
@@ -201,9 +194,21 @@ def _test_message(fields: Fields) -> dict[str, Any]:
     return {"body": body, "headers": headers, "delay": timedelta(seconds=int(delay))}
 
 
+def _parse_json(text: str, subject: str) -> Any:
+    try:
+        value = parse_strict_json(text)
+        # Escapes can stand for characters that cannot be sent.
+        EncodedBody.of(value).text.encode()
+    except MalformedText as error:
+        raise ValidationError(error.sentence(subject)) from None
+    except ValueError as error:
+        raise ValidationError(f"{subject}: {error}.") from None
+    return value
+
+
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
     message = _test_message(fields)
-    size = len(single(fields, "body").encode())
+    size = len(EncodedBody.of(message["body"]).text.encode())
     return (
         _("A message of {size:,} bytes will be pushed to {queue}.").format(
             size=size, queue=_isolate(queue)

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db import OperationalError, transaction
 from django.http import Http404, HttpRequest, HttpResponse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -115,7 +116,7 @@ def _row(queue: MonitoredQueue) -> dict[str, Any]:
     return {
         "queue": queue,
         "url": object_url("queue", queue.name),
-        "elements": f"{'about ' if queue.is_estimate else ''}{queue.elements:,}",
+        "elements": _about(queue.elements) if queue.is_estimate else f"{queue.elements:,}",
         "available": _count(queue.available, queue.limit),
         "scheduled": _count(queue.scheduled, queue.limit),
         "reserved": _count(queue.reserved, queue.limit),
@@ -131,7 +132,11 @@ def _row(queue: MonitoredQueue) -> dict[str, Any]:
 
 
 def _count(number: int, limit: int) -> str:
-    return f"over {limit:,}" if number > limit else f"{number:,}"
+    return gettext("over {limit:,}").format(limit=limit) if number > limit else f"{number:,}"
+
+
+def _about(number: int) -> str:
+    return gettext("about {number:,}").format(number=number)
 
 
 def _rate(rate: float | None) -> str:
@@ -150,12 +155,12 @@ def _elapsed(seconds: float) -> str:
 
 def _consumers(queue: MonitoredQueue) -> str:
     """Describe what is known of the consumers: a queue does not know who waits for it."""
-    parts = [f"exchange {name}" for name in queue.exchanges]
+    parts = [gettext("exchange {name}").format(name=name) for name in queue.exchanges]
     if queue.is_taking:
-        parts.append("taking")
+        parts.append(gettext("taking"))
     elif queue.is_awaited:
-        parts.append("waiting")
-    return ", ".join(parts) or "none seen"
+        parts.append(gettext("waiting"))
+    return ", ".join(parts) or gettext("none seen")
 
 
 # One queue

@@ -109,6 +109,9 @@ ACTIONS: tuple[tuple[str, dict[str, Any], str, str, int], ...] = (
 )
 REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("push", {"body": "{", "format": "json"}, "The body is not JSON"),
+    ("push", {"body": "[NaN]", "format": "json"}, "NaN is not a JSON number"),
+    ("push", {"body": '"\\ud800"', "format": "json"}, "The body: "),
+    ("push", {"body": "x", "headers": "{"}, "The header text is not JSON"),
     ("push", {"body": "x", "headers": "[]"}, "The headers are not a JSON object."),
     ("push", {"body": "x", "delay": "-1"}, "The delay is not a number of seconds"),
     ("delete", {}, "No element was chosen."),
