@@ -46,7 +46,7 @@ _LIST: Final = ListDefinition(
     (
         Column(gettext_lazy("Node"), "node"),
         Column(gettext_lazy("State")),
-        Column(gettext_lazy("Role"), "role"),
+        Column(gettext_lazy("Role"), "role", "wide"),
         Column(gettext_lazy("Sends to"), kind="number wide"),
         Column(gettext_lazy("Listens to"), kind="number wide"),
         Column(gettext_lazy("Observes"), kind="number wide"),

@@ -121,11 +121,12 @@ def read_subscriptions(
     condition = f"AND ({_STATE}) = %(state)s" if state else ""
     query = f"""
         WITH page AS MATERIALIZED (
-            SELECT s.id, count(*) OVER () AS total, row_number() OVER () AS number FROM (
-                SELECT s.id, {ORDERS[order]} AS key, s.topic, s.ident {_FROM} {condition}
-                ORDER BY key {direction}, s.topic, s.ident
+            SELECT s.id, count(*) OVER () AS total,
+                row_number() OVER (ORDER BY s.key {direction}, s.topic, s.ident) AS number
+            FROM (
+                SELECT s.id, s.topic, s.ident, {ORDERS[order]} AS key {_FROM} {condition}
             ) AS s
-            LIMIT %(size)s OFFSET %(offset)s
+            ORDER BY number LIMIT %(size)s OFFSET %(offset)s
         ), shown AS MATERIALIZED (
             SELECT s.*, t.id AS topic_id, {_STATE} AS state, p.total, p.number
             FROM page AS p

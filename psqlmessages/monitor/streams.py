@@ -18,7 +18,14 @@ from django.views.decorators.http import require_POST, require_safe
 from psqlmessages import orm
 from psqlmessages.client import stream_calls
 from psqlmessages.models import Subscription
-from psqlmessages.monitor.actions import OPERATE_STREAMS, Action, Fields, perform, single
+from psqlmessages.monitor.actions import (
+    OPERATE_STREAMS,
+    Action,
+    Fields,
+    isolate,
+    perform,
+    single,
+)
 from psqlmessages.monitor.listing import (
     Column,
     ListDefinition,
@@ -163,7 +170,7 @@ def _new_position(subscription: Subscription, fields: Fields) -> int:
 
 def _describe_move(subscription: Subscription, position: int, *, is_done: bool = False) -> str:
     """Say how many messages are read again, or skipped."""
-    names = {"node": subscription.ident, "stream": subscription.topic}
+    names = {"node": isolate(subscription.ident), "stream": isolate(subscription.topic)}
     old = subscription.position
     number = count_between(subscription.topic, min(old, position), max(old, position))
     values = {**names, "number": format_count(number), "old": old, "new": position}
@@ -177,7 +184,7 @@ def _describe_move(subscription: Subscription, position: int, *, is_done: bool =
 
 
 def _describe_reader(status: SubscriptionStatus) -> str:
-    values = {"node": status.node, "age": status.read_text, "timeout": status.timeout}
+    values = {"node": isolate(status.node), "age": status.read_text, "timeout": status.timeout}
     if status.state == "expired":
         text = _("The subscription has expired: this starts it again, for %(timeout)d s.")
     elif status.state == "alive":
@@ -220,8 +227,8 @@ def _reset(subscription: Subscription, fields: Fields) -> str:
 def _describe_deletion(subscription: Subscription, _fields: Fields) -> list[str]:
     status = _status(subscription)
     values = {
-        "node": status.node,
-        "stream": status.topic,
+        "node": isolate(status.node),
+        "stream": isolate(status.topic),
         "number": status.unread_text or "0",
         "age": status.read_text,
     }
@@ -239,8 +246,8 @@ def _delete(subscription: Subscription, _fields: Fields) -> str:
     status = _status(_lock(subscription))
     orm.run(stream_calls.unsubscribe(status.node, status.topic), database())
     return _("Deleted the subscription of %(node)s to %(stream)s: %(number)s were unread.") % {
-        "node": status.node,
-        "stream": status.topic,
+        "node": isolate(status.node),
+        "stream": isolate(status.topic),
         "number": status.unread_text or "0",
     }
 
