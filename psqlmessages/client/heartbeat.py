@@ -1,4 +1,7 @@
-"""Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock."""
+"""Heartbeat: when to probe a connection, and when it is lost. No I/O, no clock.
+
+The intervals are in options.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of a node, and defaults of connection parameters."""
+"""Options of a node: intervals of probes and housekeeping, timeouts, limits.
+
+Also the defaults of connection parameters.
+"""
 
 from __future__ import annotations
 
