@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 
 from psqlmessages.cli import doctor_checks, doctor_tables
 from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, FindingState, run_check
@@ -35,10 +35,14 @@ def _configure(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(arguments: Namespace, *further_checks: Check) -> int:
-    """Run the checks and print the findings; fail if one of them is a problem."""
+def run(arguments: Namespace, *further_checks: Check, complete: Callable[[str], str] = str) -> int:
+    """Run the checks and print the findings; fail if one of them is a problem.
+
+    ``complete``: turns a fix into the command for the checked database.
+    """
     findings = []
-    for finding in run_checks(arguments.dsn, *further_checks):
+    for found in run_checks(arguments.dsn, *further_checks):
+        finding = replace(found, fix=complete(found.fix))
         findings.append(finding)
         if not arguments.json:
             print(_describe(finding), flush=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +12,9 @@ from psqlmessages.cli import doctor
 from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
+
+# A command in a fix: with Django, it needs the alias of the database.
+_COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
 # An empty parameter matches every rule, and mode is a regular expression. The names of a rule may
 # be a prefix followed by *.
@@ -59,4 +64,14 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
         yield ok("the node and the handlers have their rules")
 
 
-COMMAND = replace(doctor.COMMAND, run=lambda arguments: doctor.run(arguments, needed_rules))
+def _run(arguments: Namespace) -> int:
+    is_usual = arguments.database == get_settings().DATABASE
+    option = "" if is_usual else f" --database {shlex.quote(arguments.database)}"
+
+    def complete(fix: str) -> str:
+        return _COMMAND.sub(rf"python manage.py \1psqlmessages{option}", fix)
+
+    return doctor.run(arguments, needed_rules, complete=complete)
+
+
+COMMAND = replace(doctor.COMMAND, run=_run)

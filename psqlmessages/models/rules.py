@@ -11,6 +11,14 @@ from django.utils.translation import gettext_lazy as _
 from psqlmessages.models.names import NameField, RoleField
 
 
+class RuleManager(models.Manager["Auth"]):
+    """The rules, which `loaddata` finds by their natural key."""
+
+    def get_by_natural_key(self, role: str, ident: str, type_: str, dest: str) -> "Auth":
+        """Return the rule of a role, node and destination."""
+        return self.get(role=role, ident=ident, type=type_, dest=dest)
+
+
 class Auth(models.Model):
     """A rule. If several rules match, all their modes are allowed, and the longest timeout counts.
 
@@ -43,6 +51,8 @@ class Auth(models.Model):
     timeout = models.IntegerField(
         help_text=_("How long large bodies are stored and reply tokens stay valid, in seconds.")
     )
+
+    objects = RuleManager()
 
     class Meta:
         verbose_name = _("rule")
@@ -84,6 +94,10 @@ class Auth(models.Model):
 
     def __str__(self) -> str:
         return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}"
+
+    def natural_key(self) -> tuple[str, str, str, str]:
+        """Return what identifies the rule, for `dumpdata --natural-primary`."""
+        return self.role, self.ident, self.type, self.dest
 
 
 # Web identities: the nodes that a web user may act as.

@@ -205,6 +205,15 @@ def test_what_export_writes_import_makes_in_another_place(
     assert called(capsys, "import", str(file)) == (1, "", wrong)
 
 
+def test_dumped_rules_are_loaded_beside_those_that_are_there(shop: World, tmp_path: Path):
+    file, before = str(tmp_path / "rules.json"), changes.read_current()
+    call_command("dumpdata", "psqlmessages.auth", natural_primary=True, output=file, verbosity=0)
+    Auth.objects.filter(ident="shop").delete()
+    Auth.objects.update(timeout=7)
+    call_command("loaddata", file, verbosity=0)
+    assert changes.read_current() == before
+
+
 def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
     """Run the command in this process: its exit code, and what it printed."""
     code: object = 0
