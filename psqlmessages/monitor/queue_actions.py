@@ -99,7 +99,7 @@ def _isolate(name: object) -> str:
 
 
 def _readers(queue: str) -> str:
-    return _("Nodes that rules let take from {queue}: {nodes}.").format(
+    return _("Nodes that may take from {queue}: {nodes}.").format(
         queue=_isolate(queue), nodes=_isolate(list_nodes(queue, "R", "RW", "A"))
     )
 
