@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import BadRequest
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
@@ -223,6 +223,7 @@ class _SharedResult:
     lock: Lock = field(default_factory=Lock)
     read_at: float = float("-inf")
     value: Any = None
+    error: DatabaseError | None = None
 
 
 _results: OrderedDict[Hashable, _SharedResult] = OrderedDict()
@@ -232,7 +233,8 @@ _results_lock: Final = Lock()
 def shared(key: Hashable, read: Callable[[], T]) -> T:
     """Call ``read``, or return its result for this key of the last second.
 
-    All viewers in this process share the results, so many open pages cost one query.
+    All viewers in this process share the results, so many open pages cost one query. They share an
+    error of the database too, so that they do not wait for the same timeout one after the other.
     """
     with _results_lock:
         result = _results.setdefault(key, _SharedResult())
@@ -241,8 +243,14 @@ def shared(key: Hashable, read: Callable[[], T]) -> T:
             _results.popitem(last=False)
     with result.lock:
         if monotonic() - result.read_at >= _SHARED_SECONDS:
-            result.value = read()
+            result.error = None
+            try:
+                result.value = read()
+            except DatabaseError as error:
+                result.error = error
             result.read_at = monotonic()
+        if result.error is not None:
+            raise result.error.with_traceback(None)
         value: T = result.value
         return value
 
