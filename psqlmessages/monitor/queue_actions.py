@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, patterns
-from psqlmessages.monitor.actions import OPERATE_QUEUES, Action, Fields, single
+from psqlmessages.monitor.actions import OPERATE_QUEUES, Action, Fields, isolate, single
 from psqlmessages.monitor.listing import database, limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
 from psqlmessages.orm import fetch, own_ident, run
@@ -93,14 +93,9 @@ def list_nodes(queue: str, *modes: str) -> str:
     return ", ".join(found[:_MAX_LISTED_NODES]) + more or _("none")
 
 
-def _isolate(name: object) -> str:
-    """Isolate a name in a sentence, so that its bidirectional controls end with it."""
-    return f"\N{FIRST STRONG ISOLATE}{name}\N{POP DIRECTIONAL ISOLATE}"
-
-
 def _readers(queue: str) -> str:
     return _("Nodes that may take from {queue}: {nodes}.").format(
-        queue=_isolate(queue), nodes=_isolate(list_nodes(queue, "R", "RW", "A"))
+        queue=isolate(queue), nodes=isolate(list_nodes(queue, "R", "RW", "A"))
     )
 
 
@@ -130,7 +125,7 @@ def _sizes_text(queue: Queue) -> str:
 def _describe_pause(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
         _("Consumers get no more elements of {queue} until you resume it.").format(
-            queue=_isolate(queue)
+            queue=isolate(queue)
         ),
         _("Pushes continue, and elements that are reserved can still be acknowledged."),
         _sizes_text(queue),
@@ -145,7 +140,7 @@ def _pause(queue: Queue, _fields: Fields) -> str:
 
 def _describe_resume(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
-        _("Consumers get elements of {queue} again.").format(queue=_isolate(queue)),
+        _("Consumers get elements of {queue} again.").format(queue=isolate(queue)),
         _sizes_text(queue),
         _readers(queue.name),
     )
@@ -159,7 +154,7 @@ def _resume(queue: Queue, _fields: Fields) -> str:
 def _describe_purge(queue: Queue, _fields: Fields) -> Sequence[str]:
     return (
         _("All available elements of {queue} will be permanently deleted.").format(
-            queue=_isolate(queue)
+            queue=isolate(queue)
         ),
         _sizes_text(queue),
         _("Delayed and reserved elements stay."),
@@ -211,7 +206,7 @@ def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:
     size = len(EncodedBody.of(message["body"]).text.encode())
     return (
         _("A message of {size:,} bytes will be pushed to {queue}.").format(
-            size=size, queue=_isolate(queue)
+            size=size, queue=isolate(queue)
         ),
         *(
             [_("It will be available after {delay}.").format(delay=message["delay"])]
@@ -259,7 +254,7 @@ def _destination(queue: Queue, fields: Fields) -> str:
         raise ValidationError(_("Name the queue to which the elements move."))
     if name == queue.name:
         raise ValidationError(
-            _("Name another queue: the elements are in {queue}.").format(queue=_isolate(queue))
+            _("Name another queue: the elements are in {queue}.").format(queue=isolate(queue))
         )
     return name
 
@@ -268,7 +263,7 @@ def _describe_delete(queue: Queue, fields: Fields) -> Sequence[str]:
     number = len(_choose(queue, fields))
     return (
         _("{elements} of {queue} will be permanently deleted.").format(
-            elements=_elements(number), queue=_isolate(queue)
+            elements=_elements(number), queue=isolate(queue)
         ),
         _("Reserved elements stay."),
     )
@@ -332,12 +327,12 @@ def _describe_destinations(queue: Queue, ids_by_queue: Mapping[str, list[int]]) 
     for name, ids in ids_by_queue.items():
         sentences.append(
             _("{elements} of {queue} will move to {destination}.").format(
-                elements=_elements(len(ids)), queue=_isolate(queue), destination=_isolate(name)
+                elements=_elements(len(ids)), queue=isolate(queue), destination=isolate(name)
             )
         )
         if not Queue.objects.filter(name=name).exists():
             sentences.append(
-                _("The queue {queue} does not exist: it will be made.").format(queue=_isolate(name))
+                _("The queue {queue} does not exist: it will be made.").format(queue=isolate(name))
             )
         sentences.append(_readers(name))
     return [
