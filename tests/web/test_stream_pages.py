@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from project.postgres import Server
 from psqlmessages.models import Auth, Subscription
-from psqlmessages.monitor import listing, stream_status
+from psqlmessages.monitor import actions, listing, stream_status
 from tests.sql.conftest import Program, World
 from tests.web.browser import LIVE, Visitors, too_wide
 from tests.web.desks import visitor
@@ -146,13 +146,20 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
     assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 404
 
 
-def test_actions_need_the_permission_and_the_rule(database: World, reader: Program):
+def test_actions_need_the_permission_and_the_rule_and_the_lock(
+    database: World, reader: Program, monkeypatch: pytest.MonkeyPatch
+):
     url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
     watcher = visitor("view_monitor")
     assert "Actions" not in text(watcher, STREAM)
     assert "operate_streams" in watcher.post(url, {"confirmed": "1"}).text
     chief = visitor("view_monitor", "operate_streams")
     assert chief.get(url).status_code == 405
+    monkeypatch.setattr(actions, "_LOCK_TIMEOUT", "50ms")
+    with reader.connection.transaction():
+        reader.read("READER", "S", 600)
+        response = chief.post(url, {"confirmed": "1"})
+    assert (response.status_code, "Nothing was changed." in response.text) == (400, True)
     Auth.objects.filter(role=Server.owner).delete()
     response = chief.post(url, {"confirmed": "1"})
     assert response.status_code == 400
