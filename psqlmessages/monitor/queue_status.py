@@ -107,9 +107,13 @@ class MonitoredQueue:
         return max(self.available, self.scheduled, self.reserved) > self.limit
 
     @property
-    def has_consumer(self) -> bool:
-        """Whether a consumer took elements in the last seconds, or waits for some."""
-        return self.is_taking or self.is_awaited or bool(self.exchanges)
+    def is_unread(self) -> bool:
+        """Whether it has elements, but no consumer that takes them or waits for some.
+
+        A dead-letter queue needs none.
+        """
+        has_consumer = self.is_taking or self.is_awaited or bool(self.exchanges)
+        return self.backlog > 0 and not has_consumer and not self.is_dead_letter_queue
 
 
 def read_queues() -> list[MonitoredQueue]:
