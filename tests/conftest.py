@@ -7,7 +7,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import pytest_django
 from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from hypothesis import HealthCheck
@@ -65,9 +64,9 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(
-    pytestconfig: pytest.Config,
+    pytestconfig,
     django_test_environment: None,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    django_db_blocker,
 ) -> Iterator[None]:
     """Create the test database for every run: most tests use it without a mark of Django's."""
     with django_db_blocker.unblock():
@@ -90,7 +89,7 @@ def terminate_sessions(server: Server) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(pytestconfig: pytest.Config, django_db_setup: None) -> Iterator[TestedServer]:
+def server(pytestconfig, django_db_setup: None) -> Iterator[TestedServer]:
     """The server with the migrated test database and the roles of the tests."""
     pool = ConnectionPool()
     tested = TestedServer(pytestconfig.stash[SERVER], connection.settings_dict["NAME"], pool)

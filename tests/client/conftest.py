@@ -38,14 +38,14 @@ def conversation(world: World) -> Iterator[World]:
 
 
 @pytest.fixture
-def long_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_closing(monkeypatch) -> None:
     """Let a close that does not end at once last so long that no machine is as slow."""
     for module in (async_session, session, async_queue_consumer):
         monkeypatch.setattr(module, "_CLOSING_SECONDS", LONG_CLOSING)
 
 
 @pytest.fixture(params=[Node, Driven], ids=["sync", "async"])
-def new_node(request: pytest.FixtureRequest, conversation: World) -> Iterator[NewNode]:
+def new_node(request, conversation: World) -> Iterator[NewNode]:
     """Open NODE1 or NODE2: a Node, or an AsyncNode that is used like one."""
     made = []
 

@@ -16,14 +16,11 @@ from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 
-Capture = pytest.CaptureFixture[str]
 BOARD = "role = 'psqlmessages_demo2' AND ident = 'DEMO.BOARD'"
 PRICES = f"{BOARD} AND dest = 'DEMO.PRICES'"
 
 
-def test_send_sends_and_prints_the_rate(
-    server: TestedServer, node2: Node, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-):
+def test_send_sends_and_prints_the_rate(server: TestedServer, node2: Node, capsys, monkeypatch):
     node2.topic_listen("ORDERS")
     sending = ["--dsn", server.url("user1"), "send", "NODE1", "ORDERS"]
     assert main([*sending, "--count", "3", "--size", "5"]) == 0
@@ -55,7 +52,7 @@ def test_receive_prints_json_or_text_without_controls(server: TestedServer, node
     assert r"NODE1: Überweisung\x1b[2J\n" in program.printed
 
 
-def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys: Capture):
+def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys):
     receiving = ["receive", "NODE2", "ORDERS", "--count", "1", "--timeout", "0.1"]
     assert main(["--dsn", server.url("user2"), *receiving]) == 1
     assert "received 0 in" in capsys.readouterr().err
@@ -90,7 +87,7 @@ MISTAKES: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
-def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys: Capture):
+def test_failures_name_the_cause(server: TestedServer, conversation: None, capsys):
     for arguments, text in FAILURES:
         assert main(["--dsn", server.url("user1"), *arguments]) == 1, arguments
         (line,) = re.findall(r"^psqlmessages: .*", capsys.readouterr().err, re.MULTILINE)
@@ -107,7 +104,7 @@ def test_failures_name_the_cause(server: TestedServer, conversation: None, capsy
     assert "Traceback" not in done.stderr
 
 
-def test_status_shows_nodes(server: TestedServer, node1: Node, node2: Node, capsys: Capture):
+def test_status_shows_nodes(server: TestedServer, node1: Node, node2: Node, capsys):
     node1.topic_notify("ORDERS")
     node2.topic_listen("ORDERS")
     assert main(["--dsn", server.url("user1"), "status", "ORDERS"]) == 0
@@ -147,7 +144,7 @@ def test_a_signal_ends_receive_and_send_promptly(
     assert node1.topic_status("ORDERS").notifiers == ()
 
 
-def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, capsys: Capture):
+def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, capsys):
     assert main(["--dsn", server.url(), "bench", "--quick", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["size", "topic_send/s", "ratio"]
@@ -155,7 +152,7 @@ def test_bench_shows_ratios(server: TestedServer, owner: psycopg.Connection, cap
     assert owner.execute("SELECT FROM messages.auth").fetchone() is None
 
 
-def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys: Capture):
+def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys):
     for _ in range(2):
         assert main(["--dsn", server.url(), "demo"]) == 0
         said = capsys.readouterr().out

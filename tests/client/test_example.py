@@ -44,7 +44,7 @@ def answering(server: TestedServer, owner: psycopg.Connection) -> Iterator[None]
 
 
 @pytest.mark.usefixtures("answering")
-def test_examples_print_as_shown(server: TestedServer, capsys: pytest.CaptureFixture[str]):
+def test_examples_print_as_shown(server: TestedServer, capsys):
     for name, printed in zip(EXAMPLES, PRINTED, strict=True):
         exec(program(server, name), {"__name__": "__main__"})  # noqa: S102 - the page's own text
         said = capsys.readouterr().out

@@ -175,7 +175,7 @@ def test_stop_lets_running_handlers_end_and_begins_no_other(new_node: NewNode, h
 
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_handler_that_does_not_end_is_reported(
-    new_node: NewNode, handling: Handling, end: str, caplog: pytest.LogCaptureFixture
+    new_node: NewNode, handling: Handling, end: str, caplog
 ):
     node1, node2 = listening(new_node, "ORDERS", concurrency=1, stop_timeout=BRIEFLY)
     node2.on_topic("ORDERS")(handling.handle)

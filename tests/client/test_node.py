@@ -191,7 +191,7 @@ FORGED = (
 
 
 def test_forged_and_malformed_notifications_do_not_harm_a_node(
-    owner: psycopg.Connection, echo: Any, caplog: pytest.LogCaptureFixture
+    owner: psycopg.Connection, echo: Any, caplog
 ):
     for forged in FORGED * 5:
         owner.execute("SELECT pg_notify(%s, %s)", (echo.channel, forged))

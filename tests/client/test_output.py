@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch) -> list[float]:
     """The time, to be set by hand."""
     now = [0.0]
     monkeypatch.setattr(output, "monotonic", lambda: now[0])
@@ -55,7 +55,7 @@ def test_a_table_has_columns_and_control_characters_are_not_obeyed():
 
 
 @pytest.fixture
-def utc_plus_3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def utc_plus_3(monkeypatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
         # POSIX counts west of Greenwich.
         patch.setenv("TZ", "TEST-3")

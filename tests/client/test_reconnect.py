@@ -168,7 +168,7 @@ def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_i
 
 
 def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
-    new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    new_node: NewNode, far: str, proxy: Proxy, caplog
 ):
     # Without evaluation only the probe's echo can be missing.
     node = new_node("NODE1", far, WATCHFUL)
@@ -190,7 +190,7 @@ def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
 
 @pytest.mark.usefixtures("long_closing")
 def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
-    new_node: NewNode, far: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    new_node: NewNode, far: str, proxy: Proxy, caplog
 ):
     options = Options(
         reconnect_wait=timedelta(seconds=0.3),
@@ -213,7 +213,7 @@ def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
 
 
 @in_a_loop
-async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch):
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.2)
     node = AsyncNode("NODE1", far)
     await node.open()

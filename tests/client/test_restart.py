@@ -39,7 +39,7 @@ def events_until_the_last(node: Any) -> list[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
 def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
-    tmp_path: Path, pytestconfig: pytest.Config, caplog: pytest.LogCaptureFixture, how: str
+    tmp_path: Path, pytestconfig, caplog, how: str
 ):
     caplog.set_level(logging.INFO, "psqlmessages")
     binaries = pytestconfig.stash[SERVER].binaries

@@ -12,7 +12,6 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 from psycopg import sql
-from pytest_django import DjangoDbBlocker
 
 from psqlmessages import schema
 from psqlmessages.checks import check_databases
@@ -101,7 +100,7 @@ def connect(name: str) -> Database:
 
 
 @pytest.fixture
-def database(server: TestedServer, django_db_blocker: DjangoDbBlocker) -> Iterator[Database]:
+def database(server: TestedServer, django_db_blocker) -> Iterator[Database]:
     with django_db_blocker.unblock():
         database = connect(server.database)
         database.set_autocommit(False)
@@ -111,9 +110,7 @@ def database(server: TestedServer, django_db_blocker: DjangoDbBlocker) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def migrated(
-    server: TestedServer, django_db_blocker: DjangoDbBlocker
-) -> Iterator[tuple[Database, Catalogue]]:
+def migrated(server: TestedServer, django_db_blocker) -> Iterator[tuple[Database, Catalogue]]:
     """A migrated database that the owner, who is no superuser, made; and all that it holds."""
     name = f"{server.database}_scratch"
     with django_db_blocker.unblock(), connect(server.database).cursor() as cursor:
@@ -130,9 +127,7 @@ def migrated(
 
 
 @pytest.fixture
-def scratch(
-    migrated: tuple[Database, Catalogue], django_db_blocker: DjangoDbBlocker
-) -> Iterator[Database]:
+def scratch(migrated: tuple[Database, Catalogue], django_db_blocker) -> Iterator[Database]:
     """That database, which the test leaves as it was."""
     with django_db_blocker.unblock():
         yield migrated[0]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-import pytest_django
 from django.contrib.auth.models import Group, User
 from django.db import connection
 from pytest_django import Settings
@@ -26,9 +25,7 @@ Changed = Callable[[str, str], None]
 
 
 @pytest.fixture
-def shop(
-    server: TestedServer, settings: Settings, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[World]:
+def shop(server: TestedServer, settings: Settings, django_db_blocker) -> Iterator[World]:
     """The project's node with its rules, in an otherwise empty message system.
 
     Not `transactional_db`: flushing all tables takes longer than most tests.

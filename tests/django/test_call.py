@@ -30,7 +30,7 @@ SESSIONS = "SELECT count(*) FROM psqlmessages_client WHERE ident LIKE 'shop.%%'"
 
 
 @pytest.fixture(autouse=True)
-def _long_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def _long_calls(monkeypatch) -> None:
     """Give calls without a timeout of their own time on a slow machine."""
     for function in (call, acall):
         monkeypatch.setitem(function.__kwdefaults__, "timeout", LONG)
@@ -58,7 +58,7 @@ def prices(shop: World) -> Iterator[Node]:
 
 
 def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
-    prices: Node, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    prices: Node, proxy: Proxy, monkeypatch
 ):
     if not size(0, 1):
         monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
@@ -118,7 +118,7 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
 
 @pytest.mark.usefixtures("prices")
 def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_tries_again(
-    shop: World, monkeypatch: pytest.MonkeyPatch
+    shop: World, monkeypatch
 ):
     with monkeypatch.context() as away:
         away.setitem(connection.settings_dict, "PORT", "1")

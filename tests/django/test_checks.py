@@ -117,9 +117,7 @@ def test_a_database_that_is_no_postgresql(shop: World, settings: DjangoSettings)
         assert check_databases(databases=["legacy"]) == []
 
 
-def test_too_old_a_server_or_one_that_cannot_be_reached(
-    shop: World, monkeypatch: pytest.MonkeyPatch
-):
+def test_too_old_a_server_or_one_that_cannot_be_reached(shop: World, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr(ours, "MIN_VERSION", 99)
         (found,) = check_databases(databases=["default"])
@@ -145,7 +143,7 @@ HOSTS = (
 
 
 def test_connections_over_a_network_without_bounds_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     for host, options, missing in HOSTS:
         monkeypatch.setitem(connection.settings_dict, "HOST", host)

@@ -18,7 +18,6 @@ from psqlmessages.rules.document import MODES, TYPES, Identity, RuleEntry
 from tests.django.processes import manage
 from tests.sql.conftest import World
 
-Capture = pytest.CaptureFixture[str]
 OF_NEWS = "SELECT string_agg(role || ' ' || mode, ',') FROM messages.auth WHERE dest = 'NEWS'"
 
 
@@ -30,7 +29,7 @@ def command(*arguments: str) -> int:
     return 0
 
 
-def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys: Capture):
+def test_commands_allow_and_deny_add_and_take_away_modes(shop: World, capsys):
     steps = (
         ("allow shop W Topic NEWS", 0, "shop may W Topic NEWS", f"{Server.owner} W"),
         ("allow shop R topic NEWS", 0, "shop may RW Topic NEWS", f"{Server.owner} RW"),
@@ -168,9 +167,7 @@ def written(shop: World, tmp_path: Path) -> Path:
     return file
 
 
-def test_import_makes_what_the_file_says_and_prints_it(
-    shop: World, written: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_import_makes_what_the_file_says_and_prints_it(shop: World, written: Path, capsys):
     before = changes.read_current()
     done = manage(shop.server, *DEFINITIONS, "import", str(written), "--dry-run")
     assert done.stderr == "dry run: 2 added, 1 changed, 0 removed\n"
@@ -192,9 +189,7 @@ def test_import_makes_what_the_file_says_and_prints_it(
     assert WebIdentity.objects.get().ident == "a.*"
 
 
-def test_what_export_writes_import_makes_in_another_place(
-    shop: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_export_writes_import_makes_in_another_place(shop: World, tmp_path: Path, capsys):
     file, before = tmp_path / "all.json", changes.read_current()
     assert called(capsys, "export", str(file))[0] == 0
     Auth.objects.all().delete()
@@ -214,7 +209,7 @@ def test_dumped_rules_are_loaded_beside_those_that_are_there(shop: World, tmp_pa
     assert changes.read_current() == before
 
 
-def called(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+def called(capsys, *arguments: str) -> tuple[object, str, str]:
     """Run the command in this process: its exit code, and what it printed."""
     code: object = 0
     try:

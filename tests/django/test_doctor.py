@@ -28,11 +28,10 @@ from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 RunCheck = Callable[..., Finding]
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _slow_machine(monkeypatch) -> None:
     """Let a notification arrive late, which is no fault of the database."""
     monkeypatch.setattr(doctor_checks, "NOTIFICATION_TIMEOUT_SECONDS", 60.0)
 
@@ -43,7 +42,7 @@ def examined(shop: World) -> RunCheck:
     return lambda check, address=None: finding_of(check, address or shop.server.url())
 
 
-def pruned(shop: World, capsys: Capture, *options: str) -> str:
+def pruned(shop: World, capsys, *options: str) -> str:
     assert main(["--dsn", shop.server.url(), "prune", *options]) == 0
     return capsys.readouterr().out
 
@@ -58,7 +57,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World):
 
 
 def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
-    shop: World, monkeypatch: pytest.MonkeyPatch, settings: Settings
+    shop: World, monkeypatch, settings: Settings
 ):
     handlers = HandlerRegistry()
     monkeypatch.setattr(doctor_rules, "registry", handlers)
@@ -82,7 +81,7 @@ def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
 
 
 @pytest.mark.usefixtures("of_another_version")
-def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys: Capture):
+def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys):
     assert main(["--dsn", shop.server.url(), "doctor"]) == 1
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
@@ -106,7 +105,7 @@ def test_a_database_without_the_functions(examined: RunCheck, changed: Changed):
 
 
 def test_expired_bodies_that_nobody_removed_and_prune_removes(
-    shop: World, examined: RunCheck, capsys: Capture
+    shop: World, examined: RunCheck, capsys
 ):
     # The housekeeping of another session, such as a hub's, may be faster.
     for _ in range(5):
@@ -123,7 +122,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
 
 
 def test_stream_messages_that_nobody_removed_and_prune_removes(
-    shop: World, examined: RunCheck, changed: Changed, capsys: Capture
+    shop: World, examined: RunCheck, changed: Changed, capsys
 ):
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"
@@ -173,7 +172,7 @@ PROBLEMS: dict[str, tuple[Check, str, Callable[[World], object]]] = {
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch: pytest.MonkeyPatch, problem: str):
+def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch, problem: str):
     check, words, cause = PROBLEMS[problem]
     # Another test's node may run housekeeping at any time.
     monkeypatch.setattr(doctor_tables, "HOUSEKEEPING_SECONDS", 0)
@@ -221,9 +220,7 @@ def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
     assert examined(rules).state is FindingState.OK
 
 
-def test_too_old_a_server_and_a_clock_that_differs(
-    examined: RunCheck, monkeypatch: pytest.MonkeyPatch
-):
+def test_too_old_a_server_and_a_clock_that_differs(examined: RunCheck, monkeypatch):
     monkeypatch.setattr(doctor_checks, "MIN_VERSION", 99)
     found = examined(doctor_checks.server)
     why = "the functions need PostgreSQL 99 or newer"
@@ -272,7 +269,7 @@ def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
 
 
 def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
-    shop: World, examined: RunCheck, capsys: Capture
+    shop: World, examined: RunCheck, capsys
 ):
     found = examined(expired_bodies, shop.server.url("user1"))
     assert (found.state, found.found) == (

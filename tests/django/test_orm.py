@@ -92,7 +92,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
 
 
 def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_required(
-    shop: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    shop: World, caplog, monkeypatch
 ):
     # The project's own says the same thing once in ten seconds.
     monkeypatch.setattr(
@@ -168,7 +168,7 @@ def test_the_asynchronous_functions_take_the_same_arguments():
 
 
 @pytest.fixture
-def _django_by_transaction(shop: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _django_by_transaction(shop: World, monkeypatch) -> Iterator[None]:
     connection.close()
     with pgbouncer(shop.server, "transaction") as address, monkeypatch.context() as behind:
         behind.setitem(connection.settings_dict, "PORT", conninfo_to_dict(address)["port"])

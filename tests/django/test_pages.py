@@ -83,7 +83,7 @@ import {modules}
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     ignored = shutil.ignore_patterns(
         ".venv", ".git", ".postgres", "__pycache__", "build", "*.egg-*"

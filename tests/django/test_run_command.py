@@ -135,7 +135,7 @@ def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
     assert "message_handlers.py" in said
 
 
-def test_what_fails_says_why_in_one_line(shop: World, capsys: pytest.CaptureFixture[str]):
+def test_what_fails_says_why_in_one_line(shop: World, capsys):
     with pytest.raises(SystemExit, match="1"):
         call_command("psqlmessages", "run", "nobody")
     said = capsys.readouterr()

@@ -53,7 +53,7 @@ def registry() -> HandlerRegistry:
 
 
 @pytest.fixture(autouse=True)
-def _short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_delays(monkeypatch) -> None:
     for name in ("MIN_RETRY_DELAY", "MAX_RETRY_DELAY", "LISTEN_INTERVAL"):
         monkeypatch.setattr(running, name, MOMENT)
 
@@ -81,7 +81,7 @@ def send(sender: Program, *bodies: str) -> None:
 
 
 def test_a_handler_that_does_not_return_holds_up_no_other(
-    sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
+    sender: Program, registry: HandlerRegistry, seen: Seen, caplog
 ):
     release = threading.Event()
 
@@ -104,7 +104,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
 
 
 def test_too_many_handlers_that_do_not_return_end_the_process(
-    sender: Program, registry: HandlerRegistry, monkeypatch: pytest.MonkeyPatch
+    sender: Program, registry: HandlerRegistry, monkeypatch
 ):
     monkeypatch.setattr(running, "MAX_STUCK", 1)
     release = threading.Event()
@@ -199,7 +199,7 @@ def test_an_ordered_handler_gets_one_message_of_a_topic_after_the_other(
 
 
 def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
-    sender: Program, registry: HandlerRegistry, seen: Seen, caplog: pytest.LogCaptureFixture
+    sender: Program, registry: HandlerRegistry, seen: Seen, caplog
 ):
     @registry.on_topic("ORDERS", tries=3)
     def handle(message: Message) -> None:

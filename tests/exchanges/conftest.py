@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import pytest_django
 from django.core.management import call_command
 from django.db import connections
 
@@ -36,7 +35,7 @@ def eu_database(server: TestedServer) -> Iterator[TestedServer]:
 
 
 @pytest.fixture
-def eu(eu_database: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestedServer]:
+def eu(eu_database: TestedServer, monkeypatch) -> Iterator[TestedServer]:
     """The namespace "eu": a second database, without rules, which may be slow to tell them."""
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 60)
     monkeypatch.setattr(permissions, "_LIMIT_QUERY_TIME", "SET statement_timeout = '60s'")
@@ -66,9 +65,7 @@ def namespace(alias: str, **differences: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def committing(
-    server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[None]:
+def committing(server: TestedServer, django_db_blocker) -> Iterator[None]:
     """Let Django commit, as `django_db(transaction=True)` does, without flushing all tables."""
     with django_db_blocker.unblock():
         yield
@@ -77,7 +74,7 @@ def committing(
 
 
 @pytest.fixture(autouse=True)
-def _empty(request: pytest.FixtureRequest) -> None:
+def _empty(request) -> None:
     """Remove what tests without Django have left, before a test with Django's mark."""
     if request.node.get_closest_marker("django_db") is not None:
         is_real = "transactional_db" in request.fixturenames
@@ -101,14 +98,14 @@ def wide_field(server: TestedServer, eu: TestedServer) -> Iterator[Field]:
 
 
 @pytest.fixture
-def _no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_polls(monkeypatch) -> None:
     """Nothing is found but by what wakes, and by the looks for what others hold."""
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 100.0)
     monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", 100.0)
 
 
 @pytest.fixture
-def type_in(capsys: pytest.CaptureFixture[str]) -> TypeIn:
+def type_in(capsys) -> TypeIn:
     def type_in(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
         code = 0

@@ -103,7 +103,7 @@ def test_nothing_is_made_where_the_rules_cannot_be_changed_now(
     assert not Exchange.objects.exists()
 
 
-def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch: pytest.MonkeyPatch):
+def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch):
     back = b"exchanges: {back: {src: {queue: audit}, dst: [{queue: orders}]}}"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(back)))
     told = type_in("load", "-", "--with-rules").stderr

@@ -108,7 +108,7 @@ def test_every_file_of_the_page_but_the_faulty_one_is_a_definition(eu: TestedSer
     assert set(documented) == known
 
 
-def test_the_pages_selector_in_code_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_pages_selector_in_code_decides(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(selectors, "_functions", {})
     (code,) = (text for kind, text in BLOCK.findall(PAGE) if kind == "python")
     (tmp_path / "message_handlers_of_the_page.py").write_text(code)

@@ -276,7 +276,7 @@ def test_text_that_cannot_be_meant_is_refused_with_its_place():
             definitions.parse_text(twice)
 
 
-def test_without_the_package_for_yaml_it_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_for_yaml_it_is_named(monkeypatch):
     monkeypatch.setattr(files, "yaml", None)
     assert files.parse('{"a": 1}') == {"a": 1}
     with pytest.raises(files.YAMLMissing, match=r"pip install 'psqlmessages\[exchanges\]'"):

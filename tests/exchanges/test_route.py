@@ -167,7 +167,7 @@ def test_neither_django_nor_psycopg_is_needed():
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, cwd=ROOT)
 
 
-def test_without_the_package_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_package_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cel_expr_python", None)
     compiler.get_environment.cache_clear()
     compiler.compile_expression.cache_clear()

@@ -32,7 +32,7 @@ DUE = """
 
 
 @pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _patient(monkeypatch) -> None:
     """A slow answer of the other database is no failure."""
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 60)
     monkeypatch.setattr(remote, "_TIMEOUT", "SET LOCAL statement_timeout = '60s'")
@@ -85,7 +85,7 @@ def mute() -> Iterator[socket.socket]:
 
 
 def test_a_server_that_never_answers_is_not_waited_for_each_time(
-    wide_field: Field, mute: socket.socket, monkeypatch: pytest.MonkeyPatch
+    wide_field: Field, mute: socket.socket, monkeypatch
 ):
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
@@ -157,9 +157,7 @@ def test_a_copy_that_the_other_database_refuses_fails_alone(wide_field: Field):
 
 
 @pytest.fixture(scope="module")
-def far_server(
-    server: TestedServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TestedServer]:
+def far_server(server: TestedServer, tmp_path_factory) -> Iterator[TestedServer]:
     with temporary_server(tmp_path_factory.mktemp("far"), server.server.binaries) as second:
         yield second
 
@@ -179,7 +177,7 @@ def restart(bed: Bed) -> None:
     bed.connection = psycopg.connect(bed.server.url(), autocommit=True)
 
 
-def test_a_server_down_holds_up_only_itself(far: Field, caplog: pytest.LogCaptureFixture):
+def test_a_server_down_holds_up_only_itself(far: Field, caplog):
     field, near, bed = far, far.default, far.beds["far"]
     x1 = flow("a", "far/b", "b", parallel=2)
     field.define(x1=x1, x2=flow("c", "to far", "d"), x3=flow("to far", "far/d"))

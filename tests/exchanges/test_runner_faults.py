@@ -32,7 +32,7 @@ def forbid(field: Field, *allowed: str) -> None:
         field.default.connection.execute(INSERT_RULE, fields)
 
 
-def test_a_missing_rule_holds_up_its_copies(field: Field, caplog: pytest.LogCaptureFixture):
+def test_a_missing_rule_holds_up_its_copies(field: Field, caplog):
     field.define(x1=flow("a", "b", "c", "b"))
     forbid(field, "a R", "b W")
     field.default.push("a", "it", lane=1)
@@ -109,7 +109,7 @@ def test_a_copy_that_cannot_be_fails_alone(field: Field):
     assert field.default.query(STATE.replace("SELECT", "SELECT e.tries > 0,"), "a")
 
 
-def test_failing_selectors_are_logged_once(field: Field, caplog: pytest.LogCaptureFixture):
+def test_failing_selectors_are_logged_once(field: Field, caplog):
     caplog.set_level(logging.WARNING, "psqlmessages")
     failing = "msg.headers.gone == 1"
     field.define(x1=flow("a", ("b", failing), ("d", failing), "c"))

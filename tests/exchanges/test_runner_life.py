@@ -90,7 +90,7 @@ def test_a_definition_that_changes_while_it_is_read_runs_as_it_is_then(field: Fi
     assert field.default.bodies("a") == ["of the former source"]
 
 
-def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch: pytest.MonkeyPatch):
+def test_an_open_rule_change_holds_up_none(field: Field, monkeypatch):
     monkeypatch.setattr(queue_listener, "ANSWER_SECONDS", 120)
     field.define(x1=flow("a", "b"))
     with working(), psycopg.connect(field.default.server.url()) as changing:
@@ -117,7 +117,7 @@ def test_only_exchanges_that_are_named_and_not_stopped_run(field: Field):
     assert field.default.bodies("f") == []
 
 
-def test_a_broken_definition_stops_no_other(field: Field, caplog: pytest.LogCaptureFixture):
+def test_a_broken_definition_stops_no_other(field: Field, caplog):
     field.define(x1=flow("a", "b"), x2=flow("c", "d"), x3=flow("e", "f"))
     Exchange.objects.get(name="x1").destinations.update(selector="@gone")
     Exchange.objects.get(name="x3").destinations.update(namespace="moon")
@@ -161,7 +161,7 @@ def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field
     assert answer == {2: "3,late", 3: "late"}[len(moved)]
 
 
-def test_lost_connections_lose_no_element(field: Field, caplog: pytest.LogCaptureFixture):
+def test_lost_connections_lose_no_element(field: Field, caplog):
     field.define(x1=flow("a", "b", "c", parallel=2, wsize=20))
     bodies = [str(number) for number in range(1500)]
     with working():
@@ -206,7 +206,7 @@ def test_what_was_done_is_counted(field: Field):
     assert len(field.default.bodies("__no_route__")) == 3
 
 
-def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch: pytest.MonkeyPatch):
+def test_an_idle_worker_shows_that_it_lives(field: Field, monkeypatch):
     monkeypatch.setattr(worker, "WRITE_SECONDS", 0.1)
     field.define(x1=flow("a", "b"))
     with working():

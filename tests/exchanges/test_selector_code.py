@@ -22,7 +22,7 @@ Code = Callable[[Callable[[SelectorContext], Any]], str]
 
 
 @pytest.fixture
-def code(monkeypatch: pytest.MonkeyPatch) -> Code:
+def code(monkeypatch) -> Code:
     """Registers a function for the time of a test; gives the selector that chooses it."""
     names = (f"test.{number}" for number in count())
     monkeypatch.setattr(selectors, "_functions", {})

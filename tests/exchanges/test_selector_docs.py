@@ -55,7 +55,7 @@ def test_each_example_says_what_the_page_says():
             assert verdict.why == says
 
 
-def test_the_selector_in_code_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch):
+def test_the_selector_in_code_does_what_the_page_says(monkeypatch):
     monkeypatch.setattr(selectors, "_functions", {})
     exec(PROGRAMS["selectors"], {"__name__": "selectors"})  # noqa: S102
     (delivery,) = routed("@by-region", country="it").deliveries

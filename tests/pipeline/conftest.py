@@ -9,7 +9,6 @@ from unittest.mock import patch
 import pytest
 from django.db import connection
 from pyspark.sql import SparkSession
-from pytest_django.plugin import DjangoDbBlocker
 
 from psqlmessages.pipeline import register, session, staging
 from psqlmessages.pipeline.spark_session import stop
@@ -80,9 +79,7 @@ def spark(surroundings: None) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def dsn_file(
-    server: TestedServer, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], str]:
+def dsn_file(server: TestedServer, tmp_path_factory) -> Callable[[str], str]:
     def write(role: str) -> str:
         path = tmp_path_factory.mktemp("dsn") / role
         path.touch(mode=0o600)
@@ -105,7 +102,7 @@ def sink(world: World, dsn_file: Callable[[str], str]) -> Iterator[Sink]:
 
 
 @pytest.fixture
-def django(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+def django(django_db_blocker) -> Iterator[None]:
     """Django's connection, which commits: Spark reads by others."""
     with django_db_blocker.unblock():
         yield

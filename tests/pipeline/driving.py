@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.types import StructType
 
@@ -163,5 +162,5 @@ def end_sessions(superuser: Program, role: str) -> None:
     superuser.execute(end, (role,))
 
 
-def said(caplog: pytest.LogCaptureFixture, text: str) -> None:
+def said(caplog, text: str) -> None:
     wait_until(lambda: any(text in record.getMessage() for record in list(caplog.records)))

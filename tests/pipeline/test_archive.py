@@ -187,9 +187,7 @@ def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_th
     assert seen(root) == archived(archive) == expected(50, "A", "b/c")
 
 
-def test_the_log_is_read_from_its_last_snapshot_on(
-    archive: Archive, root: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_log_is_read_from_its_last_snapshot_on(archive: Archive, root: str, monkeypatch):
     monkeypatch.setattr(log, "_ENTRIES_PER_SNAPSHOT", 2)
     monkeypatch.setattr(log, "_DAY_SECONDS", -1)
     archive.write(batch(archive.spark, 1, 10, "A"))
@@ -297,7 +295,7 @@ def test_bodies_of_all_kinds_are_archived_compared_and_published_again_as_they_a
 
 def test_the_mark_moves_once_the_files_are_safe_and_only_then(
     world: World, published: list[Any], run: Callable[..., Archive],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):  # fmt: skip
     begin = world.owner.query(POSITION, TOPIC)
 
@@ -363,7 +361,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
 
 
 def test_a_topic_marked_by_command_keeps_its_messages_whatever_others_have_read(
-    world: World, owner: str, capsys: pytest.CaptureFixture[str]
+    world: World, owner: str, capsys
 ):
     def archive(*words: str) -> str:
         call_command("psqlmessages", "pipeline", "archive", *words)

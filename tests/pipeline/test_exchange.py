@@ -186,7 +186,7 @@ def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
 
 
 def test_what_executors_lack_ends_the_query_and_is_said(
-    field: Field, lone: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+    field: Field, lone: Callable[..., Runner], monkeypatch
 ):
     # Here, as in Django's process, it is known; on executors no module has it.
     monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
@@ -204,13 +204,13 @@ def test_what_executors_lack_ends_the_query_and_is_said(
 
 
 @pytest.fixture
-def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def command(spark: SparkSession, monkeypatch) -> Callable[..., None]:
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     return lambda *words: call_command("psqlmessages", "pipeline", "exchange", *words)
 
 
 def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
-    field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    field: Field, command: Callable[..., None], capsys
 ):
     def act() -> int:
         try:
@@ -252,7 +252,7 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
 
 
 def test_with_once_the_command_ends_when_nothing_is_left(
-    field: Field, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    field: Field, command: Callable[..., None], capsys
 ):
     numbers = [str(number) for number in range(300)]
     field.define(x1={"src": "a", "dst": ["b"]})

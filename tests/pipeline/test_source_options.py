@@ -94,7 +94,7 @@ def test_options_have_defaults_and_any_case():
 
 
 def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch, tmp_path: Path
 ):
     file, other = tmp_path / "dsn", tmp_path / "other"
     file.write_text("dbname=of_the_file\n")
@@ -116,7 +116,7 @@ def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
         dsn(namespace="west")
 
 
-def test_a_malformed_address_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch):
+def test_a_malformed_address_is_refused_and_not_shown(monkeypatch):
     monkeypatch.setenv("PSQLMESSAGES_DSN", "password=s3cret nonsense")
     with pytest.raises(DsnMissing) as refused:
         dsn()

@@ -96,9 +96,7 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(sourc
     assert sizes(source) == (0, 0)
 
 
-def test_an_element_whose_lease_was_lost_is_left_out_and_told(
-    source: Source, caplog: pytest.LogCaptureFixture
-):
+def test_an_element_whose_lease_was_lost_is_left_out_and_told(source: Source, caplog):
     query = planned(source, "1", "2", "3", partitions=1)
     query.restart()
     source.owner.execute("UPDATE psqlmessages_element SET available_at = now() WHERE body = '2'")

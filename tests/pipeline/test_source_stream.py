@@ -169,7 +169,7 @@ def test_a_topic_without_a_right_is_refused(source: Source):
 
 
 def test_messages_that_lie_far_apart_or_close_are_read_once(
-    source: Source, fill: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    source: Source, fill: Callable[..., int], monkeypatch
 ):
     for name, size in (("_MAX_ROWS", 10), ("_MAX_IDS", 100), ("_CALLS_PER_STATEMENT", 3)):
         monkeypatch.setattr(topic_ranges, name, size)
@@ -220,9 +220,7 @@ def test_positions_of_another_database_or_an_earlier_state_are_refused(source: S
         query.plan()
 
 
-def test_messages_removed_while_a_query_was_away_end_it_or_are_told(
-    source: Source, caplog: pytest.LogCaptureFixture
-):
+def test_messages_removed_while_a_query_was_away_end_it_or_are_told(source: Source, caplog):
     first = source.publish("1")
     query, lax = source.follow(), source.follow(failOnDataLoss="false")
     query.batch()
@@ -281,7 +279,7 @@ def test_a_query_is_pinged_while_a_batch_takes_long(source: Source):
 
 
 def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
-    source: Source, caplog: pytest.LogCaptureFixture
+    source: Source, caplog
 ):
     source.publish("1")
     query = source.follow()
@@ -308,7 +306,7 @@ def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
 
 
 @pytest.fixture
-def part_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[Any]]:
+def part_read(source: Source, monkeypatch) -> Callable[..., Iterator[Any]]:
     """Plan one partition of what is published, and hand on each batch of it as it comes."""
 
     def begin(*bodies: str, **options: Any) -> Iterator[Any]:
@@ -348,9 +346,7 @@ def test_what_is_removed_before_the_rest_is_read_ends_the_read(
         list(batches)
 
 
-def test_an_address_that_is_wrong_or_missing_is_told_at_once(
-    source: Source, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_address_that_is_wrong_or_missing_is_told_at_once(source: Source, monkeypatch):
     query = source.follow()
     query.begin()
     password = source.world.server.server.home.passwords.get("user2")

@@ -40,9 +40,7 @@ def table() -> Iterator[TrafficTable]:
 
 
 @pytest.fixture
-def query(
-    field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> Query:
+def query(field: TrafficField, spark: SparkSession, checkpoint: str, monkeypatch) -> Query:
     monkeypatch.setattr(job_runner, "RECORD_SECONDS", 0.1)
     return lambda write, **given: traffic.start(
         spark, write, **{"checkpoint": checkpoint, "trigger": {"availableNow": True}, **given}
@@ -211,7 +209,7 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
 
 def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
     field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    monkeypatch, capsys,
 ):  # fmt: skip
     # The session is that of all tests.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)

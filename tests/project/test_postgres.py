@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def shared(pytestconfig: pytest.Config) -> Iterator[Server]:
+def shared(pytestconfig) -> Iterator[Server]:
     """A server in a folder of its own, which all users may enter."""
     top = Path(tempfile.mkdtemp(prefix="starter-"))
     top.chmod(0o711)
@@ -87,7 +87,7 @@ def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server):
         assert process.returncode == code
 
 
-def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch: pytest.MonkeyPatch):
+def test_a_running_server_is_kept_and_is_safe(server: Server, monkeypatch):
     pid = pid_of(server)
     server.start()
     assert pid_of(server) == pid
@@ -130,7 +130,7 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
 
 
 def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
-    server: Server, pytestconfig: pytest.Config
+    server: Server, pytestconfig
 ):
     other = pid_of(pytestconfig.stash[SERVER])
     account = server.home.account
@@ -170,7 +170,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
-def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig: pytest.Config):
+def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent

@@ -9,7 +9,6 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from django.conf import global_settings
 from django.core.management import call_command
 from pytest_django import Settings
@@ -58,9 +57,7 @@ NAMES = (
 )  # fmt: skip
 
 
-def test_without_debug_everything_is_https_unless_told_otherwise(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_debug_everything_is_https_unless_told_otherwise(server: TestedServer, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", server.url())
     for given, expected in SECURE:
         for name, value in {**PRODUCTION, **NOTHING, **given}.items():

@@ -128,7 +128,7 @@ def new_bus(server: TestedServer) -> Iterator[NewBus]:
 
 
 @pytest.fixture(params=["PubSub", "AsyncPubSub"])
-def any_bus(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[NewBus]:
+def any_bus(request, server: TestedServer) -> Iterator[NewBus]:
     if request.param == "PubSub":
         yield from maker(server, PubSub)
         return

@@ -197,7 +197,7 @@ def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub
     assert called == [1, 2, 2]
 
 
-def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, caplog: Any):
+def test_a_failing_handler_is_counted_and_others_are_called(any_bus: NewBus, caplog):
     bus = any_bus()
     bus.on("failing", lambda event: 1 / event.payload)
     ear = Ear.of(bus, "failing")

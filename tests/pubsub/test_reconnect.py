@@ -98,7 +98,7 @@ def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy):
     bus.publish("A", "x")
 
 
-def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog: Any):
+def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog):
     bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
     wait_until(lambda: not bus.is_healthy)

@@ -84,7 +84,7 @@ class Hub:
 
 
 @pytest.fixture(params=[False, True], ids=["with all columns", "in brief"])
-def hub(desk: Desk, request: pytest.FixtureRequest) -> Hub:
+def hub(desk: Desk, request) -> Hub:
     """As given with all columns, and in brief: each form has checks of its own."""
     return Hub(desk, is_brief=request.param)
 

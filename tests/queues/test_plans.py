@@ -31,7 +31,7 @@ FILL = (
 
 
 @pytest.fixture(scope="module", params=["analyzed", "as if empty"])
-def full(server: TestedServer, request: pytest.FixtureRequest) -> Iterator[World]:
+def full(server: TestedServer, request) -> Iterator[World]:
     """Many queues with as many elements, half of them mature."""
     world = World(server)
     owner = world.owner.connection

@@ -30,9 +30,9 @@ def create_once(config: pytest.Config, key: str, create: Callable[[ExitStack], A
 
 @pytest.fixture(scope="module")
 def own_server(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    pytestconfig: pytest.Config,
+    request,
+    tmp_path_factory,
+    pytestconfig,
 ) -> TestedServer:
     """A migrated server with the module's `SERVER_SETTINGS`; modules with equal settings share it.
 

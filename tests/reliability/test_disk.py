@@ -48,9 +48,7 @@ REFUSALS = (psycopg.errors.DiskFull, MessagesError)
 
 
 @pytest.fixture(scope="module")
-def full_disk(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> tuple[TestedServer, Disk]:
+def full_disk(tmp_path_factory, pytestconfig) -> tuple[TestedServer, Disk]:
     """A server whose tables are on a disk that can be filled."""
     if os.geteuid() != 0:
         pytest.skip("a disk that can be full is mounted by root")

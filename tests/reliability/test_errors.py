@@ -121,9 +121,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
 
 
 @pytest.mark.parametrize("fault", EVERY_FAULT)
-def test_readers_and_consumers_try_again_by_themselves(
-    world: World, fault: str, caplog: pytest.LogCaptureFixture
-):
+def test_readers_and_consumers_try_again_by_themselves(world: World, fault: str, caplog):
     pause = threading.Event()
     readers = ("stream of Node", "Node.consume")
     with Workload(world, *readers, rewrite_dsn=lambda dsn: limited(dsn, fault)) as work:
@@ -145,9 +143,7 @@ READ_ONLY = "ALTER ROLE user1 SET default_transaction_read_only = on"
 WRITABLE = "ALTER ROLE user1 RESET default_transaction_read_only"
 
 
-def test_a_server_that_is_read_only_is_named_so_and_left_again(
-    world: World, caplog: pytest.LogCaptureFixture
-):
+def test_a_server_that_is_read_only_is_named_so_and_left_again(world: World, caplog):
     superuser = world.superuser()
     calls = 3
     try:

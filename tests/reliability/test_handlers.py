@@ -45,7 +45,7 @@ NOBODY_IDLES = """
 
 @pytest.fixture
 def shop(
-    transactional_db: None, settings: Settings, own_world: World, monkeypatch: pytest.MonkeyPatch
+    transactional_db: None, settings: Settings, own_world: World, monkeypatch
 ) -> Iterator[World]:
     """The project on the server of the module's own; what fails is tried again at once."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
@@ -267,7 +267,7 @@ def serializable(server: TestedServer) -> Iterator[None]:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["within", pytest.param("between", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("how", ["reserve", "pop"])
-def test_an_exchange_keeps_to_read_committed(request: pytest.FixtureRequest, where: str, how: str):
+def test_an_exchange_keeps_to_read_committed(request, where: str, how: str):
     field: Field = request.getfixturevalue("field" if where == "within" else "wide_field")
     server, alias = field.default.server, "default" if where == "within" else "eu"
     before = count_logged(server, SERIALIZATION)

@@ -31,7 +31,7 @@ RULES = "user1 N* Topic T RW 60", "user1 A* Topic T RW 60", "user1 WORKER Topic 
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def made(monkeypatch) -> Counter[str]:
     """The numbers of periodic calls that nodes and hubs made."""
     made: Counter[str] = Counter()
 

@@ -51,7 +51,7 @@ def behind(address: str, server: TestedServer, role: str) -> str:
 
 
 @pytest.fixture
-def by_transaction(request: pytest.FixtureRequest, server: TestedServer) -> Iterator[str]:
+def by_transaction(request, server: TestedServer) -> Iterator[str]:
     """The address of a pool of two connections, which clients share."""
     with pgbouncer(server, getattr(request, "param", "transaction"), pool_size=2) as address:
         yield behind(address, server, "user1")
@@ -96,7 +96,7 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
 
 
 def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking(
-    by_transaction: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    by_transaction: str, caplog, monkeypatch
 ):
     # An earlier test may have made it log the same: it does so once an hour.
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))

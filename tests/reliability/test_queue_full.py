@@ -331,7 +331,7 @@ STANDBY = "ALTER SYSTEM {} synchronous_standby_names{}"
 
 
 @pytest.fixture
-def examined(own_server: TestedServer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finding]:
+def examined(own_server: TestedServer, monkeypatch) -> Callable[..., Finding]:
     """What a check of the doctor finds as the superuser, however short the time."""
     monkeypatch.setattr(doctor_checks, "MIN_OPEN_SECONDS", 0.0)
     monkeypatch.setattr(doctor_checks, "MIN_LOCK_SECONDS", 0.0)

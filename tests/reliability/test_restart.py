@@ -8,7 +8,6 @@ from time import monotonic
 
 import psycopg
 import pytest
-import pytest_django
 
 from psqlmessages import Node
 from tests.django.processes import run_python
@@ -45,8 +44,8 @@ EXCHANGE = {
 @pytest.mark.timeout(590)
 @pytest.mark.nightly  # 30 nodes and 5 processes start
 def test_each_client_reconnects_once(
-    own_world: World, tmp_path: Path, django_db_blocker: pytest_django.DjangoDbBlocker,
-    caplog: pytest.LogCaptureFixture,
+    own_world: World, tmp_path: Path, django_db_blocker,
+    caplog,
 ):  # fmt: skip
     caplog.set_level(logging.INFO, "psqlmessages")
     with django_db_blocker.unblock(), run_deployment(own_world.server, tmp_path) as deployment:
@@ -56,9 +55,7 @@ def test_each_client_reconnects_once(
             check_outage(deployment, how, seconds, caplog)
 
 
-def check_outage(
-    deployment: Deployment, how: str, seconds: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def check_outage(deployment: Deployment, how: str, seconds: int, caplog) -> None:
     """Stop or kill the server, start it again, and check that each client reconnects."""
     before, problems = deployment.listeners.counts("reconnected"), deployment.count_problems()
     server = deployment.server.server
@@ -90,9 +87,7 @@ def numbers(world: World, queue: str) -> list[int]:
 
 
 @pytest.mark.timeout(590)
-def test_restarts_neither_lose_nor_duplicate_messages(
-    own_world: World, django_db_blocker: pytest_django.DjangoDbBlocker
-):
+def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_db_blocker):
     server, restarts, part = own_world.server.server, RESTARTS * size(1, 2), size(100, 2_000)
     own_world.rules("psqlmessages exchange.* Queue * RW 60")
     with django_db_blocker.unblock():

@@ -9,7 +9,6 @@ from typing import Any
 
 import dj_database_url
 import pytest
-import pytest_django
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connections, transaction
@@ -43,9 +42,7 @@ Contents = dict[str, list[str]]
 
 
 @pytest.fixture
-def database(
-    own_server: TestedServer, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[BaseDatabaseWrapper]:
+def database(own_server: TestedServer, django_db_blocker) -> Iterator[BaseDatabaseWrapper]:
     """The database of the module's own server, as Django names it for a while."""
     with django_db_blocker.unblock(), namespace(ALIAS, **dj_database_url.parse(own_server.url())):
         yield connections[ALIAS]
@@ -140,7 +137,7 @@ def test_calls_wait_while_functions_are_replaced_and_none_fails(
 @pytest.mark.nightly  # eight processes start; every day the test above
 @pytest.mark.timeout(300)
 def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
-    own_world: World, database: BaseDatabaseWrapper, tmp_path_factory: pytest.TempPathFactory
+    own_world: World, database: BaseDatabaseWrapper, tmp_path_factory
 ):
     names = ("stream of Node", "stream of AsyncNode", "Node.consume", "AsyncNode.consume", *LIVE)
     before, rounds, removals = count_logged(own_world.server), size(2, 20), size(1, 5)

@@ -146,7 +146,7 @@ def ended(call: Callable[[], Any]) -> tuple[type[BaseException], float]:
 
 
 def test_a_question_on_a_stalled_network_ends_with_its_timeout(
-    server: TestedServer, world: World, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    server: TestedServer, world: World, proxy: Proxy, monkeypatch
 ):
     """Also if another thread of the node waits for an answer that does not come."""
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.5)

@@ -198,7 +198,7 @@ def test_a_header_that_is_too_large_is_refused_with_a_reason(worker: Caller):
     assert worker.call("POST", at("orders"), b"x", {"x-ks-hdr-n": "x" * 15_000}).status == 201
 
 
-def test_the_command_prints_a_token(site: Site, rest: World, capsys: pytest.CaptureFixture[str]):
+def test_the_command_prints_a_token(site: Site, rest: World, capsys):
     site.user("wanda", idents=["worker"])
     call_command("psqlmessages", "token", "wanda", "--days", "1")
     token = capsys.readouterr().out.strip()

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 from django.db import connections
 from django.db.migrations.executor import MigrationExecutor
-from pytest_django import DjangoDbBlocker
 
 from tests.conftest import TestedServer
 from tests.project.example import own_database
@@ -17,9 +16,7 @@ BEGIN_ELSE = ["O", "O\u00ff", "Q", "p", "\u00ff"]
 
 
 @pytest.fixture(params=["SQL_ASCII", pytest.param("LATIN1", marks=pytest.mark.nightly)])
-def programs(
-    server: TestedServer, request: pytest.FixtureRequest, django_db_blocker: DjangoDbBlocker
-) -> Iterator[Pair]:
+def programs(server: TestedServer, request, django_db_blocker) -> Iterator[Pair]:
     """Two programs in a migrated database in that encoding: seconds, so one of them every day."""
     more = f"TEMPLATE template0 ENCODING '{request.param}' LOCALE 'C'"
     with own_database(server, "encoded", more) as url, django_db_blocker.unblock():

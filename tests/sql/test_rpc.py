@@ -55,7 +55,7 @@ class Cast:
 
 
 @pytest.fixture(params=[False, True], ids=["single", "many"])
-def cast(world: World, request: pytest.FixtureRequest) -> Cast:
+def cast(world: World, request) -> Cast:
     """The cast; with "many" they call rpc_many and return_many for one element."""
     cast = Cast(world)
     if request.param:

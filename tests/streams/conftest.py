@@ -118,9 +118,7 @@ def stream(world: World) -> Iterator[Stream]:
 
 
 @pytest.fixture(scope="session")
-def mortal(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[Server]:
+def mortal(tmp_path_factory, pytestconfig) -> Iterator[Server]:
     """A server of its own, migrated: a test may kill or restart it, and leaves it running."""
     folder = tmp_path_factory.mktemp("mortal")
     with temporary_server(folder, pytestconfig.stash[SERVER].binaries) as own:

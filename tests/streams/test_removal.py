@@ -248,7 +248,7 @@ def test_an_older_snapshot_prunes_nothing(stream: Stream):
     assert stream.got() == ["x"]
 
 
-def test_prune_ignores_the_isolation(stream: Stream, capsys: pytest.CaptureFixture[str]):
+def test_prune_ignores_the_isolation(stream: Stream, capsys):
     stream.publish("x")
     isolated = "-c default_transaction_isolation=serializable"
     assert main(["--dsn", make_conninfo(stream.world.server.url(), options=isolated), "prune"]) == 0

@@ -56,7 +56,7 @@ def test_a_plan_made_while_the_tables_were_empty_serves_when_they_are_full(world
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def full(server: TestedServer, request: pytest.FixtureRequest) -> Iterator[World]:
+def full(server: TestedServer, request) -> Iterator[World]:
     """All those topics, subscriptions and messages; two of the four tables are empty."""
     world = World(server)
     try:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_django
 
 from project.postgres import Server
 from psqlmessages.relay.hub import Hub
@@ -69,16 +68,14 @@ class Sites:
 
 
 @pytest.fixture(scope="session")
-def sites(server: TestedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+def sites(server: TestedServer, tmp_path_factory) -> Iterator[Sites]:
     sites = Sites(server, tmp_path_factory.mktemp("sites"))
     yield sites
     sites.stop()
 
 
 @pytest.fixture
-def new_site(
-    sites: Sites, world: World, django_db_blocker: pytest_django.DjangoDbBlocker
-) -> Iterator[Callable[..., Site]]:
+def new_site(sites: Sites, world: World, django_db_blocker) -> Iterator[Callable[..., Site]]:
     """Start a site with Django settings, as in `new_site(PSQLMESSAGES={…})`.
 
     The test may use Django's models; users are deleted at the end.
@@ -107,7 +104,7 @@ def relay(world: World) -> World:
 
 
 @pytest.fixture
-def hub(dsn: str, request: pytest.FixtureRequest) -> Hub:
+def hub(dsn: str, request) -> Hub:
     """A hub of the module's `dsn`, for tests that run `in_loop`; a parameter is its options."""
     return Hub(dsn, options=getattr(request, "param", QUICK))
 

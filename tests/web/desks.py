@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import pytest_django
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.sessions.models import Session
@@ -78,7 +77,7 @@ class Desk(Visitor):
 
 
 @pytest.fixture
-def database(world: World, django_db_blocker: pytest_django.DjangoDbBlocker) -> Iterator[World]:
+def database(world: World, django_db_blocker) -> Iterator[World]:
     made = (LogEntry, WebIdentity, User, Group, Session, Traffic, PipelineJob)
     with django_db_blocker.unblock():
         yield world
@@ -98,7 +97,7 @@ def desk(settings: Settings, database: World) -> Desk:
 
 
 @pytest.fixture
-def impatient(database: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def impatient(database: World, monkeypatch) -> Iterator[None]:
     """Wait for locks a moment; if that has no bound, for some seconds."""
     monkeypatch.setattr("psqlmessages.admin.base.LOCK_TIMEOUT", "50ms")
     with connection.cursor() as cursor:

@@ -120,7 +120,7 @@ UNREADABLE = {
 }
 
 
-def test_an_invalid_document_says_why(desk: Desk, settings: Any, monkeypatch: pytest.MonkeyPatch):
+def test_an_invalid_document_says_why(desk: Desk, settings: Any, monkeypatch):
     answers = {content: send(desk, content).errors[0] for content in UNREADABLE}
     wrong = [content for content in answers if not answers[content].startswith(UNREADABLE[content])]
     assert wrong == []
@@ -134,7 +134,7 @@ def test_an_invalid_document_says_why(desk: Desk, settings: Any, monkeypatch: py
     assert send(desk, b" " * 100).errors == ["The document has 100 bytes; at most 99 are allowed."]
 
 
-def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch):
     page = upload(desk, NEW)
     plan = page.form(DO).values["plan"][0]
     other = desk.staff("view_auth", "add_auth", "change_auth")

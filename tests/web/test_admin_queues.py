@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages.admin.queue_elements import BODY_CHARACTERS, PAGE_SIZE
 from psqlmessages.models import Element, Queue
@@ -231,7 +230,7 @@ NONSENSE = (
 
 
 def test_every_element_is_on_one_page_in_both_orders(
-    desk: Desk, worker: Program, django_assert_max_num_queries: DjangoAssertNumQueries
+    desk: Desk, worker: Program, django_assert_max_num_queries
 ):
     # All are available from the same moment on: the id decides.
     push(worker, "orders", *(f"body-{number}-" for number in range(PAGE_SIZE + 20)))

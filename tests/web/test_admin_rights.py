@@ -7,7 +7,6 @@ import pytest
 from django.contrib.auth.models import User
 from django.core import checks
 from django.utils import translation
-from pytest_django import DjangoAssertNumQueries
 
 from psqlmessages import models
 from psqlmessages.models import Auth, Client, Exchange, PipelineJob, Queue, Topic, WebIdentity
@@ -130,7 +129,7 @@ def test_forms_need_their_token_and_pages_their_permissions(furnished: Desk):
     assert checks.run_checks(tags=["admin"]) == []
 
 
-def test_long_lists_are_cheap(desk: Desk, django_assert_max_num_queries: DjangoAssertNumQueries):
+def test_long_lists_are_cheap(desk: Desk, django_assert_max_num_queries):
     desk.world.rules("user1 N* Topic T* RW 10", "user1 N* Topic T RW 10")
     desk.world.program("user1").connection.execute(
         "SELECT messages.init('N' || n), messages.topic_listen('T' || n % 7),"
@@ -168,9 +167,7 @@ LABEL = re.compile(
 NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1", "p95"}
 
 
-def test_labels_buttons_and_headings_are_translated(
-    furnished: Desk, monkeypatch: pytest.MonkeyPatch
-):
+def test_labels_buttons_and_headings_are_translated(furnished: Desk, monkeypatch):
     # In this language each text stands in brackets.
     for name, chosen in (("gettext", 0), ("ngettext", 1)):
         monkeypatch.setattr(

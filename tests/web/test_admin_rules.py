@@ -121,7 +121,7 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk):
     assert Auth.objects.count() == 2
 
 
-def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch):
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
     waits, lock_rules = count(), base.lock_rules
     monkeypatch.setattr(base, "lock_rules", lambda: (next(waits), lock_rules()))
@@ -166,7 +166,7 @@ def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):
     assert list(modes()) == ["B"]
 
 
-def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_a_change_during_a_save_is_not_overwritten(desk: Desk, monkeypatch):
     desk.world.rules("user1 A Topic T RW 9")
     other, listed = desk.world.owner.connection, desk.open(RULES)
     lock_rules, acts = base.lock_rules, ["UPDATE messages.auth SET ident = 'B'"]

@@ -9,7 +9,6 @@ from time import monotonic
 from uuid import uuid4
 
 import pytest
-import pytest_django
 from django.conf import settings
 from websockets.exceptions import WebSocketException
 
@@ -43,7 +42,7 @@ def far_site(
     world: World,
     proxy: Proxy,
     tmp_path: Path,
-    django_db_blocker: pytest_django.DjangoDbBlocker,
+    django_db_blocker,
 ) -> Iterator[Site]:
     """A site behind a network that can forget its connections."""
     world.rules(*RULES)

@@ -27,7 +27,7 @@ NOW = int(time.time()) // 60 * 60
 
 
 @pytest.fixture(autouse=True)
-def minutes(monkeypatch: pytest.MonkeyPatch, database: World, settings: Settings) -> Iterator[None]:
+def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     monkeypatch.setattr(minute_writer, "_MAX_DELAY_SECONDS", 1e9)
     settings.PSQLMESSAGES = {"NODE": "example"}
     yield

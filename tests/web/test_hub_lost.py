@@ -128,7 +128,7 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
 
 @in_loop
 async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
-    world: World, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    world: World, hub: Hub, monkeypatch
 ):
     # It waits for the lock until the connection breaks, however late that is.
     monkeypatch.setattr(LockWaitBudget, "timeout_seconds", lambda *_: 60.0)
@@ -151,7 +151,7 @@ def test_each_loop_has_a_hub_and_takes_it_along_as_it_ends(
     settings: Settings,
     world: World,
     dsn: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     """Warnings are errors here: no connection is left open, and no task is pending."""
     settings.PSQLMESSAGES = {"NODE": "shop"}
@@ -196,7 +196,7 @@ async def test_an_idle_hub_disconnects_and_connects_when_used(world: World, dsn:
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits(monkeypatch) -> list[float]:
     """How long each wait in vain was, during which the whole session stood still."""
     waits: list[float] = []
     waited = LockWaitBudget.record_timeout
@@ -267,7 +267,7 @@ async def test_a_join_of_a_held_topic_is_refused(hub: Hub, holder: Program, wait
 
 @in_loop
 async def test_while_a_topic_is_held_the_others_of_a_lost_session_return(
-    world: World, hub: Hub, holder: Program, waits: list[float], monkeypatch: pytest.MonkeyPatch
+    world: World, hub: Hub, holder: Program, waits: list[float], monkeypatch
 ):
     monkeypatch.setattr(gateway, "_RESTORE_SECONDS", 1.0)
     holder.ok("topic_notify", "U")

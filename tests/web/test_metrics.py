@@ -68,9 +68,7 @@ def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: 
         assert samples(site)[delivered] - before.get(delivered, 0) >= 10
 
 
-def test_figures_that_are_not_known_are_left_out(
-    settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
-):
+def test_figures_that_are_not_known_are_left_out(settings: Settings, client: Client, monkeypatch):
     # The first does not answer, another has no schema, and a role may not read the last.
     answers = {"default": None, "eu": [[(False,)], *[None] * 4], "us": [[(True,)], *[None] * 4]}
     found = list(metrics.MetricsCollector(answers).collect_database())
@@ -87,7 +85,7 @@ def test_figures_that_are_not_known_are_left_out(
     assert "pip install 'psqlmessages[web]'" in answer.text
 
 
-def test_only_the_busiest_topics_are_told(monkeypatch: pytest.MonkeyPatch):
+def test_only_the_busiest_topics_are_told(monkeypatch):
     topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
     observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
     monkeypatch.setattr(metrics, "running_observer", lambda: observer)
@@ -194,7 +192,7 @@ async def ask(method: str = "get") -> HttpResponse:
 
 @in_loop
 async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
-    server: TestedServer, monkeypatch: pytest.MonkeyPatch
+    server: TestedServer, monkeypatch
 ):
     # A database that takes connections and never says a word.
     with socket.create_server(("127.0.0.1", 0)) as stalled:
@@ -219,7 +217,7 @@ async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
 
 
 @in_loop
-async def test_it_names_the_broken_part(server: TestedServer, monkeypatch: pytest.MonkeyPatch):
+async def test_it_names_the_broken_part(server: TestedServer, monkeypatch):
     """The database answers new connections, but nobody finds out who a visitor is."""
     monkeypatch.setattr(queries, "database_dsn", lambda _: server.url())
     monkeypatch.setattr(module, "_TIMEOUT_SECONDS", 60.0)

@@ -98,7 +98,7 @@ def monitors(world: World) -> int:
 
 @in_loop
 async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
-    stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, world: World, monkeypatch
 ):
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
     assert monitors(world) == 0
@@ -128,7 +128,7 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
 
 @in_loop
 async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
-    stage: Stage, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, pair: Pair, monkeypatch
 ):
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
@@ -156,7 +156,7 @@ def counts(frames: list[dict[str, Any]]) -> list[int]:
 
 
 @in_loop
-async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch):
     def states(frames: list[dict[str, Any]]) -> list[Any]:
         return [frame.get("state") for frame in frames]
 
@@ -179,7 +179,7 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch: pytes
 
 
 @in_loop
-async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch: pytest.MonkeyPatch):
+async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch):
     monkeypatch.setattr(observer, "MAX_TOPICS", 50)
     monkeypatch.setattr(history, "MAX_TOPICS", 50)
     world.execute(
@@ -195,7 +195,7 @@ async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch: pyt
 
 @in_loop
 async def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch
 ):
     reader = MonitorReader(world.server.url("user3"))
     said, rows = [], reader.fetch
@@ -231,7 +231,7 @@ def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
     assert [topic_row(kept.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
 
 
-def test_messages_bodies_and_events_are_bounded(monkeypatch: pytest.MonkeyPatch):
+def test_messages_bodies_and_events_are_bounded(monkeypatch):
     kept = History()
     for number in range(MAX_MESSAGES + 10):
         kept.add_message(message(), str(number), NOW)
@@ -264,7 +264,7 @@ def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
     assert "secret" not in str(whole) + str(changed)
 
 
-def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch: pytest.MonkeyPatch):
+def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch):
     monkeypatch.setattr(history, "MAX_TOPICS", 10)
     monkeypatch.setattr(history, "_EVICTED_TOPICS", 3)
     kept = History()

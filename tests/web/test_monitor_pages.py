@@ -163,7 +163,7 @@ def test_the_rule_is_added_once_by_nobody_else_and_by_no_other_site():
 
 
 @pytest.fixture
-def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def database(database: World, monkeypatch) -> World:
     """The database, which may stand still for seconds."""
     monkeypatch.setattr(graph, "_TIMEOUT_SECONDS", 60)
     return database
@@ -202,7 +202,7 @@ def test_exchanges_and_queues_are_told_with_what_was_counted_and_no_secret(datab
     assert queues == {"orders": ([2, 0, 1], True), "eu": empty, "__no_route__": empty}
 
 
-def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: pytest.MonkeyPatch):
+def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch):
     monkeypatch.setattr(graph, "MAX_EXCHANGES", 2)
     for name in ("a", "b", "c"):
         new(name, "orders", "eu")
@@ -212,7 +212,7 @@ def test_exchanges_too_many_to_draw_are_left_out_and_that_is_said(monkeypatch: p
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asked(monkeypatch) -> list[str]:
     """The databases asked, in the order of the questions."""
     found: list[str] = []
     run_queries = queries.run_queries
@@ -225,7 +225,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch):
     monkeypatch.setattr(json_views, "READ_INTERVAL_SECONDS", 3600.0)
     new("x1", "orders", "eu")
 
@@ -245,7 +245,7 @@ def test_a_hundred_viewers_cost_as_much_as_one(asked: list[str], monkeypatch: py
     assert asked == ["default", "default"]
 
 
-def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_an_unreadable_database_holds_up_nothing(asked: list[str], monkeypatch):
     new("x1", "orders", "eu", source_namespace="elsewhere")
     (source,) = [q for q in figures(visitor("view_monitor"))["queues"] if q["queue"] == "orders"]
     assert (source["ns"], source["sizes"]) == ("elsewhere", None)

@@ -25,7 +25,7 @@ ODD = "a//b \N{RIGHT-TO-LEFT OVERRIDE}<b>"
 
 
 @pytest.fixture
-def queues(database: World, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> World:
+def queues(database: World, settings: Settings, monkeypatch) -> World:
     """Queue `orders` with four elements, one of them delayed; a dead letter; an odd name."""
     settings.PSQLMESSAGES = {"NODE": "example"}
     monkeypatch.setattr(listing, "_SHARED_SECONDS", 0.0)
@@ -56,7 +56,7 @@ def key_of(queue: str, position: int = 0) -> int:
 
 
 @pytest.mark.usefixtures("queues")
-def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch: pytest.MonkeyPatch):
+def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     client = visitor("view_monitor")
     everything = [ODD, "__deadletter__", "orders"]
     cases = {

@@ -31,7 +31,7 @@ HOSTILE = "<b>\N{RIGHT-TO-LEFT OVERRIDE}x"
 
 
 @pytest.fixture(autouse=True)
-def quiet(database: World, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> World:
+def quiet(database: World, settings: Settings, monkeypatch) -> World:
     """A database without problems: its server was not started lately."""
     monkeypatch.setattr(now, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(now, "_QUERY_TIMEOUT_SECONDS", 60.0)
@@ -223,7 +223,7 @@ FILES = Path(__file__).parents[2] / "docs" / "monitoring"
 
 
 def test_the_alerts_and_the_dashboard_use_metrics_and_checks_that_exist(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch
 ):
     settings.PSQLMESSAGES = {"METRICS": True, "PROBLEM_RESTART_SECONDS": 0}
     counters = SimpleNamespace(**dict.fromkeys(("receivers", "nodes", "received", "delivered",

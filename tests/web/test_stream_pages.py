@@ -94,9 +94,7 @@ def test_alive_means_read_recently(database: World, reader: Program):
         assert state in text(client, STREAM), age
 
 
-def test_a_gap_in_the_samples_is_no_zero(
-    database: World, reader: Program, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_gap_in_the_samples_is_no_zero(database: World, reader: Program, monkeypatch):
     (row,), _ = stream_status.read_subscriptions(topic="S")
     now = stream_status.time()
     monkeypatch.setattr(stream_status, "time", lambda: now + 30)
@@ -147,7 +145,7 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
 
 
 def test_actions_need_the_permission_and_the_rule_and_the_lock(
-    database: World, reader: Program, monkeypatch: pytest.MonkeyPatch
+    database: World, reader: Program, monkeypatch
 ):
     url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
     watcher = visitor("view_monitor")

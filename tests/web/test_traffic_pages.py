@@ -31,7 +31,7 @@ def part(values: list[float], share: int) -> float:
 
 
 @pytest.fixture
-def database(database: World, monkeypatch: pytest.MonkeyPatch) -> World:
+def database(database: World, monkeypatch) -> World:
     """The database, which may stand still for seconds; nothing is remembered of other tests."""
     monkeypatch.setattr(monitored, "_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(monitored, "_JOBS_TIMEOUT_SECONDS", 60.0)
@@ -62,7 +62,7 @@ def test_pages_allow_no_inline_script_and_names_are_text_or_none(viewer: Client)
     assert viewer.get(PAGE, {"window": HOSTILE}).status_code == 200
 
 
-def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch: pytest.MonkeyPatch):
+def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch):
     found = figures(viewer)
     assert (found["topics"], found["jobs"], found["is_counting"]) == ([], [], False)
     assert (found["since"], found["until"]) == (None, None)
@@ -143,7 +143,7 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client):
 
 @pytest.mark.usefixtures("database")
 def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_are_kept(
-    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings: Settings, capsys, monkeypatch
 ):
     monkeypatch.setattr(traffic_windows, "_BATCH", 2)
     settings.PSQLMESSAGES = {"TRAFFIC_DAYS_OF_TEN_SECONDS": 1, "TRAFFIC_DAYS_OF_MINUTES": 3}

@@ -57,7 +57,7 @@ def new_async_reader(queues: World, server: TestedServer) -> NewAsyncReader:
 
 
 @pytest.fixture
-def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_polling(monkeypatch) -> None:
     """A reader that waits does not look unless it is told to."""
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", HOURS.total_seconds())
     monkeypatch.setattr(wakeups, "MAX_POLL_SECONDS", HOURS.total_seconds())
@@ -74,7 +74,7 @@ class Consuming(Driven):
 
 
 @pytest.fixture(params=[Node, Consuming], ids=["sync", "async"])
-def either(queues: World, server: TestedServer, request: pytest.FixtureRequest) -> Iterator[Any]:
+def either(queues: World, server: TestedServer, request) -> Iterator[Any]:
     node = request.param("READER", server.url("user2"), options=QUICK)
     node.open()
     yield node

@@ -113,7 +113,7 @@ async def test_what_is_popped_is_removed_though_the_connection_breaks(
 
 @in_a_loop
 async def test_a_popped_element_whose_lease_is_lost_counts(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog: pytest.LogCaptureFixture
+    queues: World, writer: Node, new_async_reader: NewAsyncReader, caplog
 ):
     writer.push("Q", "x")
     async with new_async_reader() as node:

@@ -85,8 +85,8 @@ def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader
 
 
 def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
-    queues: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    queues: World, writer: Node, reader: Node, caplog,
+    monkeypatch,
 ):  # fmt: skip
     writer.push_many("Q", ["a", "b", "c"])
     seen = []
@@ -104,9 +104,7 @@ def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
     assert state(queues) == []
 
 
-def test_what_cannot_be_given_back_is_told(
-    queues: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture
-):
+def test_what_cannot_be_given_back_is_told(queues: World, writer: Node, reader: Node, caplog):
     writer.push_many("Q", ["a", "b"])
 
     def work() -> None:

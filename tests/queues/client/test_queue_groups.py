@@ -76,7 +76,7 @@ def consume(either: Any) -> Consume:
     ids=["batch", "two batches", "quick", "slow", "no group", "tenth of a lease", "end of a lease"],
 )
 def test_what_is_done_is_committed_with_what_was_done_shortly_before(
-    queues: World, writer: Node, consume: Consume, monkeypatch: pytest.MonkeyPatch,
+    queues: World, writer: Node, consume: Consume, monkeypatch,
     seconds: list[float], options: dict[str, Any], numbers: list[int],
 ):  # fmt: skip
     clock = [1000.0]
@@ -131,7 +131,7 @@ def test_reconnects_lose_none(queues: World, writer: Node, consume: Consume, lea
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_lease_lost_before_a_retry_counts(
-    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch: pytest.MonkeyPatch,
+    queues: World, writer: Node, either: Any, consume: Consume, monkeypatch,
     leaves: bool,
 ):  # fmt: skip
     writer.push_many("Q", ["a", "b"])

@@ -25,9 +25,7 @@ RULES = (
 
 
 @pytest.fixture(scope="module")
-def restarted(
-    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
-) -> Iterator[Server]:
+def restarted(tmp_path_factory, pytestconfig) -> Iterator[Server]:
     """A server of its own, migrated, with rules for one queue."""
     folder = tmp_path_factory.mktemp("restarted")
     with temporary_server(folder, pytestconfig.stash[SERVER].binaries, rules=RULES) as own:

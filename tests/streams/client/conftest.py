@@ -66,6 +66,6 @@ def async_reader(writer: Node, server: TestedServer) -> AsyncNode:
 
 
 @pytest.fixture
-def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_second_look(monkeypatch) -> None:
     """A reader does not even look again soon after it came."""
     monkeypatch.setattr(subscription, "_FIRST_POLL_SECONDS", HOURS.total_seconds())

@@ -125,7 +125,7 @@ def test_what_another_reader_took_meanwhile_hides_nothing(
 
 
 def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
-    stream: World, writer: Node, reader: Node, caplog: pytest.LogCaptureFixture
+    stream: World, writer: Node, reader: Node, caplog
 ):
     messages = reader.subscribe("NEWS")
     other = stream.program("user2")
@@ -266,7 +266,7 @@ def test_a_reading_on_a_stalled_network_is_made_again(
 
 
 def test_who_was_away_for_longer_than_the_timeout_is_told(
-    stream: World, writer: Node, new_reader: NewReader, caplog: pytest.LogCaptureFixture
+    stream: World, writer: Node, new_reader: NewReader, caplog
 ):
     with new_reader() as node:
         node.subscribe("NEWS", timedelta(minutes=3))
@@ -294,7 +294,7 @@ def pass_time(stream: World, minutes: int) -> None:
     stream.execute(age, [minutes])
 
 
-def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_reader_pings(writer: Node, reader: Node, monkeypatch):
     messages = reader.subscribe("NEWS", timedelta(minutes=1))
     writer.publish_many("NEWS", range(10))
     assert bodies(messages, 3) == [0, 1, 2]
@@ -380,7 +380,7 @@ def test_refusals_are_exceptions(stream: World, writer: Node, reader: Node, new_
             waiting.result(SOON.total_seconds())
 
 
-def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch: pytest.MonkeyPatch):
+def test_events_do_not_pile_up(writer: Node, reader: Node, monkeypatch):
     monkeypatch.setattr("psqlmessages.client.node_state._MAX_UNREAD_EVENTS", 3)
     messages = reader.subscribe("NEWS", idle=NOW)
     for number in range(5):

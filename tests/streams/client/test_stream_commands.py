@@ -14,7 +14,6 @@ from tests.sql.conftest import World
 
 SUBSCRIBE = ("stream", "subscribe", "READER", "NEWS", "60")
 PUBLISH = ("stream", "publish", "WRITER", "NEWS")
-Captured = pytest.CaptureFixture[str]
 
 
 def waiting(stream: World) -> list[str]:
@@ -55,7 +54,7 @@ def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writ
 
 
 def test_programs_get_json_and_it_ends_when_nothing_comes(
-    server: TestedServer, subscribed: World, writer: Node, capsys: Captured
+    server: TestedServer, subscribed: World, writer: Node, capsys
 ):
     answers = [writer.publish("NEWS", body) for body in ({"id": 1}, b"\0")]
     subscribed.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
