@@ -10,6 +10,7 @@ from django.conf import settings
 
 VIEW_MONITOR: Final = "psqlmessages.view_monitor"
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
+SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
 
 
 @dataclass(frozen=True, slots=True)

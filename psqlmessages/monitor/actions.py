@@ -18,10 +18,10 @@ from django.utils.translation import gettext as _
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.monitor.listing import database
 from psqlmessages.monitor.views import common_context, forbidden
+from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
 
 OPERATE_QUEUES: Final = "psqlmessages.operate_queues"
 OPERATE_STREAMS: Final = "psqlmessages.operate_streams"
-SEND_TEST_MESSAGES: Final = "psqlmessages.send_test_messages"
 
 _LOCK_TIMEOUT: Final = "10s"
 _CONFIRMED: Final = "confirmed"
@@ -104,6 +104,30 @@ def isolate(name: object) -> str:
 def single(fields: Fields, name: str) -> str:
     """Return the value of a posted field; "" if it is missing."""
     return fields.get(name, [""])[-1]
+
+
+def read_body(fields: Fields) -> Any:
+    """Return the posted body of a test message: text, or a JSON value; raise ValidationError."""
+    # Browsers post line ends as CRLF.
+    text = single(fields, "body").replace("\r\n", "\n")
+    if single(fields, "format") == "json":
+        return parse_json(text, _("The body"))
+    if "\0" in text:
+        raise ValidationError(_("The body has a NUL character."))
+    return text
+
+
+def parse_json(text: str, subject: str) -> Any:
+    """Parse a posted JSON text; raise ValidationError, which names it by its ``subject``."""
+    try:
+        value = parse_strict_json(text)
+        # Escapes can stand for characters that cannot be sent.
+        EncodedBody.of(value).text.encode()
+    except MalformedText as error:
+        raise ValidationError(error.sentence(subject)) from None
+    except ValueError as error:
+        raise ValidationError(f"{subject}: {error}.") from None
+    return value
 
 
 def log_action(request: HttpRequest, target: Model, text: str, flag: int = _CHANGE) -> None:

@@ -66,7 +66,7 @@ class PerSecondRing:
 
 
 MAX_TOPICS: Final = 2000
-# Per topic; tail.js has the same maximum.
+# Per topic. An open page keeps more.
 MAX_MESSAGES: Final = 50
 MAX_EVENTS: Final = 200
 # Only the beginning of a body is stored: the maximum per message, and in total.

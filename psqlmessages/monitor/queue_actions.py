@@ -14,11 +14,19 @@ from django.utils.translation import gettext_lazy, ngettext
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
 from psqlmessages.models.names import is_name, patterns
-from psqlmessages.monitor.actions import OPERATE_QUEUES, Action, Fields, isolate, single
+from psqlmessages.monitor.actions import (
+    OPERATE_QUEUES,
+    Action,
+    Fields,
+    isolate,
+    parse_json,
+    read_body,
+    single,
+)
 from psqlmessages.monitor.listing import database, limit_query_time
 from psqlmessages.monitor.queue_status import MAX_ON_PAGE, MonitoredQueue, add_sizes, read_queues
 from psqlmessages.orm import fetch, own_ident, run
-from psqlmessages.wire import EncodedBody, MalformedText, parse_strict_json
+from psqlmessages.wire import EncodedBody
 
 # Search and act on at most this many elements, the first of the queue.
 MAX_SEARCHED: Final = 10_000
@@ -171,14 +179,9 @@ def _purge(queue: Queue, _fields: Fields) -> str:
 
 def _test_message(fields: Fields) -> dict[str, Any]:
     """Read the posted test message: its body, headers and delay."""
-    # Browsers post line ends as CRLF.
-    body: Any = single(fields, "body").replace("\r\n", "\n")
-    if single(fields, "format") == "json":
-        body = _parse_json(body, _("The body"))
-    elif "\0" in body:
-        raise ValidationError(_("The body has a NUL character."))
+    body = read_body(fields)
     text = single(fields, "headers").strip()
-    headers = _parse_json(text, _("The header text")) if text else None
+    headers = parse_json(text, _("The header text")) if text else None
     if not isinstance(headers, dict | None):
         raise ValidationError(_("The headers are not a JSON object."))
     delay = single(fields, "delay").strip() or "0"
@@ -187,18 +190,6 @@ def _test_message(fields: Fields) -> dict[str, Any]:
             _("The delay is not a number of seconds: {delay}").format(delay=delay)
         )
     return {"body": body, "headers": headers, "delay": timedelta(seconds=int(delay))}
-
-
-def _parse_json(text: str, subject: str) -> Any:
-    try:
-        value = parse_strict_json(text)
-        # Escapes can stand for characters that cannot be sent.
-        EncodedBody.of(value).text.encode()
-    except MalformedText as error:
-        raise ValidationError(error.sentence(subject)) from None
-    except ValueError as error:
-        raise ValidationError(f"{subject}: {error}.") from None
-    return value
 
 
 def _describe_push(queue: Queue, fields: Fields) -> Sequence[str]:

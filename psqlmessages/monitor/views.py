@@ -21,6 +21,7 @@ from django.views.decorators.http import require_POST, require_safe
 from psqlmessages.models import Auth
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor.access import (
+    SEND_TEST_MESSAGES,
     VIEW_BODIES,
     VIEW_MONITOR,
     content_security_policy,
@@ -94,6 +95,7 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
         "history_url": history_url("topic", name),
         "admin_topics_url": admin_page(request, "topic", {"q": name}),
         "admin_rules_url": admin_page(request, "auth", {"q": name}),
+        "may_send": request.user.has_perm(SEND_TEST_MESSAGES),
         "may_see_bodies": request.user.has_perm(VIEW_BODIES),
         "bodies_permission": VIEW_BODIES,
     }

@@ -105,6 +105,27 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, 
     expect(topic.get_by_text("No node listens now.")).to_be_visible()
 
 
+def test_a_test_message_reaches_listeners_and_messages_are_filtered(
+    visitors: Visitors, world: World
+):
+    world.rules(MONITOR_RULE, "user2 LISTENER Topic T R 60", f"{Server.owner} example Topic T W 60")
+    world.node("user2", "LISTENER", listen="T")
+    page = live(visitors("chief"), "/monitor/topics/T/")
+    for body, kind in (("<b>one</b>", "text"), ('{"two": 2}', "json")):
+        page.get_by_label("Body").fill(body)
+        page.get_by_label("Format").select_option(kind)
+        page.get_by_role("button", name="Send…").click()
+        expect(page.get_by_text("Nodes that listen now:")).to_contain_text("LISTENER")
+        page.get_by_role("button", name="Send a test message").click()
+        expect(page.locator(".notice")).to_have_text("Sent a test message.")
+        expect(page.locator(LIVE)).to_be_visible()
+    expect(page.locator("#tail li:visible")).to_have_count(2)
+    for text, number in (("TWO", 1), ("example", 2), ("none", 0), ("", 2)):
+        page.get_by_label("Filter messages").fill(text)
+        expect(page.locator("#tail li:visible")).to_have_count(number)
+        expect(page.get_by_text("No message matches")).to_be_visible(visible=not number)
+
+
 def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     page = live(visitors("chief"), "/monitor/exchanges/")
     expect(page.locator("#no-exchanges")).to_contain_text("psqlmessages exchange load FILE")

@@ -162,6 +162,31 @@ def test_the_rule_is_added_once_by_nobody_else_and_by_no_other_site():
     assert "mode R" in response.json()["error"]
 
 
+def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
+    send, post = "/monitor/send/?topic=T", {"body": "{", "format": "text", "as": "stored"}
+    assert visitor("view_monitor").post(send, post).status_code == 403
+    assert "monitor/send" not in visitor("view_monitor").get(TOPIC).text
+    client = visitor("view_monitor", "send_test_messages")
+    assert f'action="{send}"' in client.get(TOPIC).text
+    assert client.get(send).status_code == 405
+    assert client.post("/monitor/send/", post).status_code == 404
+    cases = {
+        "json": ("not JSON", {**post, "format": "json"}),
+        "NUL": ("NUL character", {**post, "body": "a\0"}),
+        "rule": ("INSERT INTO messages.auth", {**post, "confirmed": "1"}),
+    }
+    for case, (text, fields) in cases.items():
+        response = client.post(send, fields)
+        assert (response.status_code, text in response.text) == (400, True), case
+    Auth.objects.create(
+        role=Server.owner, ident="example", type="Topic", dest="T", mode="W", timeout=60
+    )
+    assert "1 bytes will be sent" in client.post(send, post).text
+    assert not LogEntry.objects.exists(), "it asks first"
+    assert client.post(send, {**post, "confirmed": "1"}).status_code == 302
+    assert LogEntry.objects.get().change_message.startswith("Published a test message")
+
+
 @pytest.fixture
 def database(database: World, monkeypatch) -> World:
     """The database, which may stand still for seconds."""

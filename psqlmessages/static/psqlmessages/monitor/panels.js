@@ -5,8 +5,8 @@ import { h, svg } from "./dom.js";
 const NARROW_PIXELS = 560;
 const AXIS_PIXELS = 34;
 const TITLE_PIXELS = 28;
-// An unknown period that is shorter than this share of the chart gets no label: it does not fit.
-const MIN_LABELLED_SHARE = 0.15;
+// An unknown period that is narrower than this gets no label: it does not fit.
+const MIN_LABELLED_PIXELS = 96;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
 // Name and colour of the 50th, 95th and 99th percentile.
@@ -189,21 +189,21 @@ function panelParts(panel, { unknownText }, area) {
   const { left, right, top, bottom } = area;
   const known = panel.lines.flatMap(({ values }) => values.filter((value) => value !== null));
   const max = known.reduce((most, value) => Math.max(most, value), panel.minAxisMax) * 1.1 || 1;
-  const y = (value) => round(bottom - ((bottom - top) * value) / max);
+  const y = (value) => round(bottom - ((bottom - top) * Math.max(0, value)) / max);
   const grid = axisNumbers(max).flatMap((number) => [
     svg("line", { class: "grid", x1: left, x2: right, y1: y(number), y2: y(number) }),
     svg("text", { x: left - 8, y: y(number) + 4, "text-anchor": "end" }, (panel.axis ?? PLAIN)(number)),
   ]);
   const unknown = unknownText ? spans(panel.lines[0].values, (value) => value === null) : [];
   const paint = panel.isStep ? areaParts : lineParts;
-  return [...unknown.flatMap((span) => shade(span, panel, unknownText, area)), ...grid, ...titleParts(panel, area), ...panel.lines.flatMap((line) => paint(line, panel, area, y))];
+  return [...unknown.flatMap((span) => shade(span, unknownText, area)), ...grid, ...titleParts(panel, area), ...panel.lines.flatMap((line) => paint(line, panel, area, y))];
 }
 
 /** Shade a period without values, with a label if there is space. */
-function shade([from, to], { lines }, text, { x, top, bottom }) {
+function shade([from, to], text, { x, top, bottom }) {
   const [left, right] = [x(from), x(to)];
   const rectangle = svg("rect", { class: "unknown", x: left, width: right - left, y: top, height: bottom - top });
-  if (to - from < lines[0].values.length * MIN_LABELLED_SHARE) return [rectangle];
+  if (right - left < MIN_LABELLED_PIXELS) return [rectangle];
   return [rectangle, svg("text", { x: (left + right) / 2, y: (top + bottom) / 2, "text-anchor": "middle" }, text)];
 }
 

@@ -1,20 +1,23 @@
-/** Tail: the last messages of a topic, newest first, with a pause button. */
+/** Tail: the last messages of a topic, newest first, with a filter and a pause button. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
 
-const MAX_MESSAGES = 50;
+// The server sends the last 50 when the page opens; an open page keeps more.
+const MAX_MESSAGES = 1000;
 
 /** The list of messages. */
 export class Tail {
   #list = byId("tail");
   #button = byId("pause");
+  #filter = byId("tail-filter");
   #newest = 0;
   /** The messages that have arrived during the pause; null if the list is not paused. */
   #waiting = null;
 
   constructor() {
     this.#button.addEventListener("click", () => this.#setPaused(this.#waiting === null));
+    this.#filter.addEventListener("input", () => this.#applyFilter([...this.#list.children]));
   }
 
   /** Add the messages of a frame; a snapshot replaces them. */
@@ -36,10 +39,27 @@ export class Tail {
     for (const message of messages) {
       if (message.number <= this.#newest) continue;
       this.#newest = message.number;
-      this.#list.prepend(item(message));
+      const added = item(message);
+      this.#list.prepend(added);
+      this.#applyFilter([added]);
     }
     while (this.#list.children.length > MAX_MESSAGES) this.#list.lastChild.remove();
+    this.#showWhetherEmpty();
+  }
+
+  /** Hide those of these messages whose sender and body do not contain the text. */
+  #applyFilter(items) {
+    const text = this.#filter.value.trim().toLowerCase();
+    for (const each of items) {
+      const parts = [...each.querySelectorAll("b, pre")];
+      show(each, parts.some((part) => part.textContent.toLowerCase().includes(text)));
+    }
+    this.#showWhetherEmpty();
+  }
+
+  #showWhetherEmpty() {
     show(byId("no-tail"), this.#list.children.length === 0);
+    show(byId("no-match"), this.#list.children.length > 0 && !this.#list.querySelector("li:not([hidden])"));
   }
 
   #setPaused(isPaused) {

@@ -1,0 +1,77 @@
+"""Action on topics: send or publish a test message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_POST
+
+from psqlmessages.client import calls, stream_calls
+from psqlmessages.models import Subscription, Topic
+from psqlmessages.monitor.access import SEND_TEST_MESSAGES
+from psqlmessages.monitor.actions import Action, Fields, isolate, perform, read_body, single
+from psqlmessages.monitor.listing import database
+from psqlmessages.monitor.names import topic_url
+from psqlmessages.monitor.views import require_monitor_access, require_topic_name
+from psqlmessages.orm import fetch, own_ident, run
+from psqlmessages.wire import EncodedBody
+
+_MAX_NODES: Final = 10
+_LISTENERS: Final = "SELECT v.listeners FROM messages.list_topics(%s::text[]) AS v"
+
+
+def _describe(topic: Topic, fields: Fields) -> Sequence[str]:
+    size = len(EncodedBody.of(read_body(fields)).text.encode())
+    text = _("A message of {size:,} bytes will be sent to the topic as the node {node}.")
+    rows = fetch(_LISTENERS, [[topic.name]], database())
+    subscriptions = Subscription.objects.using(database()).filter(topic=topic.name)
+    subscribers = list(subscriptions.values_list("ident", flat=True)[: _MAX_NODES + 1])
+    sentences = [
+        text.format(size=size, node=isolate(own_ident())),
+        _("Nodes that listen now: {nodes}.").format(nodes=_names(rows[0][0] if rows else [])),
+    ]
+    if _is_published(fields):
+        sentences += [
+            _("It is stored for these subscriptions: {nodes}.").format(nodes=_names(subscribers)),
+            _("Their nodes will process it as any other message."),
+        ]
+    return sentences
+
+
+def _send(topic: Topic, fields: Fields) -> str:
+    body = read_body(fields)
+    if _is_published(fields):
+        published = run(stream_calls.publish(own_ident(), topic.name, body), database())
+        return _("Published a test message: stored as {id}.").format(id=published.id)
+    run(calls.topic_send_as(own_ident(), topic.name, body, ""), database())
+    return _("Sent a test message.")
+
+
+def _is_published(fields: Fields) -> bool:
+    return single(fields, "as") == "stored"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = ", …" if len(names) > _MAX_NODES else ""
+    return ", ".join(map(isolate, names[:_MAX_NODES])) + more or _("none")
+
+
+SEND: Final[Action[Topic]] = Action(
+    label=gettext_lazy("Send a test message"),
+    permission=SEND_TEST_MESSAGES,
+    describe=_describe,
+    run=_send,
+)
+
+
+@require_POST
+@require_monitor_access
+def send_test_message(request: HttpRequest) -> HttpResponse:
+    """Send a message to the topic in ``?topic=``, after a confirmation."""
+    name = require_topic_name(request.GET.get("topic", ""))
+    topic = Topic.objects.using(database()).filter(name=name).first() or Topic(name=name)
+    return perform(request, SEND, topic, topic_url(name))
