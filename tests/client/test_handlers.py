@@ -174,9 +174,7 @@ def test_stop_lets_running_handlers_end_and_begins_no_other(new_node: NewNode, h
 
 
 @pytest.mark.parametrize("end", ["stop", "close"])
-def test_a_handler_that_does_not_end_is_reported(
-    new_node: NewNode, handling: Handling, end: str, caplog
-):
+def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, end: str, caplog):
     node1, node2 = listening(new_node, "ORDERS", concurrency=1, stop_timeout=BRIEFLY)
     node2.on_topic("ORDERS")(handling.handle)
     thread = threading.Thread(target=node2.run)
@@ -193,9 +191,7 @@ def test_a_handler_that_does_not_end_is_reported(
     assert handling.begun == ["for ever"]
 
 
-def test_a_handler_that_does_not_end_does_not_keep_the_process_alive(
-    node1: Node, conversation: World
-):
+def test_a_handler_that_does_not_end_lets_the_process_end(node1: Node, conversation: World):
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING, conversation.server.url("user2")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -72,9 +72,7 @@ def utc_plus_3(monkeypatch) -> Iterator[None]:
         (pipeline_archive.COMMAND, ["replay", "--topic", "TOPIC", "--from"], "first"),
     ],
 )
-def test_a_time_without_a_zone_is_local_time(
-    command: output.CliCommand, arguments: list[str], name: str
-):
+def test_times_without_zone_are_local(command: output.CliCommand, arguments: list[str], name: str):
     parser = ArgumentParser()
     command.configure(parser)
     noon = datetime(2030, 12, 31, 12, tzinfo=UTC)

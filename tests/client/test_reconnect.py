@@ -167,9 +167,7 @@ def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_i
     assert node2.topic_status("ORDERS") == (("NODE1",), ())
 
 
-def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
-    new_node: NewNode, far: str, proxy: Proxy, caplog
-):
+def test_the_probe_finds_a_stalled_network(new_node: NewNode, far: str, proxy: Proxy, caplog):
     # Without evaluation only the probe's echo can be missing.
     node = new_node("NODE1", far, WATCHFUL)
     node.topic_listen("ORDERS")
@@ -189,9 +187,7 @@ def test_a_stalled_network_is_found_by_the_probe_and_bounds_every_call(
 
 
 @pytest.mark.usefixtures("long_closing")
-def test_while_the_server_is_away_calls_wait_a_while_and_close_ends_it_at_once(
-    new_node: NewNode, far: str, proxy: Proxy, caplog
-):
+def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy: Proxy, caplog):
     options = Options(
         reconnect_wait=timedelta(seconds=0.3),
         backoff_max=timedelta(seconds=0.1),

@@ -38,9 +38,7 @@ def events_until_the_last(node: Any) -> list[str]:
 # The other way is nightly, as each has a server of its own.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
-def test_twenty_nodes_come_back_once_each_and_the_log_stays_short(
-    tmp_path: Path, pytestconfig, caplog, how: str
-):
+def test_twenty_nodes_return_once_and_log_little(tmp_path: Path, pytestconfig, caplog, how: str):
     caplog.set_level(logging.INFO, "psqlmessages")
     binaries = pytestconfig.stash[SERVER].binaries
     with ExitStack() as stack, ThreadPoolExecutor(len(NODES)) as pool:

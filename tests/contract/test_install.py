@@ -187,7 +187,7 @@ def sqlmigrate(name: str, **how: bool) -> str:
     return printed.getvalue()
 
 
-def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_does(
+def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(
     scratch: Database,
 ):
     names = sorted(name for app, name in MigrationLoader(None).disk_migrations if app == LATEST[0])
@@ -216,9 +216,7 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_what_migrate_doe
     migrate(scratch, LATEST)
 
 
-def test_the_install_command_cures_what_doctor_and_check_find(
-    scratch: Database, server: TestedServer
-):
+def test_install_mends_what_doctor_and_check_find(scratch: Database, server: TestedServer):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:

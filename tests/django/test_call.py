@@ -57,9 +57,7 @@ def prices(shop: World) -> Iterator[Node]:
         thread.join()
 
 
-def test_calls_go_on_over_a_new_connection_where_a_firewall_forgot_theirs(
-    prices: Node, proxy: Proxy, monkeypatch
-):
+def test_calls_go_on_after_a_firewall_forgot(prices: Node, proxy: Proxy, monkeypatch):
     if not size(0, 1):
         monkeypatch.setattr(rpc_client, "OPTIONS", QUICK)
     caller = rpc_client.RpcClient("shop.far", through(proxy, database_dsn()))
@@ -117,9 +115,7 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
 
 
 @pytest.mark.usefixtures("prices")
-def test_a_session_that_is_not_opened_in_time_is_an_error_and_the_next_call_tries_again(
-    shop: World, monkeypatch
-):
+def test_a_session_opened_too_late_fails_and_calls_go_on(shop: World, monkeypatch):
     with monkeypatch.context() as away:
         away.setitem(connection.settings_dict, "PORT", "1")
         with pytest.raises(ConnectionError, match="cannot connect"):

@@ -160,9 +160,7 @@ def test_functions_of_another_version_are_a_warning_that_names_the_cure():
     assert "python manage.py psqlmessages --database default install" in str(found.hint)
 
 
-def test_functions_that_are_gone_are_said_but_not_those_that_never_were(
-    shop: World, changed: Changed
-):
+def test_functions_that_are_gone_are_reported_if_once_installed(shop: World, changed: Changed):
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     assert ids(check_databases(databases=["default"])) == ["psqlmessages.W102"]
     renaming = "ALTER TABLE {} RENAME TO {}"
@@ -171,9 +169,7 @@ def test_functions_that_are_gone_are_said_but_not_those_that_never_were(
     assert check_databases(databases=["default"]) == []
 
 
-def test_a_superuser_and_an_open_schema_are_warned_of_before_deployment(
-    shop: World, changed: Changed
-):
+def test_deployment_checks_warn_of_a_superuser_and_an_open_schema(shop: World, changed: Changed):
     changed("ALTER ROLE psqlmessages SUPERUSER", "ALTER ROLE psqlmessages NOSUPERUSER")
     changed("GRANT CREATE ON SCHEMA public TO PUBLIC", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     found = check_deployment(databases=["default"])

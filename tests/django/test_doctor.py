@@ -56,9 +56,7 @@ def test_nothing_is_wrong_with_a_database_as_migrate_leaves_it(shop: World):
     assert done.stdout.startswith("ok       server          PostgreSQL ")
 
 
-def test_rules_that_are_missing_are_named_and_the_commands_that_add_them_do(
-    shop: World, monkeypatch, settings: Settings
-):
+def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settings):
     handlers = HandlerRegistry()
     monkeypatch.setattr(doctor_rules, "registry", handlers)
     settings.PSQLMESSAGES = {"NODE": "new shop"}
@@ -104,9 +102,7 @@ def test_a_database_without_the_functions(examined: RunCheck, changed: Changed):
     assert {examined(check).state for check in (owners, expired_bodies)} == {FindingState.UNKNOWN}
 
 
-def test_expired_bodies_that_nobody_removed_and_prune_removes(
-    shop: World, examined: RunCheck, capsys
-):
+def test_prune_removes_expired_bodies_left_behind(shop: World, examined: RunCheck, capsys):
     # The housekeeping of another session, such as a hub's, may be faster.
     for _ in range(5):
         shop.execute(
@@ -121,9 +117,7 @@ def test_expired_bodies_that_nobody_removed_and_prune_removes(
     assert pruned(shop, capsys, "--json") == '{"emptied_tables": 0}\n'
 
 
-def test_stream_messages_that_nobody_removed_and_prune_removes(
-    shop: World, examined: RunCheck, changed: Changed, capsys
-):
+def test_prune_removes_stream_messages(shop: World, examined: RunCheck, changed: Changed, capsys):
     shop.rules("user1 A Topic STREAM RW 5", "user1 B Topic STREAM RW 5")
     held = "UPDATE messages._stream SET tended_at = 'infinity'"
     neglected = "UPDATE messages._stream SET tended_at = now() - interval '1 h'"
@@ -200,9 +194,7 @@ def test_the_fix_works_as_it_is_printed(shop: World, monkeypatch, problem: str):
         wait_until(lambda: finding_of(check, address).state is FindingState.OK)
 
 
-def test_rules_of_a_role_that_is_gone_or_another_one_of_its_name(
-    shop: World, examined: RunCheck, changed: Changed
-):
+def test_rules_of_a_dropped_role_or_its_namesake(shop: World, examined: RunCheck, changed: Changed):
     shop.rules("brief N1 Topic T RW 5", "brief N2 Topic T RW 5")
     assert examined(rules).found == "2 rules name the role brief, which does not exist"
     changed("CREATE ROLE brief", "DROP ROLE brief")
@@ -255,9 +247,7 @@ RIGHTS = (
 )  # fmt: skip
 
 
-def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
-    shop: World, examined: RunCheck, changed: Changed
-):
+def test_too_wide_rights_are_found_and_mended(shop: World, examined: RunCheck, changed: Changed):
     for check, statement, back, said in RIGHTS:
         changed(statement, back)
         found = examined(check)
@@ -268,9 +258,7 @@ def test_rights_that_are_too_wide_are_found_and_what_mends_them_does(
     assert examined(owners).fix == "ALTER ROLE postgres NOSUPERUSER"
 
 
-def test_what_a_role_may_not_see_is_unknown_and_prune_is_the_owners(
-    shop: World, examined: RunCheck, capsys
-):
+def test_a_role_sees_less_and_only_owners_prune(shop: World, examined: RunCheck, capsys):
     found = examined(expired_bodies, shop.server.url("user1"))
     assert (found.state, found.found) == (
         FindingState.UNKNOWN,

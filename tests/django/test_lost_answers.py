@@ -61,9 +61,7 @@ def notified() -> list[psycopg.Notify]:
 
 # Twice eight seconds of waiting: the setting is nightly.
 @pytest.mark.parametrize("tracks", ["on", pytest.param("off", marks=pytest.mark.nightly)])
-def test_a_slow_query_is_waited_for_and_so_are_notifications(
-    far: Far, changed: Changed, tracks: str
-):
+def test_slow_queries_and_notifications_are_awaited(far: Far, changed: Changed, tracks: str):
     before, alter = silent_connections.count_closed(), f"ALTER ROLE {Server.owner}"
     changed(f"{alter} SET track_activities = {tracks}", f"{alter} RESET track_activities")
     with ThreadPoolExecutor(1) as other:
@@ -77,9 +75,7 @@ def test_a_slow_query_is_waited_for_and_so_are_notifications(
 @pytest.mark.parametrize(
     "lost", [pytest.param("requests", marks=pytest.mark.nightly), "answers", "all"]
 )
-def test_a_lost_answer_is_an_error_and_the_next_query_uses_a_new_connection(
-    shop: World, far: Far, proxy: Proxy, lost: Lost
-):
+def test_after_a_lost_answer_the_connection_is_new(shop: World, far: Far, proxy: Proxy, lost: Lost):
     before = silent_connections.count_closed()
     pid = far(fetched, "SELECT pg_backend_pid()").result(SECONDS)
     if lost == "answers":

@@ -91,9 +91,7 @@ def test_a_message_leaves_with_the_commit_of_the_orm_or_not_at_all(listener: Pro
     assert listener.bodies() == ["[1,2]"]
 
 
-def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_required(
-    shop: World, caplog, monkeypatch
-):
+def test_without_listeners_the_order_is_saved_if_none_is_required(shop: World, caplog, monkeypatch):
     # The project's own says the same thing once in ten seconds.
     monkeypatch.setattr(
         "psqlmessages.django._log", RateLimitedLogger(logging.getLogger("psqlmessages"))
@@ -110,9 +108,7 @@ def test_where_nobody_listens_the_order_is_saved_all_the_same_unless_one_is_requ
             function("ORDERS", ["a"], require_listener=True)
 
 
-def test_a_refusal_is_raised_and_the_transaction_goes_on(
-    shop: World, listener: Program, changed: Changed
-):
+def test_after_a_refusal_the_transaction_goes_on(shop: World, listener: Program, changed: Changed):
     large, change = "x" * 9000, "UPDATE messages._settings SET max_body_bytes ="
     before = shop.owner.query("SELECT max_body_bytes FROM messages._settings")
     changed(f"{change} 8192", f"{change} {before}")

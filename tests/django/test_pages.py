@@ -107,9 +107,7 @@ def wheel(sdist: Path) -> Path:
     return built
 
 
-def test_the_source_distribution_has_docs_and_tests_and_the_wheel_all_that_runs(
-    sdist: Path, wheel: Path
-):
+def test_the_sdist_has_docs_and_tests_and_the_wheel_all_that_runs(sdist: Path, wheel: Path):
     def files(*folders: str) -> set[str]:
         every = (path for folder in folders for path in (ROOT / folder).rglob("*.*"))
         found = (path.relative_to(ROOT) for path in every if path.is_file())

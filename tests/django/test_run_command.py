@@ -86,9 +86,7 @@ def test_two_messages_are_handled_at_once_and_a_second_signal_ends_both(
     assert Group.objects.count() == 0
 
 
-def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
-    shop: World, sender: Program, work: Program, proxy: Proxy
-):
+def test_a_worker_survives_a_firewall(shop: World, sender: Program, work: Program, proxy: Proxy):
     """A firewall drops what comes through them; only new ones work."""
     quick = {} if size(0, 1) else {"ANSWER_SECONDS": 1}
     with started(shop, port=proxy.port, **quick):
@@ -116,9 +114,7 @@ def test_a_worker_whose_connections_are_forgotten_amid_a_query_handles_again(
     assert max(took.values()) < 60
 
 
-def test_a_signal_ends_it_in_time_whatever_a_handler_waits_for(
-    shop: World, sender: Program, work: Program
-):
+def test_a_signal_ends_it_in_time_with_a_busy_handler(shop: World, sender: Program, work: Program):
     with started(shop, STOP_SECONDS=size(2, 8)) as worker:
         sender.ok("topic_send", "ORDERS", "for ever")
         shop.wait_for(BLOCKED, 1)

@@ -80,9 +80,7 @@ def send(sender: Program, *bodies: str) -> None:
         sender.ok("topic_send", "ORDERS", body)
 
 
-def test_a_handler_that_does_not_return_holds_up_no_other(
-    sender: Program, registry: HandlerRegistry, seen: Seen, caplog
-):
+def test_a_hung_handler_blocks_none(sender: Program, registry: HandlerRegistry, seen: Seen, caplog):
     release = threading.Event()
 
     @registry.on_topic("ORDERS", atomic=False, ordered=True)
@@ -103,9 +101,7 @@ def test_a_handler_that_does_not_return_holds_up_no_other(
     assert "test_runner.py" in record.getMessage()
 
 
-def test_too_many_handlers_that_do_not_return_end_the_process(
-    sender: Program, registry: HandlerRegistry, monkeypatch
-):
+def test_too_many_hung_handlers(sender: Program, registry: HandlerRegistry, monkeypatch):
     monkeypatch.setattr(running, "MAX_STUCK", 1)
     release = threading.Event()
 
@@ -127,9 +123,7 @@ def saved() -> list[str]:
     return sorted(Group.objects.values_list("name", flat=True))
 
 
-def test_each_message_is_handled_in_its_order_and_transaction(
-    sender: Program, registry: HandlerRegistry, seen: Seen
-):
+def test_messages_keep_order_and_are_atomic(sender: Program, registry: HandlerRegistry, seen: Seen):
     pids = []
 
     @registry.on_topic("ORDERS")
@@ -150,9 +144,7 @@ def test_each_message_is_handled_in_its_order_and_transaction(
     assert len(set(pids)) == 3
 
 
-def test_a_handler_may_be_asynchronous_or_do_without_a_transaction(
-    sender: Program, registry: HandlerRegistry, seen: Seen
-):
+def test_handlers_async_and_in_autocommit(sender: Program, registry: HandlerRegistry, seen: Seen):
     @registry.on_topic("ORDERS", atomic=False)
     def without(message: Message) -> None:
         assert not connection.in_atomic_block
@@ -223,9 +215,7 @@ def test_a_failed_handler_is_rolled_back_and_tried_again_until_its_last_try(
     assert "failed 3 times: the message is lost" in caplog.text
 
 
-def test_what_an_rpc_handler_returns_is_the_answer_after_its_commit(
-    sender: Program, registry: HandlerRegistry, shop: World
-):
+def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegistry, shop: World):
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
@@ -309,9 +299,7 @@ def test_a_right_that_is_given_back_is_used_again_also_where_the_node_was_away(
     assert set(seen.bodies) == {"heard", "heard again"}
 
 
-def test_a_topic_that_no_rule_allows_and_the_loss_of_the_last_rule_are_errors(
-    shop: World, registry: HandlerRegistry
-):
+def test_a_topic_without_a_rule_and_losing_all_rules_fail(shop: World, registry: HandlerRegistry):
     forbidden = HandlerRegistry()
     forbidden.on_topic("PRICES")(print)
     registry.on_topic("ORDERS")(print)

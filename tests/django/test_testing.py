@@ -91,9 +91,7 @@ class InATestCase(TestCase):
                 call("prices", {})
 
 
-def test_in_a_real_transaction_a_rollback_takes_back_what_was_sent(
-    shop: World, sent_messages: SentMessages
-):
+def test_in_a_real_transaction_a_rollback_undoes_sends(shop: World, sent_messages: SentMessages):
     place_order("ORDERS", "kept")
     with pytest.raises(ZeroDivisionError):
         place_order("ORDERS", "taken back", fails=True)

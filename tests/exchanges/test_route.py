@@ -85,9 +85,7 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
 
 @quiet
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=6), headers)
-def test_headers_are_merged_from_left_to_right(
-    merges: list[dict[str, int]], given_headers: dict[str, Any]
-):
+def test_later_headers_replace_earlier(merges: list[dict[str, int]], given_headers: dict[str, Any]):
     graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
     result = route(graphed, SelectorInput(headers=given_headers))
     expected = {**given_headers, "x-hop-count": read_hop_count(given_headers) + 1}

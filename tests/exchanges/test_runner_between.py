@@ -84,9 +84,7 @@ def mute() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_a_server_that_never_answers_is_not_waited_for_each_time(
-    wide_field: Field, mute: socket.socket, monkeypatch
-):
+def test_a_mute_server_is_skipped(wide_field: Field, mute: socket.socket, monkeypatch):
     monkeypatch.setattr(remote, "ANSWER_SECONDS", 2)
     # The worker looks for missing rules there too, and the fixture `eu` lets it wait for a minute.
     monkeypatch.setattr(permissions, "_CONNECT_SECONDS", 3)

@@ -25,9 +25,7 @@ given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count
     st.lists(given_headers, max_size=12),
     st.sampled_from(NO_ROUTE_ACTIONS),
 )
-def test_shortcuts_decide_as_selectors_do(
-    texts: list[str], messages: list[dict[str, Any]], no_route: str
-):
+def test_shortcuts_equal_selectors(texts: list[str], messages: list[dict[str, Any]], no_route: str):
     graphed = exchange(*texts, no_route=no_route)
     cache = RouteCache.of(graphed)
     assert cache is not None

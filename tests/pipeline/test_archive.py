@@ -109,9 +109,7 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log
     return log.ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
-def test_topics_of_any_name_come_back_whole_to_every_reader_and_once(
-    spark: SparkSession, archive: Archive, root: str
-):
+def test_topics_of_any_name_are_read_whole_once(spark: SparkSession, archive: Archive, root: str):
     archive.write(batch(spark, 1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(56, *NAMES)
     assert in_order(spark.read.parquet(f"{root}/data").collect()) == expected(56, *NAMES)
@@ -132,9 +130,7 @@ def test_no_topic_leaves_its_folder_or_shares_it():
     assert all(not set(name) & set("/\\%\n ") and len(name) < 100 for name in folders)
 
 
-def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
-    spark: SparkSession, archive: Archive, root: str
-):
+def test_a_cut_write_is_undone_or_finished_later(spark: SparkSession, archive: Archive, root: str):
     archive.write(batch(spark, 1, 10, "A"))
     with cut_at("create"):  # before its entry
         archive.write(batch(spark, 11, 20, "A"))
@@ -154,9 +150,7 @@ def test_what_is_cut_off_has_not_happened_or_is_finished_by_whoever_comes_next(
     assert seen(root) == archived(again) == expected(30, "A")
 
 
-def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
-    spark: SparkSession, archive: Archive, root: str
-):
+def test_two_writers_write_once_and_guards_refuse(spark: SparkSession, archive: Archive, root: str):
     rows, other = batch(spark, 1, 10, "A", "B"), Archive.open_or_create(spark, root, CLUSTER)
     with pytest.raises(Cut):
         archive.write(rows, cut)
@@ -165,9 +159,7 @@ def test_two_that_write_the_same_at_once_write_it_once_and_a_guard_may_refuse(
     assert seen(root) == archived(archive) == expected(10, "A", "B")
 
 
-def test_compaction_makes_one_file_of_a_day_and_loses_nothing_whoever_else_is_there(
-    spark: SparkSession, archive: Archive, root: str
-):
+def test_compaction_loses_nothing_to_other_jobs(spark: SparkSession, archive: Archive, root: str):
     def rows(number: int, parts: int = 1) -> DataFrame:
         return batch(spark, 10 * number + 1, 10 * number + 10, "A", "b/c", parts=parts)
 
@@ -311,9 +303,7 @@ def test_the_mark_moves_once_the_files_are_safe_and_only_then(
     assert world.owner.query(POSITION, TOPIC) == archive.log.positions[TOPIC] > begin
 
 
-def test_messages_that_went_unarchived_are_an_error_until_that_is_allowed(
-    world: World, published: list[Any], run: Callable[..., Archive]
-):
+def test_gaps_fail_unless_allowed(world: World, published: list[Any], run: Callable[..., Archive]):
     last = run().log.positions[TOPIC]
     assert archive_marks.unmark(TOPIC)
     world.owner.ok("publish", "SHOP", TOPIC, "nobody keeps it")
@@ -360,9 +350,7 @@ def test_topics_named_are_marked_also_later_ones_and_a_new_mark_ends_a_query(
         assert job.topics() == ["NEW1", TOPIC, "OTHER"]
 
 
-def test_a_topic_marked_by_command_keeps_its_messages_whatever_others_have_read(
-    world: World, owner: str, capsys
-):
+def test_a_topic_marked_by_command_keeps_its_messages(world: World, owner: str, capsys):
     def archive(*words: str) -> str:
         call_command("psqlmessages", "pipeline", "archive", *words)
         return capsys.readouterr().out

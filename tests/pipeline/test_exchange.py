@@ -149,9 +149,7 @@ def test_copies_go_to_another_database(wide_field: Field, runner: Runner):
     assert wide_field.default.bodies("a") == []
 
 
-def test_an_idle_or_paused_exchange_begins_no_turn_and_what_it_does_is_counted(
-    field: Field, runner: Runner
-):
+def test_idle_and_paused_exchanges_begin_no_turn_and_counts_are_kept(field: Field, runner: Runner):
     refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
     field.define(x1={"src": "a", "dst": ["b", refusing]})
     field.default.push("a", "first")
@@ -169,9 +167,7 @@ def test_an_idle_or_paused_exchange_begins_no_turn_and_what_it_does_is_counted(
     assert [runner.count(*each) for each in told] == [30, 1, 30, 30]
 
 
-def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
-    field: Field, lone: Callable[..., Runner]
-):
+def test_a_task_keeps_the_order_by_a_selector_in_code(field: Field, lone: Callable[..., Runner]):
     field.define(x1={"src": "a", "dst": [{"queue": "b", "selector": "@pipeline-even"}]})
     runner = lone(span=100.0, linger=3.0, modules=(exchange_selectors.__name__,))
     runner.await_begin()
@@ -185,9 +181,7 @@ def test_a_task_waits_for_more_and_keeps_the_order_by_a_selector_in_code(
     assert len(runner.turns) <= 3
 
 
-def test_what_executors_lack_ends_the_query_and_is_said(
-    field: Field, lone: Callable[..., Runner], monkeypatch
-):
+def test_executors_without_code_are_named(field: Field, lone: Callable[..., Runner], monkeypatch):
     # Here, as in Django's process, it is known; on executors no module has it.
     monkeypatch.setitem(selectors._functions, "here-only", lambda env: True)
     missing = "the selector of default/b: no selector in code is named here-only"
@@ -209,9 +203,7 @@ def command(spark: SparkSession, monkeypatch) -> Callable[..., None]:
     return lambda *words: call_command("psqlmessages", "pipeline", "exchange", *words)
 
 
-def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
-    field: Field, command: Callable[..., None], capsys
-):
+def test_the_command_ends_with_its_exchange(field: Field, command: Callable[..., None], capsys):
     def act() -> int:
         try:
             field.default.push_many("a", ["it"] * 5)
@@ -251,9 +243,7 @@ def test_the_command_runs_an_exchange_as_it_is_defined_until_it_is_removed(
     assert (row.state, row.rows) == ("stopped", routed)
 
 
-def test_with_once_the_command_ends_when_nothing_is_left(
-    field: Field, command: Callable[..., None], capsys
-):
+def test_once_ends_when_idle(field: Field, command: Callable[..., None], capsys):
     numbers = [str(number) for number in range(300)]
     field.define(x1={"src": "a", "dst": ["b"]})
     field.default.push_many("a", numbers)

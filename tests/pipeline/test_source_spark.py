@@ -92,9 +92,7 @@ def test_unknown_options_and_columns_are_refused(reads: Reading):
         reads.batch("id long, key string", topic="T").collect()
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_no_password_is_in_it_or_in_a_plan(
-    reads: Reading, source: Source, fill: Fill, checkpoint: str
-):
+def test_a_checkpoint_has_no_password(reads: Reading, source: Source, fill: Fill, checkpoint: str):
     fill("T", 25)
     first = reads.run(checkpoint, topic="T", maxRowsPerTrigger=10)
     fill("T", 3, "later %s")

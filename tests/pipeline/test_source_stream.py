@@ -168,9 +168,7 @@ def test_a_topic_without_a_right_is_refused(source: Source):
             source.follow(topic, client="OTHER").begin()
 
 
-def test_messages_that_lie_far_apart_or_close_are_read_once(
-    source: Source, fill: Callable[..., int], monkeypatch
-):
+def test_gaps_are_read_once(source: Source, fill: Callable[..., int], monkeypatch):
     for name, size in (("_MAX_ROWS", 10), ("_MAX_IDS", 100), ("_CALLS_PER_STATEMENT", 3)):
         monkeypatch.setattr(topic_ranges, name, size)
     monkeypatch.setattr(topic_ranges, "_ROWS_PER_TOPIC", 5)
@@ -278,9 +276,7 @@ def test_a_query_is_pinged_while_a_batch_takes_long(source: Source):
     source.world.wait_for(f"SELECT ({PINGED}) > %s + interval '0.5 s'", before)
 
 
-def test_a_database_that_goes_away_is_waited_for_by_the_driver_and_by_executors(
-    source: Source, caplog
-):
+def test_driver_and_executors_await_their_database(source: Source, caplog):
     source.publish("1")
     query = source.follow()
     assert query.bodies() == ["1"]
@@ -325,9 +321,7 @@ def bodies_of(batches: list[Any]) -> list[str]:
     return [body for batch in batches for body in batch["body"].to_pylist()]
 
 
-def test_what_was_handed_on_is_not_read_again(
-    source: Source, part_read: Callable[..., Iterator[Any]]
-):
+def test_rows_handed_on_are_not_read_again(source: Source, part_read: Callable[..., Iterator[Any]]):
     batches = part_read(*LARGE)
     first = next(batches)
     source.end_sessions()
@@ -335,9 +329,7 @@ def test_what_was_handed_on_is_not_read_again(
     assert bodies_of([first, *batches]) == LARGE
 
 
-def test_what_is_removed_before_the_rest_is_read_ends_the_read(
-    source: Source, part_read: Callable[..., Iterator[Any]]
-):
+def test_a_removal_amid_a_read_ends_it(source: Source, part_read: Callable[..., Iterator[Any]]):
     batches = part_read(*LARGE, failOnDataLoss=False)
     next(batches)
     source.end_sessions()

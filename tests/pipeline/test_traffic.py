@@ -93,9 +93,7 @@ def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
     assert field.written() == before
 
 
-def test_what_comes_too_late_is_said_and_windows_that_are_over_are_kept_no_more(
-    field: TrafficField, query: Query, table: TrafficTable
-):
+def test_late_messages_are_not_counted(field: TrafficField, query: Query, table: TrafficTable):
     moment = datetime.now(UTC) - timedelta(hours=1)
     for hours in (3, 0, 0, 3, 0):
         field.publish(3)
@@ -132,9 +130,7 @@ def test_latency_is_from_publishing_to_the_batch_and_never_negative(spark: Spark
     assert {each.latency_p50 for each in found if each.topic == "A"} == {0}
 
 
-def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
-    field: TrafficField, query: Query, checkpoint: str
-):
+def test_a_job_shows_its_lag_and_ends_by_signal(field: TrafficField, query: Query, checkpoint: str):
     began, go_on, told = Event(), Event(), list[JobProgress]()
     batches: list[Any] = []
 
@@ -170,9 +166,7 @@ def test_a_job_tells_its_lag_and_a_signal_lets_the_batch_at_hand_end(
     assert 0 < max(each.lag_seconds or 0 for each in told) < 300
 
 
-def test_a_database_that_is_away_is_told_as_waiting_and_no_lag_ends_a_job(
-    field: TrafficField, query: Query
-):
+def test_an_absent_database_is_waiting_and_no_lag_ends_a_job(field: TrafficField, query: Query):
     asked = Event()
     errors = [
         psycopg.errors.QueryCanceled("canceling statement due to statement timeout"),

@@ -129,9 +129,7 @@ def test_a_killed_postmaster_is_started_again_on_its_port_beside_a_busy_backend(
     assert (server.home.port, one(server, "SHOW port")) == (port, str(port))
 
 
-def test_a_pid_that_another_process_or_server_got_is_not_taken_for_the_server(
-    server: Server, pytestconfig
-):
+def test_a_pid_of_another_process_or_server_is_ignored(server: Server, pytestconfig):
     other = pid_of(pytestconfig.stash[SERVER])
     account = server.home.account
     identity = {"user": account.uid, "group": account.gid} if account.is_foreign else {}

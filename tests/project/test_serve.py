@@ -95,9 +95,7 @@ def test_what_it_prepares_is_there_once(world: World, transactional_db: None, tm
     assert identity.ident == "chat/admin/*"
 
 
-def test_it_takes_another_port_where_the_usual_one_is_taken_unless_one_was_asked_for(
-    monkeypatch, capsys
-):
+def test_it_takes_another_port_if_8000_is_busy_and_none_was_given(monkeypatch, capsys):
     monkeypatch.delenv("PORT", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]

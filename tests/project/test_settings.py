@@ -72,9 +72,7 @@ def fetch(site: Site, path: str, **headers: str) -> tuple[str | None, bytes]:
         return response.headers["Content-Encoding"], response.read()
 
 
-def test_collected_files_are_served_compressed(
-    new_site: Callable[..., Site], settings: Settings, tmp_path: Path
-):
+def test_files_are_compressed(new_site: Callable[..., Site], settings: Settings, tmp_path: Path):
     settings.STATIC_ROOT = str(tmp_path)
     call_command("collectstatic", verbosity=0, interactive=False)
     site = new_site(
@@ -86,7 +84,7 @@ def test_collected_files_are_served_compressed(
     assert fetch(site, path) == (None, (ROOT / "static/example/site.css").read_bytes())
 
 
-def test_with_debug_files_are_served_from_where_they_lie_and_none_from_elsewhere(
+def test_with_debug_static_files_are_served_from_their_folders_only(
     new_site: Callable[..., Site],
 ):
     site = new_site()

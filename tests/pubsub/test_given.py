@@ -168,9 +168,7 @@ def test_a_listen_that_was_undone_is_done_again(writer: Any, given: Connection, 
         given.execute("DISCARD ALL")
 
 
-def test_close_leaves_the_connection_open_and_as_it_was(
-    writer: Any, given: Connection, new_bus: NewBus, monkeypatch
-):
+def test_close_leaves_it_open(writer: Any, given: Connection, new_bus: NewBus, monkeypatch):
     handler = given.pgconn.notify_handler
     writer.subscribe("A")
     writer.close()

@@ -112,9 +112,7 @@ def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog)
 
 
 @pytest.mark.parametrize("any_bus", ["AsyncPubSub"], indirect=True)
-def test_a_call_that_finds_the_connection_lost_does_not_leave_the_bus_deaf(
-    any_bus: NewBus, raw: Any, superuser: psycopg.Connection
-):
+def test_a_call_over_a_lost_link_is_heard(any_bus: NewBus, raw: Any, superuser: psycopg.Connection):
     """Its task waits meanwhile for a descriptor that is closed, and given away."""
     bus = any_bus(interval=600.0, options=WATCHFUL)
     ear = Ear.of(bus)

@@ -97,9 +97,7 @@ def push(program: Program, number: int) -> None:
 
 
 @pytest.mark.usefixtures("held")
-def test_readers_do_not_walk_over_what_was_taken_while_a_transaction_is_open(
-    desk: Desk, world: World
-):
+def test_readers_skip_removed_elements_while_a_transaction_is_open(desk: Desk, world: World):
     """Counted in index entries: timings say little on a busy machine."""
     read = """
         SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'element_by_availability'

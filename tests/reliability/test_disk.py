@@ -225,9 +225,7 @@ def test_exchanges_go_on_by_themselves(writing: Writing):
 
 
 @pytest.mark.nightly  # the server is stopped and started three times
-def test_the_log_of_changes_is_full_and_nothing_committed_is_lost(
-    full_disk: tuple[TestedServer, Disk], writing: Writing
-):
+def test_a_full_wal_loses_no_committed_data(full_disk: tuple[TestedServer, Disk], writing: Writing):
     own_server, done = full_disk[0], list[str]()
     with small_disk(own_server.server.home.folder / "log", LOG_MEGABYTES) as small:
         move_log(own_server, small)

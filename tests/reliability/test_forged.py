@@ -121,9 +121,7 @@ def test_what_only_the_client_tells_is_not_believed(world: World, node: Node):
     assert (message.event, node.counters.malformed) == ("crash", 2)
 
 
-def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
-    world: World, node: Node
-):
+def test_a_forged_crash_of_the_callee_ends_the_call_as_documented(world: World, node: Node):
     callee = world.node("user2", "NODE2")
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(node.call, "NODE2", "?", timeout=SOON)
@@ -132,9 +130,7 @@ def test_a_forged_crash_of_the_one_asked_ends_the_call_which_is_documented(
         assert isinstance(asking.exception(20), CalleeGone)
 
 
-def test_a_forged_end_is_forgotten_by_the_node_but_not_by_the_server_which_is_documented(
-    world: World, node: Node
-):
+def test_a_forged_end_deceives_the_node_but_not_the_server_as_documented(world: World, node: Node):
     forge(
         world.program("hostile"), node,
         type="Sys", evt="topic_unlisten", ident="NODE1", topic="ORDERS",

@@ -179,9 +179,7 @@ def starts() -> list[str]:
 
 
 @pytest.mark.timeout(400)
-def test_every_form_needs_its_token_and_nothing_runs_in_any_page(
-    chief: Browser, marked: MarkedData, monkeypatch
-):
+def test_forms_need_tokens_and_no_text_runs(chief: Browser, marked: MarkedData, monkeypatch):
     crawl = Crawl(chief, starts())
     # Send each form, and something to each page without one, without the token.
     forms = {

@@ -147,9 +147,7 @@ def test_handlers_above_read_committed_are_called_again(sender: Program):
     assert set(failures) == {psycopg.errors.SerializationFailure}
 
 
-def test_a_handler_whose_session_ends_or_that_deadlocks_is_called_again(
-    shop: World, sender: Program
-):
+def test_a_handler_that_deadlocks_or_loses_its_session_runs_again(shop: World, sender: Program):
     registry, seen, tries = HandlerRegistry(), Seen(), list[str]()
     superuser = shop.superuser()
 

@@ -75,9 +75,7 @@ async def idle_until_quiet(superuser: Program, made: Counter[str]) -> None:
     ],
 )
 @pytest.mark.timeout(900)
-def test_idle_nodes_hubs_and_workers_write_no_wal(
-    own_world: World, made: Counter[str], options: Options, seconds: int
-):
+def test_no_wal_while_idle(own_world: World, made: Counter[str], options: Options, seconds: int):
     own_world.rules(*RULES)
     superuser = own_world.superuser()
     url = own_world.server.url("user1")

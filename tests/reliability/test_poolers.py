@@ -61,9 +61,7 @@ LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 
 
 @pytest.mark.parametrize("by_transaction", ["transaction", "statement"], indirect=True)
-def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
-    by_transaction: str, world: World
-):
+def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: str, world: World):
     held = set(world.watcher.query(LOCKING))
 
     async def open_all() -> None:
@@ -95,9 +93,7 @@ def test_all_that_listen_are_refused_at_the_start_and_told_what_to_do(
     assert set(world.watcher.query(LOCKING)) <= held
 
 
-def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking(
-    by_transaction: str, caplog, monkeypatch
-):
+def test_exchanges_are_refused_and_rest_readers_poll(by_transaction: str, caplog, monkeypatch):
     # An earlier test may have made it log the same: it does so once an hour.
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
@@ -113,9 +109,7 @@ def test_exchanges_are_refused_and_readers_of_the_rest_api_are_served_by_looking
     assert "polling instead of listening: the pooler at" in caplog.text
 
 
-def test_it_is_found_and_named_also_while_others_keep_the_pool_busy(
-    by_transaction: str, server: TestedServer
-):
+def test_it_is_found_while_other_clients_fill_the_pool(by_transaction: str, server: TestedServer):
     stop = False
 
     def work() -> None:
@@ -177,9 +171,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
                 Node("NODE2", dsn, options=IMPATIENT).open()
 
 
-def test_streams_and_queues_lose_and_double_nothing_among_many_clients(
-    by_transaction: str, world: World
-):
+def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str, world: World):
     share = MESSAGES // CLIENTS
 
     def work(number: int) -> list[int]:

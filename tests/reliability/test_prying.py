@@ -133,9 +133,7 @@ def columns_of(marked: MarkedData, views: list[str]) -> list[tuple[str, str]]:
     return marked.world.owner.connection.execute(COLUMNS, [views]).fetchall()
 
 
-def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
-    marked: MarkedData, attacker: Program, tmp_path: Path
-):
+def test_no_relation_shows_data_of_others(marked: MarkedData, attacker: Program, tmp_path: Path):
     relations = [name for (name,) in marked.world.owner.connection.execute(RELATIONS)]
     statements = [
         f"{begin} SELECT * FROM {view} WHERE {condition.format(column)}"
@@ -170,9 +168,7 @@ def test_nothing_that_can_be_read_or_asked_about_holds_anything_of_others(
         assert any(f"leaked {MARK}" in message for message in traced.find([MARK]))
 
 
-def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
-    marked: MarkedData, attacker: Program, stranger: Program
-):
+def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, stranger: Program):
     owner = marked.world.owner.connection
     private = {
         name.removeprefix("messages.")
@@ -206,9 +202,7 @@ def test_no_plan_tells_which_private_relations_are_read_or_what_they_hold(
     assert told == []
 
 
-def test_no_role_locks_a_private_relation_and_it_sees_of_others_what_the_documents_say(
-    marked: MarkedData, attacker: Program, stranger: Program
-):
+def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program, stranger: Program):
     owner = marked.world.owner.connection
     ours = [name for (name,) in owner.execute(RELATIONS) if name.startswith(OURS)]
     locked, private = set(), set()

@@ -190,9 +190,7 @@ def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Progra
     )
 
 
-def test_what_a_commit_looks_after_fails_nobodys_while_there_is_no_room(
-    world: World, sender: Program
-):
+def test_housekeeping_at_a_commit_fails_no_commit_while_it_is_full(world: World, sender: Program):
     waits_for(world, "DEAD")
     sender.ok("push", "SENDER", "Q", "x")
     world.owner.connection.execute(
@@ -338,9 +336,7 @@ def examined(own_server: TestedServer, monkeypatch) -> Callable[..., Finding]:
     return lambda check, address=own_server.superuser_url: finding_of(check, address)
 
 
-def test_doctor_names_the_session_that_holds_the_queue_back_and_what_mends_it(
-    world: World, examined: Callable[..., Finding]
-):
+def test_doctor_names_the_session_that_fills_it(world: World, examined: Callable[..., Finding]):
     with full_queue(world.server) as pid:
         found, blind = (
             examined(doctor_checks.queue),
@@ -377,9 +373,7 @@ def test_doctor_names_a_listener_that_does_not_read(world: World, examined: Call
     assert "has not read its notifications" in found.found
 
 
-def test_doctor_names_a_commit_that_hangs_and_has_all_who_notify_wait(
-    world: World, examined: Callable[..., Finding]
-):
+def test_doctor_names_a_commit_that_blocks_senders(world: World, examined: Callable[..., Finding]):
     superuser, pids = world.superuser(), list[int]()
 
     def commit(statement: str) -> None:

@@ -96,9 +96,7 @@ NIGHTLY = [pytest.param(lost, marks=pytest.mark.nightly) for lost in ("requests"
 
 
 @pytest.mark.parametrize("lost", ["answers", *NIGHTLY])  # what is lost matters little
-def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
-    server: TestedServer, world: World, proxy: Proxy, lost: Lost
-):
+def test_a_waiting_node_finds_it_soon(server: TestedServer, world: World, proxy: Proxy, lost: Lost):
     world.rules(*RULES)
     options = Options() if size(0, 1) and lost == "all" else QUICK
     limit = (options.probe_interval + options.probe_timeout).total_seconds()
@@ -111,9 +109,7 @@ def test_a_node_that_only_waits_finds_it_within_the_limit_of_the_probe(
     assert seconds < limit + GRACE
 
 
-def test_a_black_hole_that_heals_leaves_no_ghost_and_the_node_returns(
-    server: TestedServer, world: World, proxy: Proxy
-):
+def test_a_node_returns_once_after_a_black_hole(server: TestedServer, world: World, proxy: Proxy):
     """New connections are black holes too; what was frozen is delivered once all flows again."""
     world.rules(*RULES)
     dsn = through(proxy, server.url("user2"), connect_timeout=2)
@@ -145,9 +141,7 @@ def ended(call: Callable[[], Any]) -> tuple[type[BaseException], float]:
     raise AssertionError("it was answered")
 
 
-def test_a_question_on_a_stalled_network_ends_with_its_timeout(
-    server: TestedServer, world: World, proxy: Proxy, monkeypatch
-):
+def test_a_stalled_call_times_out(server: TestedServer, world: World, proxy: Proxy, monkeypatch):
     """Also if another thread of the node waits for an answer that does not come."""
     monkeypatch.setattr(async_session, "_CLOSING_SECONDS", 0.5)
     world.rules("user1 ASKER* Rpc CALLEE W 60", "user2 CALLEE Rpc NOBODY W 60")
@@ -185,9 +179,7 @@ def test_a_question_on_a_stalled_network_ends_with_its_timeout(
 
 
 @pytest.mark.nightly  # 13 seconds until the keepalives have found it
-def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
-    server: TestedServer, world: World, proxy: Proxy
-):
+def test_keepalives_free_the_name_of_a_lost_host(server: TestedServer, world: World, proxy: Proxy):
     with socket.socket() as one:
         try:
             one.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
@@ -220,9 +212,7 @@ def test_a_host_that_vanishes_leaves_its_name_within_the_keepalives(
     assert seconds < idle + 3 + GRACE
 
 
-def test_without_ours_the_servers_own_keepalives_would_wait_for_hours(
-    server: TestedServer, world: World
-):
+def test_without_ours_the_servers_keepalives_would_take_hours(server: TestedServer, world: World):
     world.rules("user1 NODE1 Topic T RW 60")
     with Node("NODE1", server.url("user1")) as node:
         row = node._session._connection.execute(

@@ -84,7 +84,7 @@ def test_by_session_what_changes_or_takes_needs_the_csrf_header(page: Callable[.
     assert good.take("orders").data == b"kept"
 
 
-def test_a_form_of_another_site_can_neither_push_nor_bring_the_csrf_token(
+def test_a_form_of_another_site_cannot_push_even_with_a_csrf_token(
     page: Callable[..., Caller],
 ):
     bare = page("wanda", "worker", csrf="")
@@ -115,9 +115,7 @@ def test_a_user_acts_as_nobody_else_and_says_which_of_several(caller: Callable[.
     assert both.push("orders").status == 201
 
 
-def test_who_may_be_no_node_may_do_nothing_but_a_group_may_be_one(
-    site: Site, caller: Callable[..., Caller]
-):
+def test_a_user_without_nodes_may_do_nothing_groups_may(site: Site, caller: Callable[..., Caller]):
     mara = caller("mara", groups=["workers"])
     for answer in (mara.call("GET", "q"), mara.push("orders"), mara.take("orders", to=5)):
         assert answer.status == 403

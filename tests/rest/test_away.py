@@ -55,9 +55,7 @@ def far(new_site: Callable[..., Site], ways: tuple[Proxy, Proxy]) -> Iterator[Ca
     site.process.wait()
 
 
-def test_databases_that_stall_or_are_away_are_given_up_in_time(
-    far: Caller, rest: World, ways: tuple[Proxy, Proxy]
-):
+def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: tuple[Proxy, Proxy]):
     usual, other = ways
 
     def at_far(method: str, body: bytes | None = None, **query: object) -> Answer:

@@ -39,9 +39,7 @@ async def all_waiting(worker: Caller, number: int) -> list[str]:
 # A thousand connections are opened: 200 show whether each costs a thread or a connection.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("many", [200, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_waiting_readers_cost_no_threads_and_no_connections_and_are_served_in_turn(
-    site: Site, worker: Caller, rest: World, many: int
-):
+def test_waiting_readers_cost_little_in_turn(site: Site, worker: Caller, rest: World, many: int):
     worker.push("orders", b"first")
     worker.take("orders")
     before, connections = threads_of(site), rest.owner.query(ALL_CONNECTIONS)

@@ -100,9 +100,7 @@ def test_without_django_ninja_every_address_says_what_to_install():
     assert told.stdout == 2 * line, told.stderr
 
 
-def test_the_page_runs_under_the_strict_policy_and_asks_with_the_session(
-    site: Site, rest: World, visitors: Visitors
-):
+def test_the_page_runs_under_the_strict_policy(site: Site, rest: World, visitors: Visitors):
     site.user("wanda", idents=["worker"])
     page = visitors("wanda")
     page.goto("/api/docs")

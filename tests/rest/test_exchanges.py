@@ -105,9 +105,7 @@ def test_all_that_is_wrong_is_told_with_its_place_and_nothing_is_stored(staff: C
     assert not Exchange.objects.exists()
 
 
-def test_replacing_makes_none_without_the_permission_to_add(
-    caller: Callable[..., Caller], staff: Caller
-):
+def test_replacing_adds_none_without_the_permission(caller: Callable[..., Caller], staff: Caller):
     changer = caller("carl", is_staff=True, permissions=["psqlmessages.change_exchange"])
     answer = put(changer, "x1", replace=1)
     assert (answer.status, answer.detail.split()[-1]) == (403, "psqlmessages.add_exchange")

@@ -105,9 +105,7 @@ async def got(reader: WaitingRequest) -> int:
 
 
 @played
-async def test_with_a_thousand_waiting_a_push_is_one_reserve_and_one_look(
-    scene: Scene, monkeypatch
-):
+async def test_a_push_for_a_thousand_readers_is_cheap(scene: Scene, monkeypatch):
     # It looks when it is told to, however long the machine takes.
     monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 3600.0)
     scene.line._schedule.reset()
@@ -140,9 +138,7 @@ def listener(world: World) -> QueueListener:
 
 
 @in_a_loop
-async def test_what_a_pooler_does_is_asked_again_if_it_did_not_answer(
-    listener: QueueListener, monkeypatch
-):
+async def test_a_silent_pooler_is_asked_again(listener: QueueListener, monkeypatch):
     async def lent(_connection: AsyncConnection, _seconds: float) -> bool:
         return False
 

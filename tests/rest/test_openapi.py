@@ -45,9 +45,7 @@ def aimed(case: Any, is_known: bool) -> None:
 @pytest.mark.timeout(400)
 # The larger one has a thousand calls.
 @pytest.mark.parametrize("examples", [4, pytest.param(25, marks=pytest.mark.nightly)])
-def test_every_call_is_answered_as_the_document_says(
-    site: Site, caller: Callable[..., Caller], rest: World, examples: int
-):
+def test_documented_answers(site: Site, caller: Callable[..., Caller], rest: World, examples: int):
     staff = caller("stella", "worker", is_staff=True, permissions=PERMISSIONS)
     seen: set[int] = set()
 

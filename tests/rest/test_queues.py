@@ -207,9 +207,7 @@ def test_an_element_that_is_not_reserved_can_be_removed(worker: Caller):
 # Waiting
 
 
-def test_pushes_wake_who_waits_in_the_order_they_came_whatever_node_they_are(
-    caller: Callable[..., Caller], rest: World
-):
+def test_pushes_wake_all_waiting_nodes_in_their_order(caller: Callable[..., Caller], rest: World):
     one, two = caller("wanda", "worker"), caller("otto", "other")
     first, second = waits(two, "orders", "first"), waits(one, "orders", "second")
     told = one.call("GET", at("orders", "consumers")).json

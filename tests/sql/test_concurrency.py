@@ -149,9 +149,7 @@ def pause(world: World) -> Iterator[None]:
         ("publish_many", ("A", "T", ["x"])),
     ],
 )
-def test_a_rule_that_goes_meanwhile_refuses_a_send(
-    world: World, nodes: Pair, function: str, arguments: tuple[object, ...]
-):
+def test_no_rule_no_send(world: World, nodes: Pair, function: str, arguments: tuple[object, ...]):
     nodes[1].ok("topic_listen", "T")
     world.rules("user1 A Rpc B W 5")
     world.owner.query("SELECT pg_advisory_lock(77)::text")

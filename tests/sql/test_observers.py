@@ -39,9 +39,7 @@ def eye(market: World) -> Program:
     return market.node("user3", "EYE")
 
 
-def test_an_observer_receives_what_listeners_receive_of_the_topics_it_observes(
-    market: World, sender: Program, listener: Program, eye: Program
-):
+def test_an_observer_hears_topics(market: World, sender: Program, listener: Program, eye: Program):
     market.rules("user1 SENDER Topic PRICES2 W 10")
     for observed, is_seen in {
         "PRICES": True, "PRICES*": True, "PRI*": True, "P*": True,
@@ -57,9 +55,7 @@ def test_an_observer_receives_what_listeners_receive_of_the_topics_it_observes(
         eye.ok("topic_unobserve", observed)
 
 
-def test_a_pattern_sees_topics_that_begin_so_also_later_ones(
-    market: World, sender: Program, listener: Program, eye: Program
-):
+def test_patterns_see_later_topics(market: World, sender: Program, listener: Program, eye: Program):
     eye.ok("topic_observe", "P*")
     market.rules("user2 LISTENER Topic PLATES R 10")
     for topic in "PLATES", "PENS":

@@ -229,9 +229,7 @@ NONSENSE = (
 )  # fmt: skip
 
 
-def test_every_element_is_on_one_page_in_both_orders(
-    desk: Desk, worker: Program, django_assert_max_num_queries
-):
+def test_pages_of_elements(desk: Desk, worker: Program, django_assert_max_num_queries):
     # All are available from the same moment on: the id decides.
     push(worker, "orders", *(f"body-{number}-" for number in range(PAGE_SIZE + 20)))
     path = queue_page("orders", "elements")

@@ -368,9 +368,7 @@ def test_a_permission_taken_away_ends_each_page(site: Site, visitors: Visitors, 
 
 
 @pytest.mark.nightly
-def test_a_server_that_falls_silent_is_not_taken_for_live(
-    site: Site, visitors: Visitors, world: World
-):
+def test_a_server_that_falls_silent_is_not_live(site: Site, visitors: Visitors, world: World):
     world.rules(MONITOR_RULE)
     page = live(visitors("chief"), "/monitor/topics/")
     os.kill(site.pid, signal.SIGSTOP)

@@ -112,9 +112,7 @@ def test_odd_requests_are_refused():
     assert Client().get(f"{HISTORY}?topic=T").status_code == 401
 
 
-def test_the_topic_page_shows_what_was_counted_and_shades_the_rest(
-    site: Site, visitors: Visitors, database: World
-):
+def test_the_topic_page_shades_uncounted_times(site: Site, visitors: Visitors, database: World):
     site.user("chief", is_staff=True, is_superuser=True)
     database.rules(MONITOR_RULE)
     start, end = (datetime.fromtimestamp(NOW - back, UTC) for back in (1800, 600))

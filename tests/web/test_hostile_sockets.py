@@ -133,9 +133,7 @@ def test_a_compressed_bomb_is_refused(enter: Enter, site: Site, attack: Open, co
     assert set(codes) == {"1002"}
 
 
-def test_a_message_in_parts_without_end_closes_with_1009(
-    enter: Enter, tight: Site, attack: Open, cookie: str
-):
+def test_an_endless_message_closes_with_1009(enter: Enter, tight: Site, attack: Open, cookie: str):
     for part, described in ((b"", "empty"), (b"x", "one-byte")):
         attacker = attack(tight)
         attacker.open(tight, cookie)
@@ -166,9 +164,7 @@ def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: O
     assert taken < 50 * 2**20
 
 
-def test_a_peer_that_floods_after_its_end_stops_nobody(
-    enter: Enter, site: Site, attack: Open, cookie: str
-):
+def test_a_flood_after_the_close_stops_nobody(enter: Enter, site: Site, attack: Open, cookie: str):
     attackers, frames = [attack(site) for _ in range(size(3, 15))], frame(Opcode.TEXT, b"{}") * 1000
     with beside(site, enter, "WebSockets that send on after they were closed") as (felt, found):
         for attacker in attackers:
@@ -192,9 +188,7 @@ HEADERS = {
 }
 
 
-def test_giant_and_unfinished_handshakes_hold_little(
-    enter: Enter, site: Site, attack: Open, cookie: str
-):
+def test_giant_or_partial_handshakes_are_cheap(enter: Enter, site: Site, attack: Open, cookie: str):
     for what, (headers, expected) in HEADERS.items():
         with beside(site, enter, what) as (_, found):
             answers = {attack(site).open(site, cookie, headers)[:12] for _ in range(size(2, 5))}
@@ -207,9 +201,7 @@ def test_giant_and_unfinished_handshakes_hold_little(
         felt.until(felt.answers + 10)
 
 
-def test_data_before_the_answer_is_not_kept(
-    enter: Enter, site: Site, attack: Open, relay: World, cookie: str
-):
+def test_early_data_is_not_kept(enter: Enter, site: Site, attack: Open, relay: World, cookie: str):
     attacker = attack(site)
     with (
         beside(site, enter, "data before the handshake was answered") as (_, found),

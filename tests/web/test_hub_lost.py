@@ -127,9 +127,7 @@ async def test_a_node_that_cannot_return_keeps_no_other_away(world: World, hub: 
 
 
 @in_loop
-async def test_a_call_that_is_under_way_as_the_connection_breaks_is_answered(
-    world: World, hub: Hub, monkeypatch
-):
+async def test_a_call_cut_off_is_answered(world: World, hub: Hub, monkeypatch):
     # It waits for the lock until the connection breaks, however late that is.
     monkeypatch.setattr(LockWaitBudget, "timeout_seconds", lambda *_: 60.0)
     a1, a2 = await joined(hub, "A1", "T"), await joined(hub, "A2", "T")

@@ -191,9 +191,7 @@ async def ask(method: str = "get") -> HttpResponse:
 
 
 @in_loop
-async def test_it_answers_in_time_by_one_connection_if_the_database_does_not(
-    server: TestedServer, monkeypatch
-):
+async def test_it_answers_though_postgresql_does_not(server: TestedServer, monkeypatch):
     # A database that takes connections and never says a word.
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         stalled.setblocking(False)

@@ -97,9 +97,7 @@ def monitors(world: World) -> int:
 
 
 @in_loop
-async def test_it_is_one_node_while_a_page_is_open_and_a_while_after(
-    stage: Stage, world: World, monkeypatch
-):
+async def test_it_is_one_node_while_pages_are_open(stage: Stage, world: World, monkeypatch):
     monkeypatch.setattr(observer, "IDLE_SECONDS", 1.0)
     assert monitors(world) == 0
     pages = [await stage.live(), await stage.live("T")]
@@ -127,9 +125,7 @@ async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: 
 
 
 @in_loop
-async def test_who_reads_nothing_gets_no_more_then_a_snapshot_and_in_the_end_is_closed(
-    stage: Stage, pair: Pair, monkeypatch
-):
+async def test_a_peer_that_reads_nothing_is_closed_later(stage: Stage, pair: Pair, monkeypatch):
     monkeypatch.setattr(viewer, "READ_TIMEOUT_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
     monkeypatch.setattr(viewer, "MAX_UNREAD_FRAMES", 3)
@@ -194,9 +190,7 @@ async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch):
 
 
 @in_loop
-async def test_who_holds_a_queue_that_fills_is_not_known_if_nobody_is_seen(
-    world: World, monkeypatch
-):
+async def test_the_session_that_fills_the_queue_is_unknown(world: World, monkeypatch):
     reader = MonitorReader(world.server.url("user3"))
     said, rows = [], reader.fetch
 

@@ -179,9 +179,7 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     assert sorted(LogEntry.objects.values_list("change_message", flat=True)) == texts
 
 
-def test_an_operator_finds_a_stuck_queue_and_empties_it(
-    visitors: Visitors, site: Site, world: World
-):
+def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, site: Site, world: World):
     site.user("chief", is_staff=True, is_superuser=True)
     world.rules(f"{ROLE} example Queue * A 60", "user1 SHOP Queue * RW 60")
     shop = world.program("user1")

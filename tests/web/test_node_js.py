@@ -177,9 +177,7 @@ def test_a_node_is_denied_without_login_or_name(begin: Begin, visitors: Visitors
     assert states[-1] == ["state", "denied", "the user is no longer active"]
 
 
-def test_a_lost_connection_returns_with_its_topics(
-    begin: Begin, site: Site, visitors: Visitors, relay: World
-):
+def test_a_node_returns_with_its_topics(begin: Begin, site: Site, visitors: Visitors, relay: World):
     visitors.expect("WebSocket connection")
     other = relay.node("user2", "OTHER")
     page, bob = begin("alice", patience=60_000), begin("bob", patience=200)
@@ -237,9 +235,7 @@ def test_a_page_tries_on_while_a_name_or_topic_is_held(begin: Begin, relay: Worl
     ],
     ids=["node", "topic"],
 )
-def test_registrations_that_fail_as_the_relay_returns_are_tried_again(
-    begin: Begin, relay: World, table: str, condition: str
-):
+def test_failed_registrations_are_repeated(begin: Begin, relay: World, table: str, condition: str):
     page, other = begin("alice"), relay.node("user2", "OTHER")
     other.ok("topic_notify", "ROOM")
     page.evaluate(LISTEN)

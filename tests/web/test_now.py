@@ -155,9 +155,7 @@ def read(client: Client, **headers: str) -> list[dict[str, Any]]:
     return response.json()["problems"]
 
 
-def test_each_problem_is_found_with_its_cure_and_only_it(
-    quiet: World, settings: Settings, client: Client
-):
+def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings: Settings, client: Client):
     token = {"Authorization": f"Bearer {TOKEN}"}
     viewer = visitor("view_monitor", "view_queue", "view_subscription", "view_client")
     wrong = []
@@ -205,9 +203,7 @@ def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():
     assert ("paused", "error") not in found
 
 
-def test_the_problems_are_for_the_token_and_for_users_of_the_monitor(
-    client: Client, settings: Settings
-):
+def test_problems_need_the_token_or_a_user_of_the_monitor(client: Client, settings: Settings):
     def status(client: Client, token: str = "") -> int:
         return client.get(FULL, headers={"Authorization": token}).status_code
 
@@ -222,9 +218,7 @@ def test_the_problems_are_for_the_token_and_for_users_of_the_monitor(
 FILES = Path(__file__).parents[2] / "docs" / "monitoring"
 
 
-def test_the_alerts_and_the_dashboard_use_metrics_and_checks_that_exist(
-    settings: Settings, monkeypatch
-):
+def test_alerts_and_dashboard_use_real_metrics(settings: Settings, monkeypatch):
     settings.PSQLMESSAGES = {"METRICS": True, "PROBLEM_RESTART_SECONDS": 0}
     counters = SimpleNamespace(**dict.fromkeys(("receivers", "nodes", "received", "delivered",
                                                 "lost_connections"), 0))  # fmt: skip

@@ -144,9 +144,7 @@ def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: P
     assert client.post(f"{url}/delete/", {"confirmed": "1"}).status_code == 404
 
 
-def test_actions_need_the_permission_and_the_rule_and_the_lock(
-    database: World, reader: Program, monkeypatch
-):
+def test_actions_need_permission_rule_and_lock(database: World, reader: Program, monkeypatch):
     url = f"/monitor/subscriptions/{Subscription.objects.get().pk}/delete/"
     watcher = visitor("view_monitor")
     assert "Actions" not in text(watcher, STREAM)
@@ -166,9 +164,7 @@ def test_actions_need_the_permission_and_the_rule_and_the_lock(
     assert not LogEntry.objects.exists()
 
 
-def test_a_silent_reader_is_found_and_reset_in_a_browser(
-    visitors: Visitors, site: Site, reader: Program, world: World
-):
+def test_a_silent_reader_is_reset(visitors: Visitors, site: Site, reader: Program, world: World):
     world.rule("user1", HOSTILE, "Topic", "S", "R", 60)
     reader.read(HOSTILE, "S", 600)
     site.user("chief", is_staff=True, is_superuser=True)

@@ -142,9 +142,7 @@ def test_a_job_is_alive_as_long_as_it_gives_signs(viewer: Client):
 
 
 @pytest.mark.usefixtures("database")
-def test_windows_go_in_batches_when_they_are_older_than_those_of_their_length_are_kept(
-    settings: Settings, capsys, monkeypatch
-):
+def test_windows_over_their_age_are_removed_in_batches(settings: Settings, capsys, monkeypatch):
     monkeypatch.setattr(traffic_windows, "_BATCH", 2)
     settings.PSQLMESSAGES = {"TRAFFIC_DAYS_OF_TEN_SECONDS": 1, "TRAFFIC_DAYS_OF_MINUTES": 3}
     now = timezone.now()

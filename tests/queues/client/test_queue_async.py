@@ -21,9 +21,7 @@ def push_all(writer: Node, bodies: range) -> None:
 
 
 @in_a_loop
-async def test_many_that_wait_cost_few_calls_and_are_served_in_their_order(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader
-):
+async def test_many_wait_cheaply(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     order: list[int] = []
 
     async def read(node: AsyncNode, number: int) -> None:
@@ -96,9 +94,7 @@ async def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_bef
 
 
 @in_a_loop
-async def test_what_is_popped_is_removed_though_the_connection_breaks(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader
-):
+async def test_pops_outlive_a_cut(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     writer.push("Q", "x")
     async with new_async_reader() as node:
         await node.pop("Q")
@@ -125,9 +121,7 @@ async def test_a_popped_element_whose_lease_is_lost_counts(
 
 
 @in_a_loop
-async def test_a_close_amid_taking_leaves_nothing_reserved(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader
-):
+async def test_close_leaves_no_lease(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     writer.push_many("Q", range(40))
     node = new_async_reader()
     await node.open()
@@ -141,9 +135,7 @@ async def test_a_close_amid_taking_leaves_nothing_reserved(
 
 
 @in_a_loop
-async def test_pushes_that_share_a_round_trip_may_say_when_and_which(
-    queues: World, new_async_reader: NewAsyncReader
-):
+async def test_shared_pushes_may_have_times_or_key(queues: World, new_async_reader: NewAsyncReader):
     later = datetime(2100, 1, 1, 12, 30, tzinfo=UTC)
     hour = timedelta(hours=1)
     async with new_async_reader() as node:
@@ -168,9 +160,7 @@ async def test_pushes_that_share_a_round_trip_may_say_when_and_which(
 
 
 @in_a_loop
-async def test_consumers_that_are_left_at_once_give_back_what_they_had(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader
-):
+async def test_a_left_loop_releases(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     writer.push_many("Q", "012345")
     async with new_async_reader() as node:
         loops = [node.consume("Q", batch=2) for _ in range(3)]
@@ -183,9 +173,7 @@ async def test_consumers_that_are_left_at_once_give_back_what_they_had(
 
 
 @in_a_loop
-async def test_a_loop_that_is_cancelled_rolls_back_what_it_was_at(
-    queues: World, writer: Node, new_async_reader: NewAsyncReader
-):
+async def test_cancelling_rolls_back(queues: World, writer: Node, new_async_reader: NewAsyncReader):
     writer.push_many("Q", ["a", "b", "c"])
 
     async def work() -> None:

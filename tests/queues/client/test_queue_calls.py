@@ -42,9 +42,7 @@ def kinds(value: Any) -> Any:
 @example(body=b"", headers={})
 @example(body="", headers={'"1e+30\\': [1e16, -3.5e300, "1e+30", 1e-300]})
 @given(body=TEXT | st.binary(max_size=40) | JSON, headers=st.dictionaries(TEXT, JSON, max_size=4))
-def test_body_and_headers_come_back_as_they_were_pushed(
-    writer: Node, reader: Node, body: Any, headers: dict[str, Any]
-):
+def test_body_and_headers_survive(writer: Node, reader: Node, body: Any, headers: dict[str, Any]):
     id_ = writer.push("Q", body, headers=headers)
     (element,) = reader.pop("Q", 5)
     assert (element.id, element.queue, element.body) == (id_, "Q", body)

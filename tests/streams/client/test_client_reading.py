@@ -124,9 +124,7 @@ def test_what_another_reader_took_meanwhile_hides_nothing(
     assert [message.body for message in messages] == left
 
 
-def test_a_subscription_that_is_being_read_elsewhere_holds_up_nothing_else(
-    stream: World, writer: Node, reader: Node, caplog
-):
+def test_subscriptions_read_elsewhere_are_left(stream: World, writer: Node, reader: Node, caplog):
     messages = reader.subscribe("NEWS")
     other = stream.program("user2")
     writer.publish_many("NEWS", range(3))
@@ -250,9 +248,7 @@ def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confir
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_reading_on_a_stalled_network_is_made_again(
-    server: TestedServer, writer: Node, proxy: Proxy
-):
+def test_a_read_on_a_stalled_network_is_repeated(server: TestedServer, writer: Node, proxy: Proxy):
     dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
     with Node("READER", dsn, options=replace(PATIENT, answer_timeout=timedelta(seconds=1))) as node:
         messages = node.subscribe("NEWS", max_rows=2)
@@ -265,9 +261,7 @@ def test_a_reading_on_a_stalled_network_is_made_again(
         assert node.counters.reconnects >= 1
 
 
-def test_who_was_away_for_longer_than_the_timeout_is_told(
-    stream: World, writer: Node, new_reader: NewReader, caplog
-):
+def test_a_gap_is_told(stream: World, writer: Node, new_reader: NewReader, caplog):
     with new_reader() as node:
         node.subscribe("NEWS", timedelta(minutes=3))
     writer.publish("NEWS", "kept")
@@ -398,9 +392,7 @@ def test_sync_and_async_subscriptions_offer_the_same():
 
 
 @in_a_loop
-async def test_awaited_it_subscribes_at_once_and_else_with_the_first_message(
-    writer: Node, async_reader: AsyncNode
-):
+async def test_it_subscribes_when_awaited_or_first_read(writer: Node, async_reader: AsyncNode):
     async with async_reader as node:
         lazy = node.subscribe("NEWS", idle=NOW)
         with pytest.raises(exceptions.NotSubscribed):

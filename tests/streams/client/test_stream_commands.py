@@ -53,9 +53,7 @@ def test_each_body_is_printed_once(server: TestedServer, subscribed: World, writ
     assert waiting(subscribed) == ["after"]
 
 
-def test_programs_get_json_and_it_ends_when_nothing_comes(
-    server: TestedServer, subscribed: World, writer: Node, capsys
-):
+def test_json_and_idle_seconds(server: TestedServer, subscribed: World, writer: Node, capsys):
     answers = [writer.publish("NEWS", body) for body in ({"id": 1}, b"\0")]
     subscribed.program("user1").ok("publish", "WRITER", "NEWS", "{", "json")
     subscribe = ["--dsn", server.url("user2"), *SUBSCRIBE]
@@ -72,9 +70,7 @@ def test_programs_get_json_and_it_ends_when_nothing_comes(
     assert "received 0 in" in capsys.readouterr().err
 
 
-def test_ctrl_c_amid_printing_leaves_what_was_not_printed(
-    server: TestedServer, subscribed: World, writer: Node
-):
+def test_ctrl_c_keeps_what_was_not_printed(server: TestedServer, subscribed: World, writer: Node):
     writer.publish_many("NEWS", range(20_000))
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("WRITER: 150")
