@@ -12,6 +12,7 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_safe
 
 from psqlmessages import traffic_windows
@@ -188,16 +189,16 @@ def _amounts(row: list[Any]) -> dict[str, Any]:
 _MINUTE, _HOUR, _DAY = 60, 60 * 60, 24 * 60 * 60
 # The available window lengths and time ranges, in seconds; a range has at most 720 windows.
 RANGES: Final = {
-    (10, 10 * _MINUTE): "10 minutes",
-    (10, _HOUR): "1 hour",
-    (60, _HOUR): "1 hour",
-    (60, 6 * _HOUR): "6 hours",
-    (60, 12 * _HOUR): "12 hours",
-    (3600, _DAY): "1 day",
-    (3600, 7 * _DAY): "7 days",
-    (3600, 30 * _DAY): "30 days",
+    (10, 10 * _MINUTE): _("10 minutes"),
+    (10, _HOUR): _("1 hour"),
+    (60, _HOUR): _("1 hour"),
+    (60, 6 * _HOUR): _("6 hours"),
+    (60, 12 * _HOUR): _("12 hours"),
+    (3600, _DAY): _("1 day"),
+    (3600, 7 * _DAY): _("7 days"),
+    (3600, 30 * _DAY): _("30 days"),
 }
-_WINDOW_LENGTHS: Final = {10: "10 s", 60: "1 min", 3600: "1 h"}
+_WINDOW_LENGTHS: Final = {10: _("10 s"), 60: _("1 min"), 3600: _("1 h")}
 # The page of all topics reads more rows, so it offers only some ranges.
 _LIST_RANGES: Final = ((10, 10 * _MINUTE), (60, _HOUR), (3600, _DAY), (3600, 7 * _DAY))
 

@@ -156,9 +156,13 @@ def test_long_lists_are_cheap(desk: Desk, django_assert_max_num_queries):
         assert len(page.html) < 400_000, "the filters do not list all idents"
 
 
+MONITOR = (
+    "", "topics/", "topics/T/", "queues/", "queues/__deadletter__/", "streams/", "nodes/",
+    "nodes/A/", "exchanges/", "traffic/", "traffic/topic/?name=T",
+)  # fmt: skip
 # What is a label, a button or a heading of a page.
 LABEL = re.compile(
-    r"<(h[12]|label|caption|legend|dt|summary)\b[^>]*>(.*?)</\1>"
+    r"<(h[12]|label|caption|legend|dt|summary|button)\b[^>]*>(.*?)</\1>"
     r"|<th scope=\"col\"(?: class=\"[^>]*)?>(.*?)</th>"
     r"|<input type=\"submit\"[^>]*? value=\"([^\"]*)",
     re.DOTALL,
@@ -178,7 +182,7 @@ def test_labels_buttons_and_headings_are_translated(furnished: Desk, monkeypatch
     pages += [RULES, CLIENTS, TOPICS, QUEUES, EXCHANGES, IDENTITIES, desks.SUBSCRIPTIONS,
               desks.TRAFFIC, desks.JOBS, f"{CLIENTS}open-transactions/",
               page_of(Client.objects.get()), page_of(queue, "elements"),
-              page_of(exchange, "dry-run")]  # fmt: skip
+              page_of(exchange, "dry-run"), *(f"/monitor/{name}" for name in MONITOR)]  # fmt: skip
     untranslated = [
         (path, text)
         for path in pages
