@@ -18,10 +18,8 @@ ROOT = Path(__file__).parents[1]
 def migrate(server: Server) -> None:
     subprocess.run(
         [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
-        env={**os.environ, "DATABASE_URL": server.url()},
-        cwd=ROOT,
-        check=True,
-    )
+        env={**os.environ, "DATABASE_URL": server.url()}, cwd=ROOT, check=True,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -16,11 +16,9 @@ SOON = timedelta(seconds=60)
 NOW = timedelta(0)
 # Comes back quickly, and is not lost because the machine stands still.
 QUICK = Options(
-    backoff_min=timedelta(milliseconds=20),
-    backoff_max=timedelta(milliseconds=200),
-    probe_timeout=SOON,
-    reconnect_wait=SOON,
-)
+    backoff_min=timedelta(milliseconds=20), backoff_max=timedelta(milliseconds=200),
+    probe_timeout=SOON, reconnect_wait=SOON,
+)  # fmt: skip
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -215,10 +215,8 @@ async def test_close_never_hangs(far: str, proxy: Proxy, monkeypatch):
     await node.open()
     proxy.stall("answers")
     calls = (
-        node.topic_status("ORDERS"),
-        node.topic_send("ORDERS", "x"),
-        node.rpc("NODE2", "t", "x"),
-    )
+        node.topic_status("ORDERS"), node.topic_send("ORDERS", "x"), node.rpc("NODE2", "t", "x"),
+    )  # fmt: skip
     asking = [asyncio.create_task(call) for call in calls]
     await asyncio.wait(asking, timeout=0.2)
     started = monotonic()

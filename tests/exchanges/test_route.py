@@ -35,17 +35,14 @@ values = st.recursive(
 headers = st.dictionaries(texts | st.sampled_from(["a", "b", "x-hop-count"]), values, max_size=5)
 bodies = values | st.binary() | texts
 SELECTORS = (
-    "",
-    "msg.body == null || msg.body == 1",
-    "has(msg.headers.a) && msg.headers.a == msg.body",
+    "", "msg.body == null || msg.body == 1", "has(msg.headers.a) && msg.headers.a == msg.body",
     "{'headers': {'a': 1, 'b': [null, {'c': 2.0}]}}",
     "{'select': has(msg.headers.b), 'headers': {'b': 'x'}}",
     "{'body': msg.headers, 'headers': {'body': msg.body}}",
     "{'state': {'n': has(state.n) ? state.n + 1 : 1}, 'delay': 3}",
-    "{'select': has(state.n) && state.n > 1, 'tries': state.n}",
-    "1 / msg.hops > 0",
+    "{'select': has(state.n) && state.n > 1, 'tries': state.n}", "1 / msg.hops > 0",
     "msg.headers.nope",
-)
+)  # fmt: skip
 exchanges = st.lists(st.sampled_from(SELECTORS), max_size=8).map(lambda some: exchange(*some))
 quiet = settings(deadline=None, max_examples=150)
 

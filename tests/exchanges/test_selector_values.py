@@ -36,19 +36,16 @@ def test_an_expression_sees_the_message_the_state_and_the_time():
 
 def test_a_body_is_what_it_was_pushed_as():
     cases: list[tuple[Any, str]] = [
-        ("", "msg.body == ''"),
-        ("žluť 𝄞", "msg.body == 'žluť 𝄞' && size(msg.body) == 6"),
+        ("", "msg.body == ''"), ("žluť 𝄞", "msg.body == 'žluť 𝄞' && size(msg.body) == 6"),
         (b"a\0\xff", r"msg.body == b'a\000\xff' && size(msg.body) == 3"),
-        (None, "msg.body == null"),
-        (True, "msg.body == true"),
+        (None, "msg.body == null"), (True, "msg.body == true"),
         (0, "msg.body == 0 && type(msg.body) == int"),
         (-(2**63), "msg.body == -9223372036854775808"),
         (2**63 - 1, "msg.body == 9223372036854775807"),
         (2**64 - 1, "msg.body == 18446744073709551615u"),
         (1.0, "msg.body == 1.0 && type(msg.body) == double"),
-        ([1, [2, {"a": []}]], "msg.body == [1, [2, {'a': []}]]"),
-        ({}, "msg.body == {}"),
-    ]
+        ([1, [2, {"a": []}]], "msg.body == [1, [2, {'a': []}]]"), ({}, "msg.body == {}"),
+    ]  # fmt: skip
     assert [body for body, expression in cases if not takes(expression, body)] == []
 
 
@@ -88,13 +85,11 @@ def test_what_cel_cannot_hold_fails_only_selectors_that_look_there():
     for _ in range(5000):
         deep = [deep]
     cases: list[tuple[Any, str]] = [
-        (2**64, "an integer beyond 64 bits"),
-        (-(2**63) - 1, "an integer beyond 64 bits"),
-        ("a\0b", "a text with a NUL character"),
-        ({"a\0": 1}, "a text with a NUL character"),
+        (2**64, "an integer beyond 64 bits"), (-(2**63) - 1, "an integer beyond 64 bits"),
+        ("a\0b", "a text with a NUL character"), ({"a\0": 1}, "a text with a NUL character"),
         (["\ud800"], "a text with a lone surrogate"),
         (deep, "limit: nested deeper than 100 levels"),
-    ]
+    ]  # fmt: skip
     selectors = ("size(msg.body.odd) > 0", "msg.body.even == 1")
     for body, error in cases:
         result = routed(*selectors, body={"odd": [body], "even": 1})
@@ -115,20 +110,17 @@ def test_null_costs_no_reference():
 
 def test_a_map_says_how_the_copy_is_pushed():
     cases: dict[str, dict[str, Any]] = {
-        "{'delay': 30}": {"delay": 30.0},
-        "{'delay': 0.5}": {"delay": 0.5},
-        "{'delay': 3u}": {"delay": 3.0},
-        "{'delay': duration('90s')}": {"delay": 90.0},
+        "{'delay': 30}": {"delay": 30.0}, "{'delay': 0.5}": {"delay": 0.5},
+        "{'delay': 3u}": {"delay": 3.0}, "{'delay': duration('90s')}": {"delay": 90.0},
         "{'mature': 1777896000}": {"mature": 1777896000.0},
         "{'mature': now + duration('1h')}": {"mature": NOW.timestamp() + 3600},
         "{'tries': 3}": {"tries": 3},
         "{'delay': null, 'tries': null, 'headers': null, 'state': null, 'mature': null}": {},
-        "{'body': null}": {"body": None},
-        "{'body': b'a\\000'}": {"body": b"a\0"},
+        "{'body': null}": {"body": None}, "{'body': b'a\\000'}": {"body": b"a\0"},
         "{'color': 'red', 'id': 5, 'queue': 1}": {},
         "{'headers': {'a': [1, null]}}": {"headers": {"a": [1, None], "x-hop-count": 1}},
         "{1: 2}": {},
-    }
+    }  # fmt: skip
     plain = {"headers": None, "body": UNCHANGED, "delay": None, "mature": None, "tries": 0}
     for answer, pushed in cases.items():
         (delivery,) = routed(answer).deliveries

@@ -11,10 +11,8 @@ from tests.exchanges.asking import exchange
 
 BY_HEADERS = (
     'msg.headers["country"].matches("^(it|de)$")',
-    'has(msg.headers.lane) && msg.headers.lane == "1"',
-    'msg.headers.country in ["it", "fr"]',
-    "",
-)
+    'has(msg.headers.lane) && msg.headers.lane == "1"', 'msg.headers.country in ["it", "fr"]', "",
+)  # fmt: skip
 values = st.sampled_from(["it", "de", "1", "16", "17", 1, 1.0, True, None, 17, "x" * 200])
 given_headers = st.dictionaries(st.sampled_from(["country", "lane", "x-hop-count", "x"]), values)
 

@@ -23,16 +23,12 @@ LAST = "the last one"
 FLOOD = (
     '{{"Type":"Sys","Evt":"published","Topic":"{n} {pad}"}}',
     '{{"Type":"Sys","Evt":"topic_listen","Ident":"NODE1","Topic":"{n} {pad}"}}',
-    '{{"Type":"Sys","Evt":"crash","Ident":"N{n} {pad}"}}',
-    '{{"Type":"Sys","Evt":"{n}"}}',
+    '{{"Type":"Sys","Evt":"crash","Ident":"N{n} {pad}"}}', '{{"Type":"Sys","Evt":"{n}"}}',
     '{{"Type":"Sys","Evt":"moved","Queue":"Q","Topic":"{n}"}}',
     '{{"Type":"Topic","Size":1,"To":"T{n}","From":"{pad}","Id":{n}}}\nx',
     '{{"Type":"Return","Size":1,"To":"NODE1","From":"X","Token":"{n}","Id":{n}}}\nx',
-    '{{"Type":"Probe","Token":"{n}"}}',
-    "{n} {pad}",
-    '{{"Type":{n}}}',
-    "[[[[[{n}",
-)
+    '{{"Type":"Probe","Token":"{n}"}}', "{n} {pad}", '{{"Type":{n}}}', "[[[[[{n}",
+)  # fmt: skip
 ROUND = 500
 NOTIFY = "SELECT pg_notify(%s, p) FROM unnest(%s::text[]) AS v (p)"
 

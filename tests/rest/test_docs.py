@@ -64,11 +64,9 @@ def test_each_example_answers_as_shown(site: Site, rest: World, caller: Callable
         pytest.skip("curl is not installed")
     wanda = caller("wanda", "worker", is_staff=True, permissions=PERMISSIONS)
     variables = {
-        **site._environment(),
-        "API": f"{site.url}/api",
-        "TOKEN": wanda.headers["Authorization"].removeprefix("Bearer "),
-        "PATH": os.environ["PATH"],
-    }
+        **site._environment(), "API": f"{site.url}/api",
+        "TOKEN": wanda.headers["Authorization"].removeprefix("Bearer "), "PATH": os.environ["PATH"],
+    }  # fmt: skip
     for command, shown in examples():
         lease = rest.owner.query(
             "SELECT id || '.' || lease FROM psqlmessages_element WHERE lease IS NOT NULL"

@@ -88,11 +88,9 @@ def test_it_is_replaced_if_asked_stopped_started_and_deleted(staff: Caller):
 
 def test_all_that_is_wrong_is_told_with_its_place_and_nothing_is_stored(staff: Caller):
     wrong = {
-        "consumer": {"parallel": 17, "wsize": 0},
-        "src": {"ns": "nowhere", "queue": "orders*"},
-        "dst": [{"ns": "default", "queue": "eu", "selector": "msg.("}],
-        "unknown": 1,
-    }
+        "consumer": {"parallel": 17, "wsize": 0}, "src": {"ns": "nowhere", "queue": "orders*"},
+        "dst": [{"ns": "default", "queue": "eu", "selector": "msg.("}], "unknown": 1,
+    }  # fmt: skip
     answer = put(staff, "x1", wrong)
     assert answer.status == 400
     places = [fault.partition(":")[0] for fault in answer.json["errors"]]

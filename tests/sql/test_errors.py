@@ -90,16 +90,13 @@ WITH_QUEUE: dict[str, tuple[Any, ...]] = {
     "push_staged": ("ME", "QBOTH", "query", 0, [], 0),
 }
 OTHERS: dict[str, tuple[Any, ...]] = {
-    "rpc": ("OTHER", "TOKEN", "body"),
-    "return": ("OTHER", FORGED, "body"),
+    "rpc": ("OTHER", "TOKEN", "body"), "return": ("OTHER", FORGED, "body"),
     "return_error": ("OTHER", FORGED, "body"),
     **dict.fromkeys(("init", "deinit", "crash", "use", "connect_stream"), ("ME",)),
     "get_data": ('{"Dkey":"junk"}',),
-    "audience": ('{"Type":"Sys","Evt":"connect","Ident":"OTHER"}',),
-    "commit": ("ME", LEASE),
-    "rollback": ("ME", None, LEASE),
-    "release": ("ME", LEASE),
-}
+    "audience": ('{"Type":"Sys","Evt":"connect","Ident":"OTHER"}',), "commit": ("ME", LEASE),
+    "rollback": ("ME", None, LEASE), "release": ("ME", LEASE),
+}  # fmt: skip
 RIGHT = WITH_TOPIC | WITH_QUEUE | OTHERS
 AS_NODE = [name for name, arguments in WITH_TOPIC.items() if arguments[0] == "ME"]
 SENDS = ["topic_send", "topic_send_many", "topic_send_as"]

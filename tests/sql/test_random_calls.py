@@ -126,11 +126,9 @@ class Fuzzer:
 def test_thousands_of_random_calls_get_documented_answers_only(world: World, role: str):
     for ident in "N1", "N2", "N3":
         world.rules(
-            *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)),
-            f"user1 {ident} Rpc N1 W 5",
-            f"user1 {ident} Queue Q1 RW 5",
-            f"user1 {ident} Queue Q2 R 5",
-        )
+            *(f"user1 {ident} Topic T{n} RW 5" for n in (1, 2)), f"user1 {ident} Rpc N1 W 5",
+            f"user1 {ident} Queue Q1 RW 5", f"user1 {ident} Queue Q2 R 5",
+        )  # fmt: skip
     world.rules("user1 N* Topic T3 O 5", "user2 N2 Topic T* RW 9", "user1 N1 Topic x* RW 9")
     world.node("user2", "N2").ok("topic_listen", "T1")
     fuzzer = Fuzzer(world, role, seed=1)

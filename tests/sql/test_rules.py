@@ -10,15 +10,12 @@ LOST = ["topic_unlisten B T", "topic_none_listen T"]
 UNSENT = ["topic_unnotify A T", "topic_none_notify T"]
 # Ways to take a right to T. Whoever keeps another rule for it hears of all that follows.
 LOSSES = [
-    "DELETE FROM messages.auth",
-    "UPDATE messages.auth SET mode = '{mode}'",
-    "UPDATE messages.auth SET dest = 'OTHER'",
-    "UPDATE messages.auth SET dest = 'T.*'",
+    "DELETE FROM messages.auth", "UPDATE messages.auth SET mode = '{mode}'",
+    "UPDATE messages.auth SET dest = 'OTHER'", "UPDATE messages.auth SET dest = 'T.*'",
     "UPDATE messages.auth SET type = 'Queue', mode = 'R'",
-    "UPDATE messages.auth SET ident = 'SOMEBODY'",
-    "UPDATE messages.auth SET role = 'hostile'",
+    "UPDATE messages.auth SET ident = 'SOMEBODY'", "UPDATE messages.auth SET role = 'hostile'",
     "UPDATE messages.auth SET role = 'no such role'",
-]
+]  # fmt: skip
 
 
 @pytest.fixture

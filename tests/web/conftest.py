@@ -23,13 +23,10 @@ __all__ = ["browser", "database", "desk", "impatient", "pair", "visitors", "worl
 
 # The hub is a session of the tables' owner, as whom Django connects.
 RELAY_RULES = (
-    f"{Server.owner} web.* Topic ROOM RW 60",
-    f"{Server.owner} web.* Topic WEB.* RW 60",
-    f"{Server.owner} web.* Rpc web.* W 60",
-    f"{Server.owner} web.* Rpc OTHER W 60",
-    "user2 OTHER Topic ROOM RW 60",
-    "user2 OTHER Rpc web.* W 60",
-)
+    f"{Server.owner} web.* Topic ROOM RW 60", f"{Server.owner} web.* Topic WEB.* RW 60",
+    f"{Server.owner} web.* Rpc web.* W 60", f"{Server.owner} web.* Rpc OTHER W 60",
+    "user2 OTHER Topic ROOM RW 60", "user2 OTHER Rpc web.* W 60",
+)  # fmt: skip
 # Times of the product that pass by themselves where a machine stands still for seconds.
 PATIENT = {
     "psqlmessages.monitor.healthz._TIMEOUT_SECONDS": 60,

@@ -33,12 +33,9 @@ DISCONNECTED = re.compile(
     r".*\n(.*\n)+?.*RequestAborted"
 )
 FAULTS = (
-    "Traceback (most recent call last)",
-    "Unhandled",
-    "was never awaited",
-    "never retrieved",
+    "Traceback (most recent call last)", "Unhandled", "was never awaited", "never retrieved",
     "was destroyed",
-)
+)  # fmt: skip
 
 
 class Site:

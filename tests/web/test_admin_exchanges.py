@@ -208,13 +208,11 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
 
 
 NO_ELEMENTS = (
-    ({"headers": "[]"}, "Headers must be a JSON object."),
-    ({"headers": "{"}, "It is not JSON"),
-    ({"headers": '{"a": 1, "a": 2}'}, "twice"),
-    ({"body": "{", "is_json": "on"}, "It is not JSON"),
+    ({"headers": "[]"}, "Headers must be a JSON object."), ({"headers": "{"}, "It is not JSON"),
+    ({"headers": '{"a": 1, "a": 2}'}, "twice"), ({"body": "{", "is_json": "on"}, "It is not JSON"),
     ({"tries": "-1"}, "greater than or equal to 0"),
     ({"body": "x" * 100_001}, "at most 100000 characters"),
-)
+)  # fmt: skip
 
 
 def test_trying_needs_the_permission_and_a_valid_element(desk: Desk, choosing: Exchange):

@@ -156,11 +156,9 @@ def test_no_act_waits_long_for_transactions_of_programs(desk: Desk, worker: Prog
     worker.ok("pause", "W", "orders")
     push(worker, "fresh", "x")
     answers = [
-        act(desk, "pause_selected", "orders"),
-        desk.send(form, "Save", max_tries="3"),
-        desk.send(new, "Save", name="fresh"),
-        desk.send(asked, "Delete"),
-    ]
+        act(desk, "pause_selected", "orders"), desk.send(form, "Save", max_tries="3"),
+        desk.send(new, "Save", name="fresh"), desk.send(asked, "Delete"),
+    ]  # fmt: skip
     worker.connection.rollback()
     assert [page.messages for page in answers[:3]] == [[TOO_LONG]] * 3
     assert "lock timeout" in answers[3].messages[0]

@@ -46,23 +46,16 @@ def posts() -> dict[str, dict[str, Any]]:
         model.objects.get() for model in (Auth, Topic, Queue, Exchange, WebIdentity, PipelineJob)
     )
     return {
-        page_of(rule): {"mode": "W", "timeout": "9"},
-        page_of(rule, "delete"): {"post": "yes"},
-        f"{RULES}add/": {"role": "user1"},
-        f"{RULES}import/": {"plan": "x"},
-        page_of(identity): {"ident": "y"},
-        page_of(identity, "delete"): {"post": "yes"},
-        f"{IDENTITIES}add/": {"ident": "y"},
-        page_of(topic): {"retention": "7"},
-        page_of(topic, "archive"): {"archive": "yes"},
-        page_of(queue): {"max_tries": "7"},
-        page_of(queue, "elements"): {"all": "yes"},
-        page_of(exchange): {"parallel": "2"},
-        page_of(exchange, "delete"): {"post": "yes"},
-        page_of(exchange, "rules"): {},
+        page_of(rule): {"mode": "W", "timeout": "9"}, page_of(rule, "delete"): {"post": "yes"},
+        f"{RULES}add/": {"role": "user1"}, f"{RULES}import/": {"plan": "x"},
+        page_of(identity): {"ident": "y"}, page_of(identity, "delete"): {"post": "yes"},
+        f"{IDENTITIES}add/": {"ident": "y"}, page_of(topic): {"retention": "7"},
+        page_of(topic, "archive"): {"archive": "yes"}, page_of(queue): {"max_tries": "7"},
+        page_of(queue, "elements"): {"all": "yes"}, page_of(exchange): {"parallel": "2"},
+        page_of(exchange, "delete"): {"post": "yes"}, page_of(exchange, "rules"): {},
         page_of(dead, "delete"): {"post": "yes"},
         f"{CLIENTS}open-transactions/": {"confirmed": "yes"},
-    }
+    }  # fmt: skip
 
 
 def actions() -> list[tuple[str, dict[str, Any]]]:

@@ -161,14 +161,9 @@ def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
     buckets = [1, 2, *[0] * 10, 4]
     copies = (("to", 0, 5), ("to", 2, 3), ("bad_selector", 0, 1), ("bad_selector", 2, 1))
     count(
-        exchange,
-        ("ok", -1, 7),
-        *copies,
-        seconds=40,
-        buckets=buckets,
-        selector_seconds=0.5,
+        exchange, ("ok", -1, 7), *copies, seconds=40, buckets=buckets, selector_seconds=0.5,
         missing_rules=["r"],
-    )
+    )  # fmt: skip
     found = samples(counting)
     assert found["exchange_running", "x1"] == 1
     assert found["exchange_workers", "x1"] == 1
