@@ -1,4 +1,4 @@
-"""The public functions for Django projects: send, call, publish, push and handlers."""
+"""The public functions for Django projects: send, call, publish, push, reserve, handlers."""
 
 from __future__ import annotations
 

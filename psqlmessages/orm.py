@@ -1,4 +1,4 @@
-"""Calls on Django's own connection, within its transaction."""
+"""Running calls on Django's own connection, in its transaction; connection strings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of a bus, its SQL scripts, and the buffer of its notifications."""
+"""State of a bus: lost connections and their log, counters, SQL scripts, notification buffer."""
 
 from __future__ import annotations
 
