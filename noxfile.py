@@ -19,7 +19,7 @@ DJANGO_TESTS = ("tests/django", "tests/contract", "tests/rest", "tests/web")
 @nox.parametrize("python,django", COMBINATIONS, ids=["-".join(each) for each in COMBINATIONS])
 def tests(session: nox.Session, django: str) -> None:
     """Run the tests that use Django, or those given after `--`."""
-    session.install("-r", "requirements-test.txt")
+    session.install("-r", "requirements-docs.txt", "-r", "requirements-test.txt")
     session.install(f"django=={django}.*")
     session.install("--no-deps", "--editable", ".")
     session.run("pytest", "-n", "2", "--dist", "loadfile", *(session.posargs or DJANGO_TESTS))

@@ -29,6 +29,7 @@ from psqlmessages.django import (
     areserve,
     asend,
     call,
+    node,
     pop,
     publish,
     publish_many,
@@ -53,6 +54,7 @@ from psqlmessages.testing import allow_queue, sent_messages
 from tests.django.conftest import Changed
 from tests.django.pgbouncer import pgbouncer
 from tests.django.waiting import wait_until
+from tests.exchanges.conftest import namespace
 from tests.sql.conftest import Program, World
 
 SEND_AS = "messages.topic_send_as(text, text, text, text, text)"
@@ -257,6 +259,18 @@ def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(sto
         (message,) = read()
     assert message == StreamMessage(answer.id, "ORDERS", "shop", {"id": 1}, message.published_at)
     assert async_to_sync(psqlmessages.django.apublish)("ORDERS", "1").subscribers == 1
+
+
+def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: World):
+    pytest.importorskip("psycopg_pool")
+    options = {**connection.settings_dict["OPTIONS"], "pool": {"min_size": 1, "max_size": 1}}
+    with namespace("pooled", OPTIONS=options, NAME=connection.settings_dict["NAME"]):
+        push("orders", 1, using="pooled")
+        with reserve("orders", using="pooled") as job, node("shop", using="pooled"):
+            assert job.body == 1
+        assert left(stored) == 0
+        connections["pooled"].close()
+        connections["pooled"].close_pool()
 
 
 def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World):
