@@ -11,6 +11,7 @@ from psqlmessages.monitor.healthz import healthz
 from psqlmessages.monitor.metrics import metrics
 from psqlmessages.monitor.minutes import history_data
 from psqlmessages.monitor.names import TopicConverter
+from psqlmessages.monitor.stored_messages import stored_messages
 from psqlmessages.monitor.topic_actions import send_test_message
 from psqlmessages.rest.urls import patterns
 
@@ -40,6 +41,7 @@ urlpatterns = [
     path("monitor/traffic/figures/", traffic.traffic_data, name="monitor_traffic_figures"),
     path("monitor/history/", history_data, name="monitor_history"),
     path("monitor/send/", send_test_message, name="monitor_send"),
+    path("monitor/stored/", stored_messages, name="monitor_stored"),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),

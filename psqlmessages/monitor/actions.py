@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Generic, TypeVar
 
 from django.apps import apps
@@ -13,6 +14,8 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.dateparse import parse_datetime
+from django.utils.timezone import is_naive, make_aware
 from django.utils.translation import gettext as _
 
 from psqlmessages.exceptions import MessagesError
@@ -128,6 +131,19 @@ def parse_json(text: str, subject: str) -> Any:
     except ValueError as error:
         raise ValidationError(f"{subject}: {error}.") from None
     return value
+
+
+def parse_time(text: str) -> datetime:
+    """Parse a posted date and time, in the current time zone; raise ValidationError."""
+    try:
+        at = parse_datetime(text)
+    except ValueError:
+        at = None
+    if at is None:
+        raise ValidationError(
+            _("%(text)r is not a time: choose a date and a time.") % {"text": text}
+        )
+    return make_aware(at) if is_naive(at) else at
 
 
 def log_action(request: HttpRequest, target: Model, text: str, flag: int = _CHANGE) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from typing import Final
 
 from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.utils.dateparse import parse_datetime
-from django.utils.timezone import get_current_timezone_name, is_naive, make_aware
+from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.http import require_POST, require_safe
@@ -23,6 +21,7 @@ from psqlmessages.monitor.actions import (
     Action,
     Fields,
     isolate,
+    parse_time,
     perform,
     single,
 )
@@ -141,23 +140,10 @@ def _status(subscription: Subscription) -> SubscriptionStatus:
     return status
 
 
-def _parse_time(fields: Fields) -> datetime:
-    text = single(fields, "time")
-    try:
-        at = parse_datetime(text)
-    except ValueError:
-        at = None
-    if at is None:
-        raise ValidationError(
-            _("%(text)r is not a time: choose a date and a time.") % {"text": text}
-        )
-    return make_aware(at) if is_naive(at) else at
-
-
 _TARGETS: Final[Mapping[str, Callable[[str, Fields], int]]] = {
     "start": lambda topic, _fields: first_position(topic),
     "end": lambda topic, _fields: last_position(topic),
-    "time": lambda topic, fields: position_at(topic, _parse_time(fields)),
+    "time": lambda topic, fields: position_at(topic, parse_time(single(fields, "time"))),
 }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
@@ -185,6 +186,41 @@ def test_a_test_message_needs_the_permission_a_rule_and_a_valid_body():
     assert not LogEntry.objects.exists(), "it asks first"
     assert client.post(send, {**post, "confirmed": "1"}).status_code == 302
     assert LogEntry.objects.get().change_message.startswith("Published a test message")
+
+
+def test_stored_messages_are_found_by_time_and_text(
+    database: World, monkeypatch: pytest.MonkeyPatch
+):
+    database.rules("user1 S Topic T W 60", "user2 L Topic T R 60")
+    database.program("user2").got("L", "T")
+    sender = database.program("user1")
+    for text in "one", "two", "three":
+        sender.ok("publish", "S", "T", f"<b>{text}")
+    (middle,) = database.execute(
+        "SELECT published_at FROM psqlmessages_streammessage ORDER BY id OFFSET 1 LIMIT 1"
+    ).fetchone() or ("",)
+    everything, some = visitor("view_monitor", "view_bodies"), visitor("view_monitor")
+
+    def shown(query: str = "", client: Client = everything) -> list[str]:
+        text = client.get(f"/monitor/stored/?topic=T{query}").text
+        return re.findall(r"<pre>&lt;b&gt;(.*?)</pre>", text)
+
+    cases = {
+        "": ["one", "two", "three"], "&search=T": ["two", "three"], "&search=nobody": [],
+        f"&time={quote(middle.isoformat())}": ["two", "three"], "&after=0": ["one", "two", "three"],
+        "&time=2100-01-01T00:00": [], "&search=s": ["one", "two", "three"],
+    }  # fmt: skip
+    assert {query: shown(query) for query in cases} == cases
+    assert shown(client=some) == []
+    assert "No message matches" in some.get("/monitor/stored/?topic=T&search=two").text
+    monkeypatch.setattr("psqlmessages.monitor.stored_messages.PAGE_SIZE", 2)
+    assert shown() == ["two", "three"]
+    page = everything.get("/monitor/stored/?topic=T").text
+    ((earlier,),) = [re.findall(r'rel="prev" href="\?topic=T(.*?)"', page)]
+    assert shown(unescape(earlier)) == ["one", "two"]
+    for query in ("&x=1", "&after=x", "&time=x"):
+        assert everything.get(f"/monitor/stored/?topic=T{query}").status_code == 400, query
+    assert everything.get("/monitor/stored/?topic=NONE").status_code == 404
 
 
 @pytest.fixture

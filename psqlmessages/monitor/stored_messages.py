@@ -1,0 +1,133 @@
+"""Page of the stored messages of a stream, from a time on, with search in senders and bodies."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from django.core.exceptions import BadRequest, ValidationError
+from django.db import DatabaseError, transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.http import urlencode
+from django.utils.timezone import get_current_timezone_name
+from django.utils.translation import gettext as _
+from django.views.decorators.http import require_safe
+
+from psqlmessages.models import Topic
+from psqlmessages.monitor.access import VIEW_BODIES
+from psqlmessages.monitor.actions import parse_time
+from psqlmessages.monitor.listing import PAGE_SIZE, check_parameters, database, limit_query_time
+from psqlmessages.monitor.names import object_url
+from psqlmessages.monitor.stream_status import position_at
+from psqlmessages.monitor.views import common_context, require_monitor_access, require_topic_name
+from psqlmessages.orm import fetch
+
+# A search reads at most this many messages.
+MAX_SEARCHED: Final = 10_000
+_SHOWN_CHARACTERS: Final = 2000
+_MAX_ID: Final = 2**63 - 1
+
+# The primary key finds the first message after an id.
+_MESSAGES: Final = """
+    SELECT m.id, m.sender, m.published_at, m.enc, octet_length(m.payload),
+        CASE WHEN %(with_bodies)s THEN left(m.payload, %(shown)s) END
+    FROM (
+        SELECT * FROM psqlmessages_streammessage AS s
+        WHERE s.topic_id = %(topic)s AND s.id > %(after)s ORDER BY s.id LIMIT %(searched)s
+    ) AS m
+    WHERE %(search)s = '' OR strpos(lower(m.sender), lower(%(search)s)) > 0
+        OR (%(with_bodies)s AND strpos(lower(m.payload), lower(%(search)s)) > 0)
+    ORDER BY m.id LIMIT %(limit)s
+"""
+# The id before the page that ends before another id.
+_EARLIER: Final = """
+    SELECT min(m.id) - 1 FROM (
+        SELECT s.id FROM psqlmessages_streammessage AS s
+        WHERE s.topic_id = %s AND s.id < %s ORDER BY s.id DESC LIMIT %s
+    ) AS m
+"""
+
+
+class StoredMessage(NamedTuple):
+    """A message as the page shows it: with the beginning of its body, if the user may see it."""
+
+    id: int
+    sender: str
+    published_at: Any
+    enc: str | None
+    size: int
+    body: str | None
+
+
+@require_safe
+@require_monitor_access
+def stored_messages(request: HttpRequest) -> HttpResponse:
+    """Show messages of the stream ``?topic=``: the last ones, or from ``time=`` or an id on."""
+    check_parameters(request, ["topic", "time", "after", "search"])
+    name = require_topic_name(request.GET.get("topic", ""))
+    topic = Topic.objects.using(database()).filter(name=name).first()
+    if topic is None:
+        raise Http404("There is no topic with this name.")
+    search = request.GET.get("search", "").strip()
+    with_bodies = request.user.has_perm(VIEW_BODIES)
+    context: dict[str, Any] = {
+        **common_context(request), "topic": name, "topic_url": object_url("topic", name),
+        "time": request.GET.get("time", ""), "search": search, "zone": get_current_timezone_name(),
+        "may_see_bodies": with_bodies, "bodies_permission": VIEW_BODIES,
+        "max_searched": MAX_SEARCHED,
+    }  # fmt: skip
+    try:
+        with transaction.atomic(using=database()):
+            limit_query_time()
+            after = _first_id(request, topic, search)
+            messages = _read(topic, after, search, with_bodies=with_bodies)
+            earlier = _earlier(topic, messages[0].id if messages else after + 1)
+    except ValidationError as error:
+        context["errors"] = error.messages
+    except DatabaseError as error:
+        context["errors"] = [_("The messages cannot be read."), str(error).strip()]
+    else:
+        context["messages_"] = messages[:PAGE_SIZE]
+        if earlier is not None and not search:
+            context["earlier"] = _query(name, earlier, search)
+        if len(messages) > PAGE_SIZE:
+            context["later"] = _query(name, messages[PAGE_SIZE - 1].id, search)
+    status = 400 if "errors" in context else 200
+    return render(request, "psqlmessages/monitor/stored.html", context, status=status)
+
+
+def _first_id(request: HttpRequest, topic: Topic, search: str) -> int:
+    """Return the id after which the page begins."""
+    if text := request.GET.get("after"):
+        if not (text.isascii() and text.isdecimal() and int(text[:20]) <= _MAX_ID):
+            raise BadRequest("The parameter 'after' is not an id.")
+        return int(text)
+    if text := request.GET.get("time"):
+        return position_at(topic.name, parse_time(text))
+    return 0 if search else _earlier(topic, _MAX_ID) or 0
+
+
+def _read(topic: Topic, after: int, search: str, *, with_bodies: bool) -> list[StoredMessage]:
+    """Read the messages of a page, and one more if there is another page."""
+    values = {
+        "topic": topic.pk,
+        "after": after,
+        "search": search,
+        "searched": MAX_SEARCHED if search else PAGE_SIZE + 1,
+        "with_bodies": with_bodies,
+        "shown": _SHOWN_CHARACTERS,
+        "limit": PAGE_SIZE + 1,
+    }
+    return [StoredMessage(*row) for row in fetch(_MESSAGES, values, database())]
+
+
+def _earlier(topic: Topic, before: int) -> int | None:
+    """Return the id after which the previous page begins; None if there are no earlier messages."""
+    ((found,),) = fetch(_EARLIER, [topic.pk, before, PAGE_SIZE], database())
+    return None if found is None else int(found)
+
+
+def _query(topic: str, after: int, search: str) -> str:
+    return "?" + urlencode(
+        {"topic": topic, "after": after, **({"search": search} if search else {})}
+    )
