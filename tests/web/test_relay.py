@@ -1,11 +1,14 @@
 """The relay, by real WebSockets: what nodes behind it do, and what others see of them."""
 
+import asyncio
 import base64
 import json
 import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
@@ -187,6 +190,28 @@ def test_every_operation_close_code_and_setting_is_documented():
     own = re.sub(r" *#.*", "", (DOCS.parent / "project" / "asgi.py").read_text()).splitlines()
     for line in filter(None, re.sub(r" *#.*", "", example).splitlines()):
         assert line in own, line
+
+
+def test_own_consumers_stand_beside_the_relay_which_gets_the_servers_send():
+    (example,) = re.findall(r"```python\n# asgi.py, continued\n(.*?)```", RELAY, re.DOTALL)
+    called: list[tuple[str, object]] = []
+
+    def application(name: str) -> Any:
+        async def called_with(_scope: object, _receive: object, send: object) -> None:
+            called.append((name, send))
+
+        return called_with
+
+    given: dict[str, Any] = {
+        "websocket_application": lambda: application("relay"), "http": None,
+        "ChatConsumer": SimpleNamespace(as_asgi=lambda: application("own")),
+        "AuthMiddlewareStack": lambda inner: inner, "URLRouter": lambda routes: routes[0],
+        "path": lambda _route, consumer: consumer, "ProtocolTypeRouter": dict,
+    }  # fmt: skip
+    exec(example, given)  # noqa: S102 - the page is ours
+    for path in ("/chat/", "/ws/node/"):
+        asyncio.run(given["application"]["websocket"]({"path": path}, None, print))
+    assert called == [("own", print), ("relay", print)]
 
 
 def test_the_conversation_runs_word_for_word(site: Site, world: World):
