@@ -1,4 +1,4 @@
-"""The Django setting PSQLMESSAGES: its keys, defaults and checks."""
+"""The Django setting PSQLMESSAGES: its keys, defaults, and which values are refused."""
 
 import json
 import re

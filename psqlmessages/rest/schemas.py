@@ -1,4 +1,4 @@
-"""Schemas of responses, types of parameters, and parsing of requests."""
+"""Schemas of responses, types of parameters, reading of requests; refuses large bodies (413)."""
 
 from __future__ import annotations
 
