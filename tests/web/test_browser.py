@@ -97,7 +97,7 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, 
     topic.goto(f"{TOPICS}{Topic.objects.get(name=HOSTILE).pk}/change/")
     expect(listeners(topic)).to_have_text(["LISTENER"])
     admin.goto(RULES)
-    admin.get_by_role("link", name="LISTENER").first.click()
+    admin.locator("#result_list").get_by_role("link", name="LISTENER").first.click()
     admin.get_by_label("Mode").select_option("W")
     admin.get_by_role("button", name="Save", exact=True).click()
     expect(admin.locator(".messagelist")).to_contain_text("LISTENER no longer listens to")
