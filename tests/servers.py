@@ -27,7 +27,9 @@ SERVER = pytest.StashKey[Server]()
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
     """Start a server before pytest-django reads the settings, which it does in this hook."""
-    raise_file_limit()
+    # This process may open more files: the usual soft limit is 1,024.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if early_config.known_args_namespace.numprocesses and "PYTEST_XDIST_WORKER" not in os.environ:
         # This process only distributes tests. Each worker calls this hook and starts a server.
         os.environ["DATABASE_URL"] = "postgresql://127.0.0.1:1/no-server-here"
@@ -38,12 +40,6 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     early_config.stash[SERVER] = server
     os.environ["DATABASE_URL"] = server.url()
     return (yield)
-
-
-def raise_file_limit() -> None:
-    """Let this process open more files: the usual soft limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class SparkScheduling(LoadFileScheduling):

@@ -317,16 +317,12 @@ def part_read(source: Source, monkeypatch) -> Callable[..., Iterator[Any]]:
     return begin
 
 
-def bodies_of(batches: list[Any]) -> list[str]:
-    return [body for batch in batches for body in batch["body"].to_pylist()]
-
-
 def test_rows_handed_on_are_not_read_again(source: Source, part_read: Callable[..., Iterator[Any]]):
     batches = part_read(*LARGE)
     first = next(batches)
     source.end_sessions()
     assert first.num_rows < 4
-    assert bodies_of([first, *batches]) == LARGE
+    assert [body for batch in (first, *batches) for body in batch["body"].to_pylist()] == LARGE
 
 
 def test_a_removal_amid_a_read_ends_it(source: Source, part_read: Callable[..., Iterator[Any]]):

@@ -152,7 +152,8 @@ def wrong(
     cases = []
     for name in names:
         right = RIGHT[name]
-        at = place if isinstance(place, int) else place_of(right, place)
+        # A place is an index, or the right argument there, or the element of an array there.
+        at = place if isinstance(place, int) else [a in (place, [place]) for a in right].index(True)
         for value in given:
             arguments = [*right, *[None] * (at + 1 - len(right))]
             is_array = isinstance(arguments[at], list) and not isinstance(value, list)
@@ -160,11 +161,6 @@ def wrong(
             told = {key: value if text is GIVEN else text for key, text in values.items()}
             cases.append(Case(number, name, tuple(arguments), told, caller))
     return cases
-
-
-def place_of(right: tuple[Any, ...], value: Any) -> int:
-    """At which place of right arguments a value is, or an array of it."""
-    return next(at for at, argument in enumerate(right) if argument in (value, [value]))
 
 
 CASES = [

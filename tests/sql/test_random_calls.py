@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from tests.reliability.counts import report, size
-from tests.sql.conftest import Program, World
+from tests.sql.conftest import World
 from tests.sql.public import Function, public_functions
 
 # Of each role: over all functions together, or of each function.
@@ -66,7 +66,8 @@ def any_of(dice: random.Random, received: list[str], parameter: str) -> str | No
         "queue": QUEUES, "source": QUEUES, "queues": [*QUEUES, None], "headers": HEADERS,
         "leases": LEASES, "elements": LEASES, "failed": LEASES, "copy_of": LEASES,
         "encs": [None, "b64", "x"], "bodies": [*BODIES, None], "body": BODIES,
-        "token": TOKENS + [tokens for payload in received for tokens in [token_of(payload)]],
+        "token": TOKENS
+        + [json.loads(text.partition("\n")[0]).get("Token", "none") for text in received],
         "event": PAYLOADS + received,
         "enc": [None, "b64", "json", "", "utf8"],
         "param": BODIES, "reason": BODIES,
@@ -75,10 +76,6 @@ def any_of(dice: random.Random, received: list[str], parameter: str) -> str | No
     }  # fmt: skip
     pool = dice.choices([fitting.get(parameter, IDENTS), HOSTILE, PAYLOADS], [10, 2, 0.3])[0]
     return None if dice.random() < 0.03 else dice.choice(pool)
-
-
-def token_of(payload: str) -> str:
-    return json.loads(payload.partition("\n")[0]).get("Token", "none")
 
 
 class Fuzzer:
@@ -164,18 +161,14 @@ def test_every_hostile_name_gets_a_documented_answer(world: World, part: int):
     for program in world.program("hostile"), world.node("user1", "N"):
         calls = product([*HOSTILE, *PAYLOADS, *TOKENS, None], functions)
         for name, function in islice(calls, 0, None, part):
-            assert_documented(program, function, name)
-
-
-def assert_documented(program: Program, function: Function, name: str | None) -> None:
-    """Call a function with one value for all of its parameters that are text."""
-    arguments = [
-        fitting(name, kind) if kind.removesuffix("[]") != "text"
-        else [name] if kind.endswith("[]") else name
-        for kind in function.parameters.values()
-    ]  # fmt: skip
-    number = program.call(function.name, *arguments)["Err"]
-    assert number == "0" or number in function.errors, (function.name, name, number)
+            # All parameters that are text get the same value.
+            arguments = [
+                fitting(name, kind) if kind.removesuffix("[]") != "text"
+                else [name] if kind.endswith("[]") else name
+                for kind in function.parameters.values()
+            ]  # fmt: skip
+            number = program.call(function.name, *arguments)["Err"]
+            assert number == "0" or number in function.errors, (function.name, name, number)
 
 
 def test_the_longest_names_and_token_of_control_characters_still_fit(world: World):
@@ -197,7 +190,7 @@ def test_the_longest_names_and_token_of_control_characters_still_fit(world: Worl
 BYTES = 250_000
 GIANTS = [sign * (BYTES // len(sign.encode())) for sign in ("x", '{"a":', "🐘")]
 # Some ten copies, beside what a backend has anyway.
-MOST_KILOBYTES = 60_000
+MAX_KILOBYTES = 60_000
 OTHERS: dict[str, Any] = {
     "integer": 60, "bigint": 5, "double precision": 5.0, "boolean": True, "json": '{"T1":5}',
     "timestamp with time zone": "2020-01-01", "uuid": UUID(int=5),
@@ -214,12 +207,6 @@ def fitting(name: str | None, kind: str) -> Any:
     plain = kind.removesuffix("[]")
     value = FITTING.get(str(name), IDENTS[0]) if plain == "text" else OTHERS[plain]
     return [value] if kind.endswith("[]") else value
-
-
-def peak_kilobytes(program: Program) -> int:
-    status = Path(f"/proc/{program.connection.info.backend_pid}/status").read_text()
-    amount = {name: int(size) for name, size in re.findall(r"(\w+):\s+(\d+) kB", status)}
-    return amount["VmHWM"] - amount["RssShmem"]
 
 
 @pytest.mark.parametrize(
@@ -248,4 +235,6 @@ def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str,
         arguments[name] = [giant] if isinstance(arguments[name], list) else giant
         number = program.call(function.name, *arguments.values())["Err"]
         assert number == "0" or number in function.errors, (function.name, name, giant[:5], number)
-    assert 0 < peak_kilobytes(program) < MOST_KILOBYTES
+    status = Path(f"/proc/{program.connection.info.backend_pid}/status").read_text()
+    kilobytes = {name: int(size) for name, size in re.findall(r"(\w+):\s+(\d+) kB", status)}
+    assert 0 < kilobytes["VmHWM"] - kilobytes["RssShmem"] < MAX_KILOBYTES

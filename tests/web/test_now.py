@@ -49,10 +49,6 @@ def dead_letters(world: World) -> None:
     push(world, "__deadletter__", 7)
 
 
-def unrouted(world: World) -> None:
-    push(world, "__no_route__")
-
-
 def waiting(world: World) -> None:
     push(world, HOSTILE, 7)
 
@@ -109,8 +105,8 @@ def transaction(world: World) -> None:
 PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = (
     (dead_letters, "dead_letters:__deadletter__", "error", "1 dead letter in",
      "/monitor/queues/__deadletter__/", "redrive"),
-    (unrouted, "dead_letters:__no_route__", "error", "1 element found no route",
-     "/monitor/queues/__no_route__/", "selectors"),
+    (lambda world: push(world, "__no_route__"), "dead_letters:__no_route__", "error",
+     "1 element found no route", "/monitor/queues/__no_route__/", "selectors"),
     (waiting, r"waiting:<b>\u202ex", "error", r"<b>\u202ex” has waited for 7 min: no consumer",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "psqlmessages run NODE"),
     (slow_consumer, "waiting:jobs", "warning", "its consumers are too slow",
