@@ -25,8 +25,8 @@ from psqlmessages.relay.hub import Hub, get_hub
 from psqlmessages.retry import RateLimitedLogger, error_line
 
 MINUTE_SECONDS: Final = 60
-# The advisory lock of the process that writes.
-LOCK_IDS: Final = (1886612839, 60)
+# The advisory lock of the process that writes. Sessions and queues have the classes before it.
+LOCK_IDS: Final = (1886612841, 0)
 # Processes that end soon, such as short commands, never start to count.
 START_SECONDS: Final = 20.0
 # How often a process tries to get the lock that another one holds.

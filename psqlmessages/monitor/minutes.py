@@ -35,7 +35,7 @@ _PERIODS: Final = """
         extract(epoch FROM coalesce(p.ends_at, CASE WHEN EXISTS (
             SELECT FROM pg_locks AS l
             WHERE l.locktype = 'advisory' AND l.classid = %(lock)s AND l.objid = %(lock2)s
-              AND l.granted AND l.pid = p.pid
+              AND l.objsubid = 2 AND l.granted AND l.pid = p.pid
               AND l.database = (
                   SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database()
               )
