@@ -31,7 +31,7 @@ SOURCE = Path(__file__).with_name("false_time.c")
 
 
 class FalseClock:
-    """How wrong the clock of some processes is; it takes effect at once, in all of them."""
+    """A clock that some processes use instead of the machine's: it differs by a set time."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("cc")
@@ -44,16 +44,18 @@ class FalseClock:
         self._file.write_bytes(struct.pack("q", 0))
         self._file.chmod(0o644)
 
-    def put(self, by: timedelta) -> None:
+    def set(self, by: timedelta) -> None:
+        """Make all processes of the clock read the machine's time plus this."""
         with self._file.open("r+b", buffering=0) as file:
             file.write(struct.pack("q", int(by.total_seconds())))
 
-    def difference_at(self, told: float) -> timedelta:
-        """How far a process's time is from the one that it should be deceived with."""
+    def error_of(self, reported: float) -> timedelta:
+        """How far the time that a process reports is from the time of this clock."""
         (added,) = struct.unpack("q", self._file.read_bytes())
-        return timedelta(seconds=abs(told - time() - added))
+        return timedelta(seconds=abs(reported - time() - added))
 
-    def deceive(self, server: Server) -> None:
+    def restart(self, server: Server) -> None:
+        """Restart a server with this clock."""
         postmaster, account = server.postmaster, server.home.account
         program = Path(f"/proc/{postmaster.pid}/exe").resolve().with_name("pg_ctl")
         with server.home.log.open("ab") as log:
@@ -81,7 +83,7 @@ from time import monotonic, time
 from psqlmessages import Node
 from psqlmessages.exceptions import CallTimeout
 
-def consumed(number):
+def consume(number):
     bodies = []
     while len(bodies) < number:
         elements = node.reserve("Q", 20, timeout=timedelta(seconds=5))
@@ -89,7 +91,7 @@ def consumed(number):
         bodies += [element.body for element in elements]
     return bodies
 
-def called_in_vain():
+def call_silent():
     began = monotonic()
     try:
         node.call("SILENT", "?", timeout=timedelta(seconds=1))
@@ -103,7 +105,7 @@ with Node(*sys.argv[1:]) as node:
 """
 
 
-class Deceived:
+class RemoteNode:
     """A node in a process whose clock is wrong; it evaluates what the test asks for."""
 
     def __init__(self, clock: FalseClock, ident: str, dsn: str) -> None:
@@ -125,8 +127,8 @@ class Deceived:
 
 
 @contextmanager
-def deceived(clock: FalseClock, ident: str, dsn: str) -> Iterator[Deceived]:
-    client = Deceived(clock, ident, dsn)
+def remote_node(clock: FalseClock, ident: str, dsn: str) -> Iterator[RemoteNode]:
+    client = RemoteNode(clock, ident, dsn)
     try:
         yield client
     finally:
@@ -176,51 +178,51 @@ def test_a_client_whose_clock_is_wrong_works_as_any(server: TestedServer, world:
         Node("READER", user1) as reader,
         answering(server),
     ):
-        clock.put(next(turns))
-        with deceived(clock, "CLIENT", server.url("user2")) as client:
-            assert clock.difference_at(client.value("time()")) < timedelta(minutes=1)
+        clock.set(next(turns))
+        with remote_node(clock, "CLIENT", server.url("user2")) as client:
+            assert clock.error_of(client.value("time()")) < timedelta(minutes=1)
             read = reader.subscribe("NEWS")
             client.ask(f"[m.body for m in islice(node.subscribe('NEWS'), {MESSAGES})]")
             world.wait_for(
                 "SELECT EXISTS (SELECT FROM psqlmessages_subscription WHERE ident = 'CLIENT')"
             )
             for first in range(0, MESSAGES, 20):
-                clock.put(next(turns))
+                clock.set(next(turns))
                 writer.publish_many("NEWS", range(first, first + 20))
             bodies = client.answer()
             list(islice(read, MESSAGES))
             writer.push_many("Q", range(MESSAGES))
             results = []
             for asked in (
-                "node.publish_many('NEWS', range(20)) and None", f"consumed({MESSAGES})",
-                "sum(node.call('CALLEE', n) == [n] for n in range(20))", "called_in_vain()",
+                "node.publish_many('NEWS', range(20)) and None", f"consume({MESSAGES})",
+                "sum(node.call('CALLEE', n) == [n] for n in range(20))", "call_silent()",
             ):  # fmt: skip
-                clock.put(next(turns))
+                clock.set(next(turns))
                 results.append(client.value(asked))
             own = [message.body for message in islice(read, 20)]
             dying = world.node("user1", "DYING")
             dying.ok("topic_notify", "T")
             world.kill(dying)
-            heard = client.value("next(m.ident for m in node.messages() if m.event == 'crash')")
+            received = client.value("next(m.ident for m in node.messages() if m.event == 'crash')")
             with Node("WATCHER", user1) as watcher:
                 client.process.kill()
                 crashes = count_crashes(watcher, "CLIENT")
-    _, taken, answered, vain = results
+    _, taken, answered, seconds = results
     report(
         FAULT, "a client's clock, by years and hours", messages=2 * MESSAGES,
         lost=2 * MESSAGES - len({*bodies}) - len({*taken}),
         duplicated=len(bodies) + len(taken) - len({*bodies}) - len({*taken}),
         out_of_order=sum(body != place for place, body in enumerate(bodies)),
-        calls_answered=answered, timeout_of_1_s_took_seconds=vain, crash_events_received=1,
-        crash_events=crashes,
+        calls_answered=answered, timeout_of_1_s_took_seconds=seconds,
+        crash_events_received=1, crash_events=crashes,
     )  # fmt: skip
     assert bodies == sorted(taken) == list(range(MESSAGES))
     assert own == list(range(20))
-    assert (answered, heard, crashes) == (20, "DYING", 1)
-    assert 1 <= vain < SECONDS
+    assert (answered, received, crashes) == (20, "DYING", 1)
+    assert 1 <= seconds < SECONDS
 
 
-# The server's clock: it is started anew, with a library preloaded
+# The clock of a server, which is restarted with a preloaded library
 
 SERVER_SETTINGS = {"cluster_name": "wrong-clock"}
 JUMPS = (MINUTES, -MINUTES, HOUR, NONE, -HOUR, DAY, HOUR, NONE, -DAY, NONE, DAY, -DAY, NONE)
@@ -240,15 +242,15 @@ LIMITS: Any = {"lease": timedelta(seconds=30), "idle_seconds": 30}
 @pytest.fixture(scope="module")
 def clock(own_server: TestedServer) -> Iterator[FalseClock]:
     with false_clock() as clock:
-        clock.deceive(own_server.server)
+        clock.restart(own_server.server)
         yield clock
         own_server.server.stop("immediate")
 
 
 @pytest.fixture
 def wrong(clock: FalseClock, own_world: World) -> World:
-    """A server whose clock can be put wrong."""
-    clock.put(NONE)
+    """A server whose clock a test may set."""
+    clock.set(NONE)
     own_world.rules(*OF_SERVER)
     return own_world
 
@@ -263,11 +265,11 @@ def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock)
         for jump in jumps:
             dying = wrong.node("user1", "DYING")
             dying.ok("topic_notify", "NEWS")
-            clock.put(jump)
+            clock.set(jump)
             wrong.kill(dying)
             times += crashes_until("crash", reader)
             work.wait_for_writes(size(20, 200))
-        # Whatever was told twice comes before this.
+        # A duplicate event would come before this one.
         wrong.node("user1", "DYING").ok("topic_notify", "NEWS")
         times += crashes_until("topic_notify", reader)
         clients = wrong.owner.query("SELECT count(*) FROM psqlmessages_session")
@@ -277,19 +279,19 @@ def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock)
     )  # fmt: skip
     work.check()
     assert times == len(jumps)
-    # W, P, READER, DYING and each reader that is a node: none was ended wrongly.
+    # W, P, READER, DYING and each reader that is a node: no session was ended wrongly.
     assert clients == 4 + len(work.nodes)
     assert all(node.counters.reconnects == 0 for node in work.nodes.values())
 
 
 def crashes_until(event: str, node: Node) -> int:
-    """How many crashes of DYING the node hears of, up to another event of DYING."""
-    heard = list[str | None]()
+    """Count the events crash of DYING that a node receives up to another event of DYING."""
+    received = list[str | None]()
     for message in node.messages(timeout=PATIENCE):
-        heard += [message.event] * (message.ident == "DYING")
-        if heard[-1:] == [event]:
+        received += [message.event] * (message.ident == "DYING")
+        if received[-1:] == [event]:
             break
-    return heard.count("crash")
+    return received.count("crash")
 
 
 def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World, clock: FalseClock):
@@ -303,7 +305,7 @@ def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World,
     early: list[str] = []
     jumps = (DAY, 2 * DAY, 2 * DAY + HOUR)
     for ahead in jumps:
-        clock.put(ahead)
+        clock.set(ahead)
         writer.ok("publish", "WRITER", "NEWS", str(ahead))
         # Housekeeping sees the clock.
         writer.ok("evaluate")
@@ -315,7 +317,7 @@ def test_put_forward_it_ends_leases_and_delays_but_no_subscription(wrong: World,
         lost=3 - len(streamed), leases_and_delays_ended_early=len(early),
     )  # fmt: skip
     assert streamed == [str(ahead) for ahead in jumps]
-    # The lease is over, and its holder is told so.
+    # The lease is over, and commit says so.
     assert (sorted(early), is_committed) == (["delayed", "leased"], [False])
 
 
@@ -338,7 +340,7 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
         (element,) = reader.elements("reserve", "READER", "Q", 1, seconds)
         return element.lease
 
-    clock.put(back)
+    clock.set(back)
     reader.read("READER", "NEWS", 60)
     reserved("leased", 1)
     reader.ok("rollback", "READER", 1.0, [reserved("failed", 60)])
@@ -347,7 +349,7 @@ def test_put_back_nothing_lasts_longer_than_it_was_to(wrong: World, clock: False
     wrong.owner.connection.execute("UPDATE psqlmessages_queue SET key_timeout = 1")
     first = push(writer, "once", key="k")
     writer.ok("evaluate")
-    clock.put(NONE)
+    clock.set(NONE)
     began = monotonic()
     # Housekeeping is what a call brings with it.
     until(lambda: reader.ok("evaluate") and len(wrong.owner.query(CAN_BE_TAKEN) or []) == 5)

@@ -66,7 +66,7 @@ def full_disk(tmp_path_factory, pytestconfig) -> tuple[TestedServer, Disk]:
 
 @dataclass
 class Writing:
-    """Node A writes until the disk is full; what it was told to be done, and what it was told."""
+    """Node A writes until the disk is full: the bodies that were written, and the errors."""
 
     world: World
     disk: Disk
@@ -215,8 +215,8 @@ def test_exchanges_go_on_by_themselves(writing: Writing):
         exchanges.default.push_many("a", bodies)
         writing.disk.fill()
         writing.fill_queue()
-        with working() as hands:
-            counters = hands.worker.counter_store.counters
+        with working() as running:
+            counters = running.worker.counter_store.counters
             until(lambda: any(each.waits for each in counters.values()))
             writing.disk.clear()
             exchanges.until_idle(60)
@@ -238,7 +238,7 @@ def test_a_full_wal_loses_no_committed_data(full_disk: tuple[TestedServer, Disk]
         found = stored_elements(writing.world)
         move_log_back(own_server, small)
     lost = len(set(done) - set(found))
-    # The last call may have been committed, and nobody was told.
+    # The last call may have been committed although it failed.
     half = (len(found) - len(done)) % 200
     report(
         FAULT, "the write-ahead log: the server stops", committed=len(done), lost=lost,

@@ -93,7 +93,7 @@ def calls_of(node: Any, number: int, lease: Any) -> dict[str, Callable[[], Any]]
 @pytest.mark.parametrize("fault", EVERY_FAULT)
 def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
     world.node("user2", "B").ok("topic_listen", "T")
-    told = taken = 0
+    failed = taken = 0
     with Node("A", limited(world.server.url("user1"), fault), options=IMPATIENT) as node:
         node.topic_notify("T")
         node.push_many("Q", [str(number) for number in range(20)])
@@ -104,7 +104,7 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
                     act()
                 assert str(raised.value)
                 assert isinstance(to_api_error(raised.value), ServiceUnavailable)
-                told += 1
+                failed += 1
         assert (stored_messages(world), len(stored_elements(world))) == ([], 20)
         until(lambda: has_reconnected(node))
         for name, act in calls_of(node, 0, lease).items():
@@ -114,8 +114,8 @@ def test_a_call_that_is_ended_says_so_and_did_nothing(world: World, fault: str):
     # 1 + 1 + 5 published, 20 + 1 + 5 pushed, one committed, some popped.
     lost = 7 + 26 - 1 - taken - stored
     report(
-        fault, "calls of a Node", calls_failed=told, calls_repeated=len(calls_of(node, 0, lease)),
-        lost=lost,
+        fault, "calls of a Node", calls_failed=failed,
+        calls_repeated=len(calls_of(node, 0, lease)), lost=lost,
     )  # fmt: skip
     assert (lost, taken) == (0, 2)
 

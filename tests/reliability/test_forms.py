@@ -251,18 +251,19 @@ def test_no_page_shows_a_body_without_the_permission(marked: MarkedData):
     ours = Permission.objects.filter(content_type__app_label="psqlmessages")
     names = set(ours.values_list("codename", flat=True)) - {"view_bodies"}
     sets = [names, set(), *({name} for name in sorted(names)[:: size(len(names), 4)])]
-    pages, told = 0, []
+    pages, with_body = 0, []
     for given in sets:
         crawl = Crawl(staff(given), starts(), most=FEW)
         pages += len(crawl.pages)
-        told += [page for page, answer in crawl.pages.items() if b"canary in one" in answer.content]
+        answers = crawl.pages.items()
+        with_body += [page for page, answer in answers if b"canary in one" in answer.content]
     pages_with_it = Crawl(staff({*names, "view_bodies"}), starts(), most=FEW).pages.values()
     seen = sum(b"canary in one" in answer.content for answer in pages_with_it)
     report(
         "users without the permission to see bodies", "pages", permission_sets=len(sets),
-        pages=pages, with_a_body=len(told), with_a_body_if_permitted=seen,
+        pages=pages, with_a_body=len(with_body), with_a_body_if_permitted=seen,
     )  # fmt: skip
-    assert told == []
+    assert with_body == []
     assert seen > 0
 
 

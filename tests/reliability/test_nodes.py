@@ -1,4 +1,4 @@
-"""Processes of nodes are killed with -9 or stop reading: who is told, and what is left of them."""
+"""Processes of nodes are killed with -9 or stop reading: who hears of it, and what remains."""
 
 import os
 import signal
@@ -13,7 +13,6 @@ import pytest
 from project.postgres import Server
 from psqlmessages import Node
 from psqlmessages.exceptions import IdentTaken
-from tests.conftest import TestedServer
 from tests.django.processes import start
 from tests.reliability.counts import report, size
 from tests.reliability.deployment import Listeners
@@ -30,17 +29,17 @@ RULES = (
     # A stranger, that may hear of none of them.
     "user3 STRANGER Topic OTHER RW 60", "user1 SENDER Topic T RW 60",
 )  # fmt: skip
-VICTIMS = [("node", "v0"), ("async", "v1"), ("node", "v2"), ("async", "v3"), ("hub", "v4")]
+PROCESSES = [("node", "v0"), ("async", "v1"), ("node", "v2"), ("async", "v3"), ("hub", "v4")]
 ALL = {"sync": ["HEAR.NODE"], "asynchronous": ["HEAR.ASYNC"], "web": ["HEAR.HUB1", "HEAR.HUB2"]}
 WATCHING = {
     "all": "nodes of all kinds watch", "node": "only a Node watches",
     "async": "only an AsyncNode watches", "hub": "only a hub watches",
 }  # fmt: skip
 LISTENERS = {"all": ALL} | {
-    who: {kind: idents}
-    for who, (kind, idents) in zip(("node", "async", "hub"), ALL.items(), strict=True)
+    kinds: {kind: idents}
+    for kinds, (kind, idents) in zip(("node", "async", "hub"), ALL.items(), strict=True)
 }
-NOBODY = """
+ALL_GONE = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name ^@ 'psqlmessages v')
 """
 TABLES = """
@@ -50,14 +49,14 @@ TABLES = """
 
 
 @contextmanager
-def ears_of(own_server: TestedServer, who: str) -> Iterator[Listeners]:
-    """The listeners of a test; only these do housekeeping."""
-    ears = Listeners(own_server.url("user2"), **LISTENERS[who])
+def watching(world: World, kinds: str) -> Iterator[Listeners]:
+    """Open listeners of some kinds of nodes: only these do housekeeping."""
+    listeners = Listeners(world.server.url("user2"), **LISTENERS[kinds])
     try:
-        ears.open()
-        yield ears
+        listeners.open()
+        yield listeners
     finally:
-        ears.close()
+        listeners.close()
 
 
 @pytest.fixture
@@ -66,17 +65,17 @@ def ruled(own_world: World) -> World:
     return own_world
 
 
-def idents_of(victims: list[tuple[str, str]]) -> set[str]:
+def idents_of(processes: list[tuple[str, str]]) -> set[str]:
     """The nodes of these processes: a hub has several."""
     return {
         f"{ident}.{number}" if kind == "hub" else ident
-        for kind, ident in victims
+        for kind, ident in processes
         for number in range(HUB_NODES if kind == "hub" else 1)
     }
 
 
-def ghosts(world: World) -> int:
-    """How many nodes anything still shows that listens to T."""
+def count_shown_nodes(world: World) -> int:
+    """Count the listeners of T that a call, a call of a node and a view still show."""
     asker = world.program("user1")
     shown = asker.ok("topic_status_as", "v.asker", "T")["Listeners"]
     asker.ok("init", "v.asker")
@@ -88,45 +87,45 @@ def ghosts(world: World) -> int:
 
 # One kind alone finds what another would have found.
 @pytest.mark.parametrize(
-    "who", [pytest.param(who, marks=[pytest.mark.nightly] * (who != "all")) for who in LISTENERS]
+    "kinds", [pytest.param(k, marks=[pytest.mark.nightly] * (k != "all")) for k in LISTENERS]
 )
-def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, who: str):
+def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, kinds: str):
     rounds, slowest, left = size(1, 10), 0.0, 0
-    stranger, idents = ruled.node("user3", "STRANGER"), idents_of(VICTIMS)
-    with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, who) as ears:
+    stranger, idents = ruled.node("user3", "STRANGER"), idents_of(PROCESSES)
+    with NodeSpawner(ruled.server.url("user1")) as spawner, watching(ruled, kinds) as listeners:
         for number in range(1, rounds + 1):
-            killed = spawner.kill_all(spawner.spawn(*VICTIMS))
-            heard = ears.wait_for_crashes(number * len(idents) * len(ears.idents))
-            slowest = max(slowest, heard - killed)
-            left += ghosts(ruled)
-        told = ears.crashes()
+            killed = spawner.kill_all(spawner.spawn(*PROCESSES))
+            received_at = listeners.wait_for_crashes(number * len(idents) * len(listeners.idents))
+            slowest = max(slowest, received_at - killed)
+            left += count_shown_nodes(ruled)
+        crashes = listeners.crashes()
     report(
-        FAULT, f"5 processes at the same time; {WATCHING[who]}",
-        processes=rounds * len(VICTIMS), nodes=rounds * len(idents), crash_events=told.total(),
+        FAULT, f"5 processes at the same time; {WATCHING[kinds]}",
+        processes=rounds * len(PROCESSES), nodes=rounds * len(idents), crash_events=crashes.total(),
         duplicate_or_unauthorized_events=len(stranger.events()), stale_nodes=left,
         slowest_seconds=slowest,
     )  # fmt: skip
-    assert told == {(ear, ident): rounds for ear in ears.idents for ident in idents}
+    assert crashes == {(to, ident): rounds for to in listeners.idents for ident in idents}
     assert left == 0
     assert slowest < BOUND_SECONDS
 
 
 def test_a_killed_node_returns_at_once(ruled: World):
-    rounds, slowest, victims = size(2, 10), 0.0, VICTIMS[2:4]
-    with NodeSpawner(ruled.server.url("user1")) as spawner, ears_of(ruled.server, "node") as ears:
-        living = spawner.spawn(*victims)
+    rounds, slowest, processes = size(2, 10), 0.0, PROCESSES[2:4]
+    with NodeSpawner(ruled.server.url("user1")) as spawner, watching(ruled, "node") as listeners:
+        living = spawner.spawn(*processes)
         for _ in range(rounds):
             killed = spawner.kill_all(living)
             # Before anybody can have found them dead.
-            living = spawner.spawn(*victims)
+            living = spawner.spawn(*processes)
             slowest = max(slowest, monotonic() - killed)
-        ears.wait_for_crashes(rounds * len(idents_of(victims)))
-        told = ears.crashes()
+        listeners.wait_for_crashes(rounds * len(idents_of(processes)))
+        crashes = listeners.crashes()
     report(
         FAULT, "new processes with the same names start immediately",
-        names_taken_again=rounds * len(idents_of(victims)), refused=0, slowest_seconds=slowest,
+        names_taken_again=rounds * len(idents_of(processes)), refused=0, slowest_seconds=slowest,
     )  # fmt: skip
-    assert told == {("HEAR.NODE", ident): rounds for ident in idents_of(victims)}
+    assert crashes == {("HEAR.NODE", ident): rounds for ident in idents_of(processes)}
     assert slowest < BOUND_SECONDS
 
 
@@ -152,41 +151,41 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World):
             killed = spawner.kill_all(spawner.spawn(("node", "v0")))
             ruled.wait_for("SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'v0')")
             found = monotonic() - killed
-        with ears_of(ruled.server, "all") as ears:
+        with watching(ruled, "all") as listeners:
             killed = monotonic()
             process.kill()
-            seconds = ears.wait_for_crashes(len(ears.idents)) - killed
+            seconds = listeners.wait_for_crashes(len(listeners.idents)) - killed
     finally:
         process.kill()
         process.communicate()
     report(FAULT, "only `run` watches", processes=1, slowest_seconds=found)
     report(
-        FAULT, "manage.py psqlmessages run", crash_events=ears.crashes().total(),
+        FAULT, "manage.py psqlmessages run", crash_events=listeners.crashes().total(),
         slowest_seconds=seconds,
     )  # fmt: skip
-    assert ears.crashes() == {(ident, "worker"): 1 for ident in ears.idents}
+    assert listeners.crashes() == {(ident, "worker"): 1 for ident in listeners.idents}
     assert max(found, seconds) < BOUND_SECONDS
 
 
 def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World):
     number = size(6, 50)
-    victims = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
+    processes = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
     with NodeSpawner(ruled.server.url("user1")) as spawner, ruled.owner.connection.transaction():
-        living = spawner.spawn(*victims)
+        living = spawner.spawn(*processes)
         # None of them finds another dead, that is still at work when this one is killed.
         ruled.owner.connection.execute("SELECT FROM psqlmessages_session FOR SHARE")
         spawner.kill_all(living)
-        ruled.wait_for(NOBODY)
+        ruled.wait_for(ALL_GONE)
     began = monotonic()
-    with ears_of(ruled.server, "node") as ears:
-        seconds = ears.wait_for_crashes(number) - began
-        left = ghosts(ruled)
+    with watching(ruled, "node") as listeners:
+        seconds = listeners.wait_for_crashes(number) - began
+        left = count_shown_nodes(ruled)
     report(
         FAULT, "all nodes of a machine at the same time: the next node receives the events",
-        nodes=number, crash_events=ears.crashes().total(), stale_nodes=left,
+        nodes=number, crash_events=listeners.crashes().total(), stale_nodes=left,
         slowest_seconds=seconds,
     )  # fmt: skip
-    assert ears.crashes() == {("HEAR.NODE", ident): 1 for ident in idents_of(victims)}
+    assert listeners.crashes() == {("HEAR.NODE", ident): 1 for ident in idents_of(processes)}
     assert left == 0
     assert seconds < BOUND_SECONDS
 
@@ -206,21 +205,21 @@ def test_where_a_listener_stops_reading_the_others_go_on(ruled: World):
         ages = sorted(at - float(sent) for _, sent, ident, at in others.received if ident is None)
         return len(ages), ages[len(ages) * 99 // 100]
 
-    def in_memory() -> int:
-        """How many bytes this process, which has the others, has in memory."""
+    def memory_bytes() -> int:
+        """Return the memory of this process, in which the other listeners run."""
         return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
     with NodeSpawner(url) as spawner, Node("SENDER", url) as sender:
         sender.topic_notify("T")
         others.open()
         try:
-            (process,) = spawner.spawn(("node", "v.held")).values()
+            (process,) = spawner.spawn(("node", "v.stopped")).values()
             _, p99_before = send(number // 4)
-            memory, tables = in_memory(), ruled.owner.query(TABLES)
+            memory, tables = memory_bytes(), ruled.owner.query(TABLES)
             os.kill(process, signal.SIGSTOP)
             got, p99 = send(number)
             usage = ruled.watcher.query("SELECT pg_notification_queue_usage()")
-            memory, tables = in_memory() - memory, ruled.owner.query(TABLES) - tables
+            memory, tables = memory_bytes() - memory, ruled.owner.query(TABLES) - tables
             os.kill(process, signal.SIGCONT)
             sender.topic_send("T", REPORT)
             late = spawner.wait_for_report() - number // 4

@@ -116,7 +116,7 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
     if not size(0, 1):
         # Every day each setting once, and each beginning with some.
         cases = [(each, [*BEGINNINGS][n % len(BEGINNINGS)]) for n, each in enumerate(settings)]
-    told: dict[str, set[str]] = {}
+    leaks: dict[str, set[str]] = {}
     calls = notices = 0
     for (setting, level), mode in cases:
         # A new session each time: what it has planned before is printed no more.
@@ -129,13 +129,13 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
         notices += len(printed.notices)
         secrets = {form: each for each in marked.secrets() for form in forms(each)}
         if found := printed.secrets(secrets):
-            told[f"{setting}, {level}, {mode}"] = found
+            leaks[f"{setting}, {level}, {mode}"] = found
         program.close()
     report(
         "a hostile role", "settings that make the server print, with calls of every function",
-        calls=calls, notices_searched=notices, secrets_found=len(told),
+        calls=calls, notices_searched=notices, secrets_found=len(leaks),
     )  # fmt: skip
-    assert told == {}
+    assert leaks == {}
     assert notices > 0
     recognizes_what_is_printed(marked)
 

@@ -189,7 +189,7 @@ def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, 
     }
     assert {source: names for source, names in named.items() if names} == {}
 
-    told = []
+    leaks = []
     views = sorted({*PUBLIC} - {"messages.errors"})
     for program, (view, column) in product((attacker, stranger), columns_of(marked, views)):
         visible = program.query(f"SELECT count(*) FROM {view}")
@@ -198,8 +198,8 @@ def test_no_plan_shows_private_relations(marked: MarkedData, attacker: Program, 
             plan = program.query(COUNTS.format(view, column, bound))[0]["Plan"]
             counted_rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
             if plan["Node Type"] != "Function Scan" or counted_rows != visible:
-                told.append((view, column, bound, visible, plan))
-    assert told == []
+                leaks.append((view, column, bound, visible, plan))
+    assert leaks == []
 
 
 def test_private_relations_are_unlockable(marked: MarkedData, attacker: Program, stranger: Program):

@@ -271,9 +271,9 @@ def test_an_exchange_delivers_nothing_or_all(world: World):
         bed = exchanges.default
         waits_for(world, "b")
         bed.push_many("a", bodies)
-        with full_queue(world.server), working() as hands:
-            ledger = hands.worker.counter_store
-            until(lambda: any(tally.waits for tally in ledger.counters.values()))
+        with full_queue(world.server), working() as running:
+            counters = running.worker.counter_store.counters
+            until(lambda: any(each.waits for each in counters.values()))
             half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
         exchanges.run_until_idle()
         assert copies(exchanges) == [sorted(bodies)] * 2
