@@ -207,6 +207,8 @@ def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, site: S
     page.get_by_role("button", name="Pause").click()
     expect(page.get_by_text("Paused.")).to_be_visible()
     expect(page.get_by_text("The queue is paused")).to_be_visible()
+    # The box works by the script that makes the page live.
+    expect(page.locator(LIVE)).to_be_visible()
     page.get_by_label("Select all on this page").check()
     page.get_by_role("button", name="Delete…").click()
     page.get_by_role("button", name="Delete elements").click()

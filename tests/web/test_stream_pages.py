@@ -192,5 +192,6 @@ def test_a_silent_reader_is_reset(visitors: Visitors, site: Site, reader: Progra
     expect(page.get_by_role("heading", level=1)).to_have_text("READER")
     expect(page.locator("main")).to_contain_text("connected")
     world.kill(reader)
-    expect(page.locator("main")).to_contain_text("connection lost")
+    # Whoever does housekeeping next removes it.
+    expect(page.locator("main")).to_contain_text(re.compile("connection lost|not connected"))
     assert too_wide(page) == []
