@@ -11,14 +11,14 @@ from psqlmessages.pipeline.archive import marks
 def mark(topic: str, using: str = DEFAULT_DB_ALIAS) -> bool:
     """Mark a topic; return False if it was marked already.
 
-    Its messages, beginning with the oldest that is still stored, are stored until the pipeline has
-    archived them. Runs within Django's transaction. Raises NotAuthorized unless a rule lets the
-    role of Django read the topic as the node ``pipeline.archive``.
+    PostgreSQL then removes none of the topic's messages before the pipeline has archived them. Runs
+    within Django's transaction. Raises NotAuthorized unless a rule lets the role of Django read the
+    topic as the node ``pipeline.archive``.
     """
     if is_marked(topic, using):
         return False
-    position = orm.run(marks.read_removed_id(topic), using)
-    orm.run(marks.mark({topic: position}), using)
+    last_removed_id = orm.run(marks.read_last_removed_id(topic), using)
+    orm.run(marks.mark({topic: last_removed_id}), using)
     return True
 
 

@@ -15,9 +15,9 @@ from django.utils.module_loading import import_string
 
 KIB = 1024
 MIB = 1024 * KIB
-# Names have at most 100 characters; the session of `call` appends a suffix.
+# A registered name has at most 100 characters: `call` registers NODE, a dot and a unique suffix.
 MAX_NODE_CHARACTERS = 70
-# A Bearer token of RFC 6750 that cannot be guessed; empty: none.
+# No token, or a Bearer token of RFC 6750 that is too long to guess.
 _TOKEN = re.compile(r"([A-Za-z0-9._~+/=-]{16,})?")
 
 
@@ -106,7 +106,7 @@ def find_errors(values: Any) -> Iterator[SettingError]:
 def _find_problem(key: str, value: Any, minimum: int | None, maximum: int | None) -> str:
     """Describe why the value of a setting is invalid; "" if it is valid."""
     if minimum is None or maximum is None:
-        return _FINDERS.get(key, _find_alias_problem)(value)
+        return _PROBLEM_FINDERS.get(key, _find_alias_problem)(value)
     if type(value) is not int or not minimum <= value <= maximum:
         return f"it must be a number between {minimum} and {maximum}"
     return ""
@@ -143,9 +143,9 @@ def _find_encoder_problem(path: Any) -> str:
     return "" if is_encoder else "it must be the dotted path of a subclass of json.JSONEncoder"
 
 
-# By the name of a setting: the function that describes an error in its value. Other settings are
-# numbers or aliases.
-_FINDERS: dict[str, Callable[[Any], str]] = {
+# By setting: the function that describes the problem of an invalid value. A setting that is not
+# here is a number, and so has bounds, or an alias of a database.
+_PROBLEM_FINDERS: dict[str, Callable[[Any], str]] = {
     "METRICS": _find_switch_problem,
     "NODE": _find_node_problem,
     "JSON_ENCODER": _find_encoder_problem,

@@ -19,7 +19,7 @@ class MessagesError(Exception):
     number: int | None = None
     #: What to do; may contain {ident}, {type} and {dest}, whose values come from the text.
     hint: ClassVar[str] = ""
-    # Finds these values in the text, if the hint contains any.
+    # Finds these values in the text. The protocol fixes the texts of the errors 1 to 21.
     _pattern: ClassVar[str] = ""
 
     def __init__(self, text: str, *, number: int | None = None) -> None:
@@ -150,7 +150,7 @@ class NotListening(NotAuthorized, number=11):
 
 
 class ReturnNotAuthorized(NotAuthorized, number=20):
-    """The token is not one that lets this node answer that caller."""
+    """The token does not allow this node to answer that caller."""
 
 
 class IdentInUse(MessagesError):
@@ -273,7 +273,7 @@ class RowsNotStaged(OutOfOrder, number=64):
 
 
 class BatchOutOfOrder(OutOfOrder, number=65):
-    """A later batch of the query is committed: repeating this one could write other rows."""
+    """This batch cannot be repeated, because a later batch of the query is committed."""
 
     hint = "start with a new checkpoint at the position of the old one"
 

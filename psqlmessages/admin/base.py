@@ -48,11 +48,11 @@ _NAMES = frozenset((
 class BaseAdmin(ModelAdmin):
     """Base of all our admins.
 
-    ``refused``: permissions that no user has here, such as "add". ``pages``: the routes of further
-    pages by name; the method ``NAME_view`` shows one.
+    ``denied_permissions``: those that no user has here, such as "add". ``pages``: the routes of
+    further pages by name; the method ``NAME_view`` shows one.
     """
 
-    refused: ClassVar[tuple[str, ...]] = ()
+    denied_permissions: ClassVar[tuple[str, ...]] = ()
     pages: ClassVar[dict[str, str]] = {}
 
     class Media:
@@ -69,15 +69,19 @@ class BaseAdmin(ModelAdmin):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may add objects."""
-        return "add" not in self.refused and super().has_add_permission(request)
+        return "add" not in self.denied_permissions and super().has_add_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may change an object, or any."""
-        return "change" not in self.refused and super().has_change_permission(request, obj)
+        return "change" not in self.denied_permissions and super().has_change_permission(
+            request, obj
+        )
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may delete an object, or any."""
-        return "delete" not in self.refused and super().has_delete_permission(request, obj)
+        return "delete" not in self.denied_permissions and super().has_delete_permission(
+            request, obj
+        )
 
     def get_urls(self) -> list[URLPattern]:
         """Add the URLs of the pages before the admin's own."""
@@ -131,11 +135,11 @@ class BaseAdmin(ModelAdmin):
 
 
 def column(
-    description: str, value_of: Callable[[Any], Any], ordering: Any = None
+    description: str, value_of: Callable[[Any], Any], *, order: Any = None
 ) -> Callable[..., Any]:
     """Create a column of a list, or a field of a page; ``value_of`` reads it from an object."""
 
-    @admin.display(description=description, ordering=ordering)
+    @admin.display(description=description, ordering=order)
     def show(_admin: ModelAdmin, obj: Any) -> Any:
         return value_of(obj)
 
@@ -164,9 +168,12 @@ def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str
 class RuleLock:
     """The lock that blocks other changes of rules. A request tries only once to take it."""
 
+    def acquire(self) -> str:
+        """Take the lock until the transaction ends; return "" or, in each call, the error text."""
+        return self._error
+
     @cached_property
-    def error(self) -> str:
-        """Take the lock until the transaction ends, when first read; "" or the error text."""
+    def _error(self) -> str:
         try:
             with transaction.atomic(using=database()):
                 lock_rules()

@@ -183,7 +183,7 @@ class ExchangeAdmin(BaseAdmin):
     pages: ClassVar = {"dry_run": "<int:key>/dry-run/", "rules": "<int:key>/rules/"}
 
     source = column(
-        _("from"), lambda found: f"{found.source_namespace}/{found.source_queue}", _SOURCE
+        _("from"), lambda found: f"{found.source_namespace}/{found.source_queue}", order=_SOURCE
     )
     destination_queues = column(
         _("to"), lambda found: list_names(found.destinations.all(), _MAX_LISTED) or "-"
@@ -191,16 +191,16 @@ class ExchangeAdmin(BaseAdmin):
     state = column(
         _("state"),
         lambda found: format_state(is_running=found.is_running, is_blocked=found.blocked > 0),
-        "is_running",
+        order="is_running",
     )
-    processes = column(_("processes"), lambda found: found.workers, "workers")
-    routed = column(_("routed"), lambda found: f"{found.n_ok:,}", "n_ok")
-    no_route = column(_("no route"), lambda found: f"{found.n_no_route:,}", "n_no_route")
-    discarded = column(_("discarded"), lambda found: f"{found.n_discarded:,}", "n_discarded")
+    processes = column(_("processes"), lambda found: found.workers, order="workers")
+    routed = column(_("routed"), lambda found: f"{found.n_ok:,}", order="n_ok")
+    no_route = column(_("no route"), lambda found: f"{found.n_no_route:,}", order="n_no_route")
+    discarded = column(_("discarded"), lambda found: f"{found.n_discarded:,}", order="n_discarded")
     too_many_hops = column(
-        _("too many hops"), lambda found: f"{found.n_too_many_hops:,}", "n_too_many_hops"
+        _("too many hops"), lambda found: f"{found.n_too_many_hops:,}", order="n_too_many_hops"
     )
-    failed = column(_("failed"), lambda found: f"{found.n_failed:,}", "n_failed")
+    failed = column(_("failed"), lambda found: f"{found.n_failed:,}", order="n_failed")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Exchange]:
         """Read exchanges with their destinations and counts, in two statements."""

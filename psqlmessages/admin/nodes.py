@@ -44,7 +44,7 @@ class ClientAdmin(OpenTransactionsMixin):
     actions = ("disconnect",)
 
     # Nodes register themselves. To disconnect one, the action calls an SQL function.
-    refused = ("add", "change", "delete")
+    denied_permissions = ("add", "change", "delete")
     listens = column(_("listens to"), lambda found: _topics(found, Membership.Kind.LISTEN))
     sends = column(_("sends to"), lambda found: _topics(found, Membership.Kind.NOTIFY))
     observes = column(

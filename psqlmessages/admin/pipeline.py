@@ -70,7 +70,7 @@ class TopicFilter(FrequentValuesFilter):
 class TrafficAdmin(BaseAdmin):
     """The windows of traffic, the newest first. Jobs write them, and remove old ones."""
 
-    refused = ("add", "change", "delete")
+    denied_permissions = ("add", "change", "delete")
     list_display = (
         *("starts_at", "topic", "sender", "count", "bytes"),
         *("median_latency", "p95_latency", "median_size", "p95_size"),
@@ -88,18 +88,20 @@ class TrafficAdmin(BaseAdmin):
     )
 
     median_latency = column(
-        _("latency p50"), lambda row: f"{row.latency_p50:,.0f} ms", "latency_p50"
+        _("latency p50"), lambda row: f"{row.latency_p50:,.0f} ms", order="latency_p50"
     )
-    p95_latency = column(_("latency p95"), lambda row: f"{row.latency_p95:,.0f} ms", "latency_p95")
-    median_size = column(_("size p50"), lambda row: f"{row.size_p50:,.0f} B", "size_p50")
-    p95_size = column(_("size p95"), lambda row: f"{row.size_p95:,.0f} B", "size_p95")
+    p95_latency = column(
+        _("latency p95"), lambda row: f"{row.latency_p95:,.0f} ms", order="latency_p95"
+    )
+    median_size = column(_("size p50"), lambda row: f"{row.size_p50:,.0f} B", order="size_p50")
+    p95_size = column(_("size p95"), lambda row: f"{row.size_p95:,.0f} B", order="size_p95")
 
 
 @admin.register(PipelineJob)
 class PipelineJobAdmin(BaseAdmin):
     """The last reported state of jobs. A dead job can be deleted; its next start adds it again."""
 
-    refused = ("add", "change")
+    denied_permissions = ("add", "change")
     list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen_at")
     fields = (
         *("name", "current_state", "error", "started_at", "seen_at"),
@@ -112,7 +114,7 @@ class PipelineJobAdmin(BaseAdmin):
     rate = column(
         _("rows/s"),
         lambda job: f"{job.rows_per_second:,.1f}" if job.is_alive else "-",
-        "rows_per_second",
+        order="rows_per_second",
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[PipelineJob]:

@@ -117,10 +117,10 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
     # An action deletes empty queues instead.
-    refused = ("delete",)
+    denied_permissions = ("delete",)
 
     state = column(
-        _("state"), lambda queue: _("paused") if queue.is_paused else _("open"), "is_paused"
+        _("state"), lambda queue: _("paused") if queue.is_paused else _("open"), order="is_paused"
     )
     total = column(_("elements"), lambda queue: sizes_of(queue).format_count("total"))
     available = column(_("available"), lambda queue: sizes_of(queue).format_count("available"))

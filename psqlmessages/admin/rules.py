@@ -47,7 +47,7 @@ class RuleForm(VerbatimForm):
             "mode": _(
                 "W: may send. R: may listen. RW: both. O: receives all, and does not count as"
                 " a listener (topics only). A: RW, and may change the settings of a queue or remove"
-                " it. Rpc: always W, may call; answering needs no rule."
+                " it. Rules of type Rpc have mode W: may call. Answering needs no rule."
             ),
         }
 
@@ -63,8 +63,8 @@ class RuleForm(VerbatimForm):
         cleaned = super().clean() or self.cleaned_data
         if self.errors or (self.instance.pk and not self.has_changed()):
             return cleaned
-        if self.lock.error:
-            raise ValidationError(self.lock.error)
+        if error := self.lock.acquire():
+            raise ValidationError(error)
         values = {**self._read_current_rule(), **cleaned}
         for name, sentence in RuleEntry(
             **{field: values[field] for field in RuleEntry._fields}
@@ -122,17 +122,17 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     def get_form(
         self, request: HttpRequest, obj: Auth | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm]:
-        """Return the form of one request, which waits for the lock only once."""
+        """Return the form class of the request, with its lock on the rules."""
         form = super().get_form(request, obj, change, **kwargs)
         form.lock = base.RuleLock()
         if field := form.base_fields.get("role"):
             # The admin renders help texts as HTML.
-            site = _("This site connects as {role}.").format(role=escape(base.current_role()))
-            field.help_text = f"{field.help_text} {site}"
+            sentence = _("This site connects as {role}.").format(role=escape(base.current_role()))
+            field.help_text = f"{field.help_text} {sentence}"
         return form
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> type[forms.ModelForm]:
-        """Return the form of the list's rows, which share one lock."""
+        """Return the form class of the list's rows, which share one lock on the rules."""
         form = super().get_changelist_form(request, form=RuleRowForm, **kwargs)
         form.lock = base.RuleLock()
         return form

@@ -51,8 +51,8 @@ class SubscriptionAdmin(BaseAdmin):
 
     # Nodes subscribe themselves, and unused subscriptions expire. A changed position could lose
     # messages.
-    refused = ("add", "change", "delete")
-    expires = column(_("expires"), lambda subscription: subscription.expires_at, "expires_at")
+    denied_permissions = ("add", "change", "delete")
+    expires = column(_("expires"), lambda subscription: subscription.expires_at, order="expires_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""

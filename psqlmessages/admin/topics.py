@@ -35,7 +35,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
         change = archive_marks.mark if is_marked else archive_marks.unmark
         with transaction.atomic(using=using):
             base.limit_lock_waits()
-            is_new = change(topic, using)
+            has_changed = change(topic, using)
     except (IdentNotExistent, NotAuthorized):
         rule = f"role {base.current_role()}, ident pipeline.*, type Topic, destination *, mode R"
         text = _("Nothing was changed: the archive may not read {topic}. Add a rule: {rule}.")
@@ -44,7 +44,7 @@ def _set_mark(topic: str, *, is_marked: bool) -> tuple[str, int]:
         return _("Nothing was changed: {error}.").format(error=error), messages.ERROR
     except OperationalError as error:
         return base.error_text(error), messages.ERROR
-    if not is_new:
+    if not has_changed:
         return _("Nothing changed."), messages.INFO
     if is_marked:
         text = _("From now on its messages are stored until they are archived.")
@@ -63,10 +63,10 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
     readonly_fields = ("name",)
 
     # A rule that names a topic creates it. An unused topic costs nothing.
-    refused = ("add", "delete")
+    denied_permissions = ("add", "delete")
     pages: ClassVar = {"archive": "<int:key>/archive/"}
-    listeners_now = column(_("listeners"), lambda topic: topic.listening, "listening")
-    senders_now = column(_("senders"), lambda topic: topic.sending, "sending")
+    listeners_now = column(_("listeners"), lambda topic: topic.listening, order="listening")
+    senders_now = column(_("senders"), lambda topic: topic.sending, order="sending")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read topics with their numbers of listeners and senders."""
@@ -87,7 +87,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         obj.save(update_fields=form.changed_data)
 
     def object_context(self, request: HttpRequest, obj: Topic) -> dict[str, Any]:
-        """Return the nodes of a topic, which the page updates, its rules and its archive mark."""
+        """Return the live status, the rules and the archive mark of a topic, for its page."""
         mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=obj.name).first()
         return {
             "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},

@@ -77,8 +77,8 @@ def prepare_login(admin: Connection, dsn: str, role: str) -> str:
 
 
 @contextmanager
-def temporary_rules(dsn: str) -> Iterator[None]:
-    """Remove the rules of the demo at the end, and now, because a killed run leaves its rules."""
+def rule_cleanup(dsn: str) -> Iterator[None]:
+    """Remove the rules of the demo now, since a killed run may have left some, and at the end."""
     _remove_rules(dsn)
     try:
         yield
@@ -112,7 +112,7 @@ _MAX_LINE_CHARACTERS: Final = 240
 
 
 class AnyValue:
-    """Equals any value except None. It is expected if the value is random."""
+    """Equals any value except None. Stands for a random value in an expected answer."""
 
     def __eq__(self, other: object) -> bool:
         return other is not None
@@ -295,12 +295,12 @@ def _configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Run the conversation; fail if an answer is unexpected. With --traffic, then run traffic."""
     dsn, script = arguments.dsn, DemoScript(is_brief=arguments.brief)
-    with temporary_rules(dsn), connect_as(dsn, "demo") as admin:
+    with rule_cleanup(dsn), connect_as(dsn, "demo") as admin:
         dsns = (prepare_login(admin, dsn, ROLE1), prepare_login(admin, dsn, ROLE2))
         _converse(script, admin, *dsns)
     code = script.report_result()
     if code == 0 and arguments.traffic:
-        with temporary_rules(dsn):
+        with rule_cleanup(dsn):
             with connect_as(dsn, "demo") as admin:
                 admin.execute(insert_rules(TRAFFIC_RULES))
             demo_traffic.run(*dsns, status_dsn=None if arguments.brief else dsn)

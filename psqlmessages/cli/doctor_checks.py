@@ -107,7 +107,7 @@ QUEUE_USAGE_QUERY = "SELECT pg_notification_queue_usage()"
 # The usage of the queue, and the backends that hold it back; if there is none, one row with nulls.
 # A backend reads notifications only between transactions, and only after its client has read the
 # previous ones. Backends with a node have an advisory lock of class 1886612839. PostgreSQL does not
-# show which other backends listen: they are named only if the queue is full.
+# show whether other backends listen, so the query returns them only if the queue is full.
 HOLDERS_QUERY = """
     SELECT u.usage, h.* FROM (SELECT pg_notification_queue_usage() AS usage) AS u
     LEFT JOIN LATERAL (
@@ -139,7 +139,7 @@ COMMIT_LOCK_QUERY = """
       AND l.mode = 'AccessExclusiveLock'
 """
 
-# Old transactions, and those of an unknown age for which other sessions wait.
+# Old transactions; also transactions of unknown age, if other sessions wait for them.
 OPEN_TRANSACTIONS_QUERY = """
     SELECT o.pid, o.transaction, quote_literal(o.prepared), quote_ident(o.role), o.program,
         extract(epoch FROM clock_timestamp() - o.began_at)::float8, o.waiting
@@ -241,7 +241,7 @@ def transaction_finding(
     return wrong(
         f"{holder} has been in a transaction {duration}; {waiting} sessions wait for it",
         "sessions that join or leave the same topics wait for it, and nodes that lost a rule"
-        " receive the event late, although their permissions have ended",
+        " lose the permission immediately, but receive the event only later",
         fix,
     )
 
@@ -314,7 +314,7 @@ def clock(context: CheckContext) -> Iterator[Finding]:
     word = "ahead of" if seconds > 0 else "behind"
     yield wrong(
         f"the server's clock is {abs(seconds):.0f} s {word} that of this machine",
-        "bodies expire by the server's clock, and times in the two logs cannot be compared",
+        "bodies expire by the server's clock, and times in logs of the two machines do not agree",
         "timedatectl set-ntp true (on the machine whose clock is wrong)",
     )
 
@@ -350,6 +350,6 @@ def pooler(context: CheckContext) -> Iterator[Finding]:
         yield wrong(
             f"a pooler that shares connections by {found.value}",
             "a node needs its own connection: it would lose its registration and its messages"
-            " (topic_send_as, and send in Django, do work)",
+            " (calls without a node work: topic_send_as, and send in Django)",
             "connect nodes to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini",
         )

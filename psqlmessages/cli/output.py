@@ -98,7 +98,7 @@ def run_subcommand(arguments: Namespace) -> int:
 
 
 def add_bodies(parser: ArgumentParser, verb: str) -> None:
-    """Add BODY and --json, which `read_bodies` reads, and --batch. The help contains ``verb``."""
+    """Add the arguments of `read_bodies`, and --batch; ``verb`` says what happens to a body."""
     parser.add_argument(
         "body",
         metavar="BODY",

@@ -124,7 +124,8 @@ def _configure_take(parser: ArgumentParser) -> None:
 def _push(arguments: Namespace) -> int:
     if arguments.body == "-" and arguments.key is not None:
         raise ValueError(
-            "--key needs a BODY argument: of several bodies with one key only the first is added"
+            "--key needs a BODY argument: bodies from standard input would all have the same key,"
+            " so only the first would be added"
         )
     bodies = read_bodies(arguments)
     with (
@@ -219,15 +220,13 @@ def _rollback(arguments: Namespace) -> int:
 
 
 def _acknowledge(arguments: Namespace, call: Call[AckResult]) -> int:
-    acknowledged = _run(arguments, call)
-    for lease, is_done, is_dead in zip(
-        arguments.leases, acknowledged, acknowledged.dead_lettered, strict=True
-    ):
+    result = _run(arguments, call)
+    for lease, is_done, is_dead in zip(arguments.leases, result, result.dead_lettered, strict=True):
         if not is_done:
             fail(f"{lease} is no longer valid")
         elif is_dead:
             print(f"{lease}: the element has become a dead letter", file=sys.stderr)
-    return 0 if all(acknowledged) else 1
+    return 0 if all(result) else 1
 
 
 # Status and settings of queues

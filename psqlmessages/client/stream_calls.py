@@ -37,8 +37,9 @@ class Published(NamedTuple):
 class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
-    ``is_recovered`` is False if it timed out and missed the messages before ``since``. ``backlog``
-    is the number of unread messages. The subscription ends at ``expires`` unless it is read.
+    ``is_recovered`` is False if the subscription expired, restarted at ``since`` and so missed
+    messages; it becomes True when the node next connects. ``backlog`` is the number of unread
+    messages. The subscription expires at ``expires`` unless it is read before.
     """
 
     is_recovered: bool
@@ -143,9 +144,9 @@ class MessageBatch(NamedTuple):
 
 _PUBLISH_MANY: Final = "SELECT messages.publish_many(%s, %s, %b, %s)"
 _MERGE_PUBLISHES: Final = Merging(
-    _PUBLISH_MANY,
-    (2,),
-    lambda answer, _: [{**answer, "Id": id_} for id_ in answer["Ids"]],
+    sql=_PUBLISH_MANY,
+    array_positions=(2,),
+    split=lambda answer, _: [{**answer, "Id": id_} for id_ in answer["Ids"]],
 )
 
 
@@ -179,12 +180,14 @@ def unsubscribe(ident: str, topic: str) -> Call[bool]:
     return Call("SELECT messages.unsubscribe(%s, %s)", check_names(ident, topic), read_changed)
 
 
-def subscribe_from(ident: str, topic: str, position: int, timeout_seconds: int) -> Call[Any]:
-    """Start or move a subscription; return the topics of which messages were removed."""
+def subscribe_from(
+    ident: str, topic: str, position: int, timeout_seconds: int
+) -> Call[dict[str, Any]]:
+    """Start a subscription after the message ``position``, or move it there; return the answer."""
     return Call(
         "SELECT messages.subscribe_from(%s, ARRAY[%s]::text[], ARRAY[%s]::bigint[], %s)",
         (*check_names(ident, topic), position, timeout_seconds),
-        lambda answer: raise_for_error(answer)["Missed"],
+        raise_for_error,
     )
 
 
@@ -194,7 +197,7 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 
 
 def connect_stream(ident: str) -> Call[str]:
-    """Register a node; from now on its subscriptions count as recovered."""
+    """Register a node; this sets ``is_recovered`` of its subscriptions that have not expired."""
     sql = "SELECT messages.connect_stream(%s)"
     return Call(sql, check_names(ident), read_channel, ("init", ident))
 

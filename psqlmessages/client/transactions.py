@@ -135,10 +135,11 @@ async def run_steps_async(
             try:
                 result = await execute(step)
             except (Exception, asyncio.CancelledError) as error:
+                # If this task was cancelled, stop. If another task was, which the step awaited, its
+                # CancelledError is the error of the step.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and (not task or task.cancelling()):
                     raise
-                # If this task was not cancelled, the step has awaited another one that was.
                 step = steps.throw(error)
             else:
                 step = steps.send(result)

@@ -27,7 +27,10 @@ _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
 class CelEncoder:
-    """Converts the fields that an expression reads, up to a number of units (see cost.py)."""
+    """Converts the fields that an expression reads, if their size is at most ``max_units``.
+
+    A character is one unit, and each value adds VALUE_UNITS (see cost.py).
+    """
 
     def __init__(self, max_units: int) -> None:
         self._max_units = max_units
@@ -37,17 +40,18 @@ class CelEncoder:
         """Convert the fields in ``tree``; raise SelectorFailed above the limit."""
         self._charge(VALUE_UNITS)
         if not isinstance(value, dict):
-            # Reading a field of such a value fails, so only the type of the value matters.
-            empty = (base() for base in _ENCODERS if isinstance(value, base))
-            return self.convert(next(empty, value))
+            # Only a map has fields, so the expression will fail. The error names only the type of
+            # the value, so pass an empty value of that type.
+            empty_values = (base() for base in _ENCODERS if isinstance(value, base))
+            return self.convert(next(empty_values, value))
         fields = {}
-        for key, below in tree.items():
+        for key, subtree in tree.items():
             if key not in value:
                 continue
-            if below is None:
+            if subtree is None:
                 fields[key] = self.convert(value[key])
             else:
-                fields[key] = self.convert_fields(value[key], below)
+                fields[key] = self.convert_fields(value[key], subtree)
         return fields
 
     def convert(self, value: Any, level: int = 0) -> Any:
@@ -75,7 +79,7 @@ class CelEncoder:
     def _int(self, value: int, _: int) -> int:
         self._charge(VALUE_UNITS)
         if not _MIN_INT <= value <= _MAX_INT:
-            raise SelectorFailed("an integer beyond 64 bits")
+            raise SelectorFailed("the input contains an integer beyond 64 bits")
         return value
 
     def _text(self, value: str, _: int) -> str:
@@ -86,9 +90,9 @@ class CelEncoder:
             try:
                 value.encode()
             except UnicodeEncodeError:
-                raise SelectorFailed("a text with a lone surrogate") from None
+                raise SelectorFailed("the input contains a text with a lone surrogate") from None
         if "\0" in value:
-            raise SelectorFailed("a text with a NUL character")
+            raise SelectorFailed("the input contains a text with a NUL character")
         return value
 
     def _bytes(self, value: bytes, _: int) -> bytearray:
@@ -106,14 +110,14 @@ class CelEncoder:
         copy = {}
         for key, item in value.items():
             if type(key) is not str:
-                raise SelectorFailed("a key that is not text")
+                raise SelectorFailed("the input contains a key that is not text")
             copy[self._text(key, level)] = self.convert(item, level + 1)
         return copy
 
 
 def _check_level(level: int) -> None:
     if level >= MAX_NESTING:
-        raise SelectorFailed(f"limit: nested deeper than {MAX_NESTING} levels")
+        raise SelectorFailed(f"the input contains more than {MAX_NESTING} levels of nesting")
 
 
 _ENCODERS: Final[dict[type, Callable[[CelEncoder, Any, int], Any]]] = {

@@ -39,16 +39,16 @@ class ExpressionTree:
         return self.value if self.kind == "constant" and isinstance(self.value, str) else None
 
 
+# The field numbers below are those of cel/expr/checked.proto and cel/expr/syntax.proto.
+
+
 def parse_expression(serialized: bytes) -> ExpressionTree:
     """Parse the output of ``Expression.serialize``, a google.protobuf.Any with a CheckedExpr.
 
     Raise SelectorError if it contains a loop or a protobuf object, or is nested too deeply.
     """
-    checked_expression = _last(_fields(serialized), 2)
-    return _expression(_last(_fields(checked_expression), 4), MAX_DEPTH)
-
-
-# The field numbers below are those of cel/expr/checked.proto and cel/expr/syntax.proto.
+    checked_expression = _value(_fields(serialized), 2)
+    return _expression(_value(_fields(checked_expression), 4), MAX_DEPTH)
 
 
 def _expression(data: bytes, depth: int) -> ExpressionTree:
@@ -68,14 +68,15 @@ def _constant(data: bytes, _: int) -> ExpressionTree:
 
 
 def _name(data: bytes, _: int) -> ExpressionTree:
-    return ExpressionTree("name", _last(_fields(data), 1).decode())
+    return ExpressionTree("name", _value(_fields(data), 1).decode())
 
 
 def _select(data: bytes, depth: int) -> ExpressionTree:
     fields = _fields(data)
     is_presence_test = any(number == 3 and value for number, value in fields)
     kind: Kind = "has" if is_presence_test else "select"
-    return ExpressionTree(kind, _last(fields, 2).decode(), (_expression(_last(fields, 1), depth),))
+    parts = (_expression(_value(fields, 1), depth),)
+    return ExpressionTree(kind, _value(fields, 2).decode(), parts)
 
 
 def _call(data: bytes, depth: int) -> ExpressionTree:
@@ -84,7 +85,7 @@ def _call(data: bytes, depth: int) -> ExpressionTree:
     operands = [value for number, value in fields if number == 1]
     operands += [value for number, value in fields if number == 3]
     parts = tuple(_expression(operand, depth) for operand in operands)
-    return ExpressionTree("call", _last(fields, 2).decode(), parts)
+    return ExpressionTree("call", _value(fields, 2).decode(), parts)
 
 
 def _list(data: bytes, depth: int) -> ExpressionTree:
@@ -100,7 +101,7 @@ def _map(data: bytes, depth: int) -> ExpressionTree:
                 "an expression can create only maps, lists and values, no other objects"
             )
         fields = _fields(entry)
-        parts += [_expression(_last(fields, 3), depth), _expression(_last(fields, 4), depth)]
+        parts += [_expression(_value(fields, number), depth) for number in (3, 4)]
     return ExpressionTree("map", None, tuple(parts))
 
 
@@ -127,9 +128,9 @@ _CONSTANTS: Final[dict[int, Callable[[Any], Any]]] = {
 _PARSERS: Final = {3: _constant, 4: _name, 5: _select, 6: _call, 7: _list, 8: _map, 9: _loop}
 
 
-def _last(fields: list[tuple[int, Any]], field: int) -> Any:
-    """Return the value of a field, the last one if it is repeated; empty if it is missing."""
-    return next((value for number, value in reversed(fields) if number == field), b"")
+def _value(fields: list[tuple[int, Any]], number: int) -> Any:
+    """Return the value of the last field with this number; empty bytes if there is none."""
+    return next((value for each, value in reversed(fields) if each == number), b"")
 
 
 def _fields(data: bytes) -> list[tuple[int, Any]]:
@@ -172,7 +173,8 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 FIELDS: Final = ("body", "headers", "id", "tries", "hops", "queue", "ns")
 
-# For each key, the keys read below it. None: the whole value; {}: only whether the key exists.
+# The keys that an expression reads, each with the tree of the keys below it. Instead of that tree,
+# None means that the expression reads the whole value, {} that it only tests if the key exists.
 FieldTree: TypeAlias = "dict[str, FieldTree] | None"
 # A name (msg, state or now), and the keys that lead from it to a value.
 _Path = tuple[str, ...]
@@ -193,9 +195,9 @@ def merge_fields(
 ) -> dict[str, FieldTree]:
     """Return the union of two trees."""
     merged = dict(tree)
-    for key, below in other.items():
+    for key, new in other.items():
         known = merged.get(key, {})
-        merged[key] = None if known is None or below is None else merge_fields(known, below)
+        merged[key] = None if known is None or new is None else merge_fields(known, new)
     return merged
 
 
@@ -207,10 +209,10 @@ def includes_body(tree: Mapping[str, FieldTree]) -> bool:
 
 def _add_path(tree: dict[str, FieldTree], path: _Path, *, is_presence_test: bool) -> None:
     for key in path[:-1]:
-        below = tree.setdefault(key, {})
-        if below is None:
+        subtree = tree.setdefault(key, {})
+        if subtree is None:
             return
-        tree = below
+        tree = subtree
     if is_presence_test:
         tree.setdefault(path[-1], {})
     else:
@@ -229,11 +231,14 @@ def _paths(expression: ExpressionTree) -> Iterator[tuple[_Path, bool]]:
 
 def _path(expression: ExpressionTree) -> _Path | None:
     """Return the path of an expression such as ``msg.headers["a"]``; None for other kinds."""
-    if expression.kind == "name":
-        return (expression.value,) if expression.value in VARIABLES else None
-    is_index = expression.kind == "call" and expression.value == "_[_]"
-    key = expression.parts[1].literal if is_index else expression.value
-    if key is None or not (is_index or expression.kind in {"select", "has"}):
+    key: str | None = None
+    match expression.kind, expression.value:
+        case "name", name:
+            return (name,) if name in VARIABLES else None
+        case "select" | "has", field:
+            key = field
+        case "call", "_[_]":
+            key = expression.parts[1].literal
+    if key is None or (parent := _path(expression.parts[0])) is None:
         return None
-    above = _path(expression.parts[0])
-    return None if above is None else (*above, key)
+    return (*parent, key)

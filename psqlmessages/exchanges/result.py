@@ -23,8 +23,8 @@ _MAX_DESCRIPTION: Final = 60
 class SelectorResult:
     """Result of one selector: whether the destination gets a copy, and changes to the message.
 
-    ``headers`` and ``state`` are merged into those of the message. If ``is_replacement``, they
-    replace them. ``body`` replaces the body.
+    ``headers`` and ``state`` are merged into those of the message, or replace them if
+    ``is_replacement`` is true. ``body`` replaces the body.
     """
 
     is_taken: bool

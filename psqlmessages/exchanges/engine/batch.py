@@ -23,16 +23,19 @@ from psqlmessages.exchanges.model import (
 from psqlmessages.exchanges.routing import RouteCache, needs_body, route
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 
-# Limit of one call of `deliver`.
+# `messages.deliver` accepts at most this many copies in one call.
 _MAX_COPIES: Final = 65_536
+
+# Number of a copy in a fallback queue, which is no destination of the exchange.
+FALLBACK_DESTINATION: Final = -1
 
 
 class DeliveryMode(Enum):
     """How elements are taken and delivered.
 
-    WITHIN: in one transaction, if all queues are in one database. If copies go to other databases,
-    an element is either RESERVED until all copies are delivered, or POPPED: then a copy that cannot
-    be delivered is lost.
+    WITHIN: in one transaction, because all queues are in one database. The other modes copy to
+    other databases. RESERVED: the element is leased until all copies are delivered. POPPED: the
+    element is removed first, so a copy that cannot be delivered is lost.
     """
 
     WITHIN = "within"
@@ -112,7 +115,10 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TakenElement(NamedTuple):
-    """An element from `take` or `reserve`. ``ref``: its id or lease; ``now``: the server's time."""
+    """An element from `take` or `reserve`. ``ref``: its id or lease; ``now``: the server's time.
+
+    ``delivered_marks`` are the marks of the copies that an earlier attempt made.
+    """
 
     ref: str
     id: int
@@ -122,12 +128,15 @@ class TakenElement(NamedTuple):
     tries: int
     hops: int
     pushed_at: datetime
-    delivered: list[str] | None
+    delivered_marks: list[str] | None
     now: datetime
 
 
 class LocalCopy(NamedTuple):
-    """A copy in the source's database. Values that equal those of the element are None."""
+    """A copy in the source's database. Values that equal those of the element are None.
+
+    If ``queue`` is None, `deliver` only stores the mark: another database has the copy already.
+    """
 
     ref: str
     destination: int
@@ -176,14 +185,14 @@ class CopyError(NamedTuple):
 class RoutedBatch:
     """Elements that were taken together: their outcomes, copies and errors.
 
-    ``failed`` holds elements with a copy that could not be made, ``lost`` those whose leases had
-    expired.
+    ``remote_copies`` are by namespace. ``failed`` holds elements with a copy that could not be
+    made, ``lost`` those whose leases had expired.
     """
 
     plan: ExchangePlan
     outcome_of: dict[str, RoutingOutcome] = field(default_factory=dict)
     copies: list[LocalCopy] = field(default_factory=list)
-    remote: dict[str, list[RemoteCopy]] = field(default_factory=dict)
+    remote_copies: dict[str, list[RemoteCopy]] = field(default_factory=dict)
     copy_errors: list[CopyError] = field(default_factory=list)
     selector_errors: list[tuple[int, str]] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
@@ -205,14 +214,14 @@ class RoutedBatch:
                 if verdict.error is not None
             ]
         else:
-            # Deliveries are not cached if a selector failed.
+            # Results with a failed selector are not cached, so the copies determine the outcome.
             outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
             selector_seconds = 0.0
         self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
         if outcome in FALLBACK_QUEUES:
             queue = FALLBACK_QUEUES[outcome]
             mark = f"{self.plan.exchange.name}/{queue}"
-            self.copies.append(LocalCopy(element.ref, -1, mark, queue))
+            self.copies.append(LocalCopy(element.ref, FALLBACK_DESTINATION, mark, queue))
         for delivery in deliveries:
             self._add_copy(element, delivery)
 
@@ -242,7 +251,7 @@ class RoutedBatch:
 
     def _add_copy(self, element: TakenElement, delivery: Delivery) -> None:
         mark = self.plan.marks[delivery.destination]
-        if element.delivered and mark in element.delivered:
+        if element.delivered_marks and mark in element.delivered_marks:
             return
         queue = self.plan.exchange.destinations[delivery.destination].queue
         try:
@@ -250,7 +259,7 @@ class RoutedBatch:
                 self.copies.append(_local_copy(element, delivery, mark, queue.name))
             else:
                 copy = self._remote_copy(element, delivery, mark, queue.name)
-                self.remote.setdefault(queue.namespace, []).append(copy)
+                self.remote_copies.setdefault(queue.namespace, []).append(copy)
         except (TypeError, ValueError, OverflowError) as error:
             self._fail(element.ref, delivery.destination, str(error))
 
@@ -319,7 +328,7 @@ class RoutedBatch:
         return Counter(
             copy.destination
             for copy in self.copies
-            if copy.destination >= 0 and copy.ref not in self.lost
+            if copy.destination != FALLBACK_DESTINATION and copy.ref not in self.lost
             and (copy.ref, copy.destination) not in refused
         )  # fmt: skip
 

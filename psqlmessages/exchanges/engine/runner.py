@@ -19,6 +19,7 @@ from psqlmessages.client.wakeups import PollSchedule, QueueState
 from psqlmessages.exceptions import MessagesError, NotAuthorized
 from psqlmessages.exchanges.engine import sql
 from psqlmessages.exchanges.engine.batch import (
+    FALLBACK_DESTINATION,
     DeliveryMode,
     ExchangePlan,
     RoutedBatch,
@@ -46,7 +47,7 @@ class ExchangeLog:
         self.may_lack_rules = True
 
     def _queue_name(self, destination: int) -> str:
-        if destination < 0:
+        if destination == FALLBACK_DESTINATION:
             return "__no_route__ or __too_many_hops__"
         return str(self._plan.exchange.destinations[destination].queue)
 
@@ -220,7 +221,7 @@ _FIRST_BATCH_SIZE = 10
 
 
 class PrefetchedBatch(NamedTuple):
-    """Elements that were taken in the round trip of the previous delivery, and its start."""
+    """Elements that were taken in the round trip of the previous delivery, and when it began."""
 
     elements: list[TakenElement]
     started_at: float
@@ -240,13 +241,14 @@ class ExchangeConsumer:
             if alias != runner.source.alias
         }
         self._backoff = Backoff(_MIN_BACKOFF, _MAX_BACKOFF)
-        self._limit = self._plan.batch_size
+        self._batch_size = self._plan.batch_size
         if self._plan.fetches_body:
-            self._limit = min(_FIRST_BATCH_SIZE, self._limit)
-        # After a data error: how many elements to take one at a time, and the one that caused it.
-        self._single_left = 0
+            self._batch_size = min(_FIRST_BATCH_SIZE, self._batch_size)
+        # After a data error, take this many elements one at a time, to find the one that causes it.
+        self._single_count = 0
+        # The element to fail without routing, because it caused a data error; 0 if there is none.
         self._poison_id = 0
-        self._requested = 0
+        self._requested_size = 0
         self._prefetched: PrefetchedBatch | None = None
 
     async def run(self) -> None:
@@ -263,13 +265,13 @@ class ExchangeConsumer:
     async def _run_step(self) -> None:
         wakeups = self._runner.wakeups
         try:
-            number = await self._run_once(1 if self._single_left else self._limit)
+            number = await self._run_once(1 if self._single_count else self._batch_size)
             self._backoff.reset()
             if number:
-                self._single_left = max(0, self._single_left - number)
+                self._single_count = max(0, self._single_count - number)
                 self._runner.on_elements_found()
             else:
-                self._single_left = 0
+                self._single_count = 0
                 await self._runner.wait_for_work(wakeups)
         except (psycopg.Error, MessagesError) as error:
             await self._on_error(error)
@@ -312,8 +314,8 @@ class ExchangeConsumer:
             return None
         may_prefetch = (
             self._plan.mode is DeliveryMode.WITHIN
-            and len(elements) == self._requested
-            and not self._single_left
+            and len(elements) == self._requested_size
+            and not self._single_count
         )
         self._on_taken(elements)
         batch = await self._route(elements)
@@ -330,18 +332,18 @@ class ExchangeConsumer:
         return batch
 
     def _take_queries(self, size: int) -> list[Query]:
-        self._requested = size
+        self._requested_size = size
         queue = self._plan.exchange.source.name
         return sql.take(self._plan.ident, queue, size, with_body=self._plan.fetches_body)
 
     async def _deliver_and_take(self, delivery: Sequence[Query]) -> list[list[Row]]:
         """Deliver a batch and take the next one in the same round trip.
 
-        If no element was taken, do not conclude that the queue is empty: a notification may arrive
-        in between.
+        If no element was taken, `_take` tries again before this consumer waits. Otherwise it would
+        miss a notification that arrived after this attempt.
         """
         started_at = monotonic()
-        take = self._take_queries(self._limit)
+        take = self._take_queries(self._batch_size)
         answers, taken = await self._connection.execute_and_prefetch(delivery, take)
         elements = sql.read_taken(taken) if taken is not None else []
         if elements:
@@ -409,7 +411,7 @@ class ExchangeConsumer:
         """Push to the other databases concurrently."""
         to_push = {
             alias: [copy for copy in copies if copy.ref not in batch.lost]
-            for alias, copies in batch.remote.items()
+            for alias, copies in batch.remote_copies.items()
         }
         errors = await asyncio.gather(
             *(self._pushers[alias].push(copies) for alias, copies in to_push.items())
@@ -428,12 +430,12 @@ class ExchangeConsumer:
         # Limit the next batch according to the size of these bodies.
         characters = sum(len(element.body or "") for element in elements)
         by_size = len(elements) * _MAX_BATCH_CHARACTERS // max(characters, 1)
-        by_growth = 2 * max(self._limit, len(elements))
-        self._limit = max(1, min(self._plan.batch_size, by_size, by_growth))
+        by_growth = 2 * max(self._batch_size, len(elements))
+        self._batch_size = max(1, min(self._plan.batch_size, by_size, by_growth))
 
     def _isolate_failure(self, error: psycopg.Error, elements: list[TakenElement]) -> None:
         """After a data error, retry one element at a time, and fail the one that causes it."""
         if is_data_error(error):
-            self._single_left = len(elements)
+            self._single_count = len(elements)
             if len(elements) == 1:
                 self._poison_id = elements[0].id

@@ -19,7 +19,7 @@ def can_be_archived(topic: str) -> bool:
     return "," not in topic and topic == topic.strip()
 
 
-def read_removed_id(topic: str) -> Call[int]:
+def read_last_removed_id(topic: str) -> Call[int]:
     """Return the id up to which messages of a topic were removed; 0 if none were."""
     return Call(
         "SELECT messages.stream_horizons(%s, ARRAY[%s::text])",
