@@ -69,6 +69,8 @@ def django_db_setup(
     django_db_blocker,
 ) -> Iterator[None]:
     """Create the test database for every run: most tests use it without a mark of Django's."""
+    # The writer of the history would keep a session and its lock: only its own tests run it.
+    pytest.MonkeyPatch().setattr("psqlmessages.monitor.minute_writer.START_SECONDS", 1_000_000)
     with django_db_blocker.unblock():
         created = setup_databases(verbosity=0, interactive=False, aliases=["default"])
     yield
