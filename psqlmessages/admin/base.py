@@ -169,7 +169,7 @@ class RuleLock:
     """The lock that blocks other changes of rules. A request tries only once to take it."""
 
     def acquire(self) -> str:
-        """Take the lock until the transaction ends; return "" or, in each call, the error text."""
+        """Take the lock until the transaction ends; return "", or the error text if this fails."""
         return self._error
 
     @cached_property
@@ -206,13 +206,14 @@ def current_role() -> str:
 def lock_rules() -> None:
     """Block other changes of rules until this transaction ends; wait up to 10 s for the lock.
 
-    Also blocks changes of state, unless open transactions have already made one.
+    Also blocks nodes from registering, disconnecting and changing topics. This second lock is
+    skipped if open transactions hold it for 300 ms.
     """
     fetch_rows("SELECT messages._lock_rules()")
 
 
 def live_sessions() -> list[int]:
-    """Return the sessions whose connection is open."""
+    """Return the ids of the sessions whose connection is open."""
     return [session for (session,) in fetch_rows("SELECT messages._live_sessions()")]
 
 

@@ -32,7 +32,7 @@ _FIELDS_BY_PATH: Final = {
     ("queue",): "queue",
     ("selector",): "selector",
 }
-# Valid, for checks of an exchange without its destinations, or of destinations without theirs.
+# A valid placeholder, to check an exchange or its destinations separately.
 _VALID_DESTINATION: Final = DefinedDestination(QueueRef(DEFAULT_DB_ALIAS, "queue"))
 _MAX_CHARACTERS: Final = 100_000
 
@@ -80,7 +80,7 @@ class ExchangeForm(_DefinitionForm):
             self.fields["version"].initial = self.instance.changed_at.isoformat()
 
     def has_changed(self) -> bool:
-        """Ignore the hidden field `version`."""
+        """Return whether a field other than the hidden `version` has changed."""
         return bool(set(self.changed_data) - {"version"})
 
     def clean(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _sort_key(entry: tuple[int, forms.ModelForm]) -> tuple[float, int, int]:
-    """Sort by order. Of equal ones, new and raised forms go first, and lowered ones last."""
+    """Sort by order; if equal: first new forms and those moved up, last those moved down."""
     index, form = entry
     new, old = form.cleaned_data.get("order"), form.fields["order"].initial
     if new is None:

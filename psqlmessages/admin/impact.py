@@ -43,8 +43,8 @@ class RuleImpact:
     @contextmanager
     def compare(self, idents: Iterable[str]) -> Iterator[None]:
         """Compare the nodes of these idents and patterns before and after the body of `with`."""
-        # The lock prevents nodes from registering, disconnecting and changing topics between the
-        # two reads, except in a transaction that is already open.
+        # Unless `lock_rules` skips its second lock, nodes cannot register, disconnect or change
+        # topics between the two reads.
         base.lock_rules()
         nodes = list(_find_nodes(list(set(idents))))
         before = _read_activities(nodes)

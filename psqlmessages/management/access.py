@@ -44,7 +44,7 @@ def _configure_allow(parser: ArgumentParser) -> None:
 def _configure_token(parser: ArgumentParser) -> None:
     parser.add_argument("user", metavar="USER", help="the name of the user")
     parser.add_argument(
-        "--days", type=_parse_days, default=30.0, help="days that it is valid (default: 30)"
+        "--days", type=_parse_days, default=30.0, help="days that the token is valid (default: 30)"
     )
 
 

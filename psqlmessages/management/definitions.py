@@ -44,17 +44,17 @@ def run(arguments: Namespace) -> int:
 
 def _import(wanted: document.Definitions, arguments: Namespace) -> int:
     present = changes.read_current(arguments.database)
-    todo = changes.difference(present, wanted, replace=arguments.replace)
-    for line in todo.lines():
+    difference = changes.difference(present, wanted, replace=arguments.replace)
+    for line in difference.lines():
         print(one_line(line))
     if not arguments.dry_run:
         try:
-            changes.apply(todo, changes.fingerprint(present), arguments.database)
+            changes.apply(difference, changes.fingerprint(present), arguments.database)
         except changes.DefinitionsChanged:
             return fail("the rules have changed during the import: run it again")
         except DatabaseError as error:
             return fail(str(error).strip())
-    print(f"{'dry run: ' if arguments.dry_run else ''}{todo.summary()}", file=sys.stderr)
+    print(f"{'dry run: ' if arguments.dry_run else ''}{difference.summary()}", file=sys.stderr)
     return 0
 
 

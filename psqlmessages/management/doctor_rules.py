@@ -13,7 +13,7 @@ from psqlmessages.cli.doctor_checks import CheckContext, Finding, ok, wrong
 from psqlmessages.conf import get_settings
 from psqlmessages.handler_registry import EVERY_NODE, registry
 
-# A command in a fix: with Django, it needs the alias of the database.
+# A command in a fix, to which `complete` adds the alias of the database.
 _COMMAND = re.compile(r"^(?:python manage\.py )?(migrate )?psqlmessages")
 
 # An empty parameter matches every rule, and mode is a regular expression. The names of a rule may
@@ -65,8 +65,8 @@ def needed_rules(context: CheckContext) -> Iterator[Finding]:
 
 
 def _run(arguments: Namespace) -> int:
-    is_usual = arguments.database == get_settings().DATABASE
-    option = "" if is_usual else f" --database {shlex.quote(arguments.database)}"
+    is_default = arguments.database == get_settings().DATABASE
+    option = "" if is_default else f" --database {shlex.quote(arguments.database)}"
 
     def complete(fix: str) -> str:
         return _COMMAND.sub(rf"python manage.py \1psqlmessages{option}", fix)

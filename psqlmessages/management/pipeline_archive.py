@@ -167,7 +167,7 @@ def _configure(parser: ArgumentParser) -> None:
     add = subcommands(parser, is_required=False)
     _add_maintenance(add)
     for name, function, help_ in (
-        ("mark", _mark, "archive a topic; its messages stay in the stream until then"),
+        ("mark", _mark, "archive a topic; its messages stay in the stream until they are archived"),
         ("unmark", _unmark, "stop archiving a topic"),
     ):
         add(name, function, help_).add_argument("topic", metavar="TOPIC", help="name of the topic")
@@ -175,7 +175,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def _add_folder(parser: ArgumentParser, *, required: bool = True) -> None:
-    # If the option stands before the command, SUPPRESS does not overwrite it.
+    # SUPPRESS keeps the value of a --to before the subcommand.
     parser.add_argument(
         "--to",
         metavar="DIR",

@@ -59,7 +59,7 @@ class SparkExchangeState:
         self._key: int | None = None
         self._definition: tuple[DefinedExchange, datetime] | None = None
         self._compiled: CompiledExchange | None = None
-        self._running: tuple[int, ...] = ()
+        self._running_keys: tuple[int, ...] = ()
         self._new_counts: SimpleQueue[Sequence[TaskCounts]] = SimpleQueue()
         self._elements: dict[int, int] = {}
         self._rules = MissingRuleCheck()
@@ -96,7 +96,7 @@ class SparkExchangeState:
             self._definition = definition
             self._compiled = self._compile(definition[0])
         exchange = self._compiled if row.is_running else None
-        self._running = () if exchange is None else (row.pk,)
+        self._running_keys = () if exchange is None else (row.pk,)
         return exchange
 
     def _compile(self, definition: DefinedExchange) -> CompiledExchange | None:
@@ -114,7 +114,7 @@ class SparkExchangeState:
         """Return the seconds that the oldest available element has waited; 0 if there is none.
 
         Raise ServerUnreachable if the source's database is unreachable, and MessagesError if the
-        role may not read the table of elements: taking elements needs a rule only.
+        role may not read the table of elements, although it may take elements.
         """
         if self._compiled is None:
             return None
@@ -140,7 +140,7 @@ class SparkExchangeState:
             counts.add_to(counters)
             self._was_refused |= counts.is_refusal
         self.counter_store.mark_written(
-            self.counter_store.write(self.counter_store.list_rows(self._running))
+            self.counter_store.write(self.counter_store.list_rows(self._running_keys))
         )
         may_lack_rules = self._was_refused or self._rules.rules
         if may_lack_rules and self._definition is not None and self._rules.is_due:
@@ -262,7 +262,7 @@ def run(arguments: Namespace) -> int:
     if not Exchange.objects.using(arguments.database).filter(name=name).exists():
         return fail(f"there is no exchange {name}")
     with JobContext(f"exchange {name}", arguments) as context:
-        # A namespace is an alias of DATABASES, even if --database is another one.
+        # The namespace default is Django's alias default, even if --database names another.
         os.environ["PSQLMESSAGES_DSN"] = database_dsn(DEFAULT_DB_ALIAS)
         _follow(context)
     return 0

@@ -191,7 +191,7 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
     parameters = {**period._asdict(), "window": window, "step": step, **_split_topics(topics)}
     with connections[using].cursor() as cursor:
         cursor.execute(_SUMS, parameters)
-        amounts = {key: _to_amount(*row) for key, *row in cursor.fetchall()}
+        amounts = {key: _to_statistics(*row) for key, *row in cursor.fetchall()}
         by_kind = {
             kind: {key[1:]: amount for key, amount in amounts.items() if key[:1] == kind}
             for kind in "ats"
@@ -262,7 +262,7 @@ def _split_topics(topics: str) -> dict[str, list[str]]:
     }
 
 
-def _to_amount(count: int, size: int, percentiles: dict[str, Any]) -> TrafficStatistics:
+def _to_statistics(count: int, size: int, percentiles: dict[str, Any]) -> TrafficStatistics:
     return TrafficStatistics(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
 
 

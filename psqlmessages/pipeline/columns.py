@@ -58,7 +58,7 @@ def cast_batch(
 ) -> pa.RecordBatch:
     """Cast a batch to a schema, column by column; raise ColumnRefused if a cast fails.
 
-    ``constants`` has the values of columns that the batch lacks because they are equal in each row.
+    ``constants`` has the columns that the batch lacks because all their values are equal.
     Columns of the batch that are not in the schema must come last; they are dropped.
     """
     columns = []
@@ -155,14 +155,14 @@ def _convert_comparison(filter_: Any, name: str) -> Condition | None:
         return Condition(sql)
     is_inclusive = operator.endswith("=")
     if operator.startswith(">"):
-        return Condition(sql, low=value - is_inclusive, is_exact=True)
-    return Condition(sql, high=value - (not is_inclusive), is_exact=True)
+        return Condition(sql, low=value - 1 if is_inclusive else value, is_exact=True)
+    return Condition(sql, high=value if is_inclusive else value - 1, is_exact=True)
 
 
 def _can_push_down(name: str, type_: types.DataType) -> bool:
-    """Return whether PostgreSQL can filter a column: not if the user's schema changes its type."""
-    has_literals = name in ("id", "topic", "sender", "published_at")
-    return has_literals and type_ == TOPIC_SCHEMA[name].dataType
+    """Return whether PostgreSQL can filter a column; it cannot if the user changed its type."""
+    is_supported = name in ("id", "topic", "sender", "published_at")
+    return is_supported and type_ == TOPIC_SCHEMA[name].dataType
 
 
 def _in_condition(name: str, values: Sequence[Any]) -> Condition:

@@ -33,7 +33,8 @@ from psqlmessages.retry import Backoff, RateLimitedLogger
 DSN_VARIABLE = "PSQLMESSAGES_DSN"
 DSN_OPTION = "dsnFile"
 
-# TCP keep-alives detect within a minute that a server has disappeared.
+# TCP keep-alives detect within a minute that a server has disappeared. Times are in seconds, except
+# tcp_user_timeout, which is in milliseconds.
 _CONNECTION_DEFAULTS = {
     "application_name": "psqlmessages pipeline",
     "connect_timeout": "10",
@@ -101,7 +102,7 @@ logger = logging.getLogger("psqlmessages.pipeline")
 
 T = TypeVar("T")
 
-# Enough for a restart, a failover or nightly maintenance. After it the job fails, visibly.
+# Enough for a restart, a failover or nightly maintenance. After this time the job fails.
 OUTAGE_TIMEOUT: Final = timedelta(minutes=10)
 NO_RETRY: Final = timedelta(0)
 
@@ -167,8 +168,9 @@ _IDENTITY_PARAMETERS: Final = ("service", "host", "hostaddr", "port", "dbname", 
 def connection_error(text: str) -> ConnectionLost | LoginRefused:
     """Return the error for a failed connection: LoginRefused if every host refused the login."""
     attempts = [line for line in text.splitlines() if _ATTEMPT_TEXT in line] or [text]
-    kind = LoginRefused if all(_LOGIN_REFUSED.search(line) for line in attempts) else ConnectionLost
-    return kind(f"cannot connect: {text.strip()}")
+    is_refused = all(_LOGIN_REFUSED.search(line) for line in attempts)
+    error_class = LoginRefused if is_refused else ConnectionLost
+    return error_class(f"cannot connect: {text.strip()}")
 
 
 def record_reached(address: str) -> None:
@@ -204,10 +206,10 @@ class Database:
 
     def call(self, sql: str, parameters: Sequence[Any] = ()) -> dict[str, Any]:
         """Call a function that returns JSON; raise MessagesError if the result has an error."""
-        ((answer,),) = self.rows(sql, parameters)
+        ((answer,),) = self.fetch_rows(sql, parameters)
         return calls.raise_for_error(json.loads(answer) if isinstance(answer, str) else answer)
 
-    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def fetch_rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows."""
         address = add_defaults(dsn(self._options))
         with self._lock:
@@ -262,7 +264,7 @@ _MAX_INTERVAL_SECONDS: Final = 60.0
 class KeepAliveThread:
     """Calls ``ping`` at least three times within ``seconds``, also while Spark runs a batch.
 
-    Logs errors of ``ping`` and continues: the next call of the stream itself raises them too.
+    Logs errors of ``ping`` and continues: if a problem lasts, the stream's next call raises it.
     """
 
     def __init__(self, ping: Callable[[], None], seconds: float) -> None:
@@ -274,7 +276,7 @@ class KeepAliveThread:
     def start(self) -> None:
         """Start the thread, unless it has been started."""
         if self._thread is None:
-            # A daemon, because Spark ends its worker without notice.
+            # A daemon thread lets Spark's worker exit even if nobody calls `stop`.
             self._thread = threading.Thread(target=self._run, name="keep-alive", daemon=True)
             self._thread.start()
 

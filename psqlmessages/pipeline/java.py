@@ -21,7 +21,7 @@ TIMEOUT_SECONDS: Final = 30
 UNAVAILABLE_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 WRAPPER: Final = """\
 #!/bin/sh
-# Java without a module that it does not have. Written by psqlmessages.
+# Runs Java without the option for a module that it lacks. Written by psqlmessages.
 for argument do
     shift
     [ "$argument" = {flag} ] || set -- "$@" "$argument"
@@ -45,9 +45,9 @@ def use_java(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def java_home(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the home of a Java for Spark: JAVA_HOME, or the wheel's; None: the PATH has one.
+    """Return the home of a Java for Spark, or None to use the Java in the PATH.
 
-    They are tried in the order JAVA_HOME, PATH, wheel. Raises JavaMissing.
+    Tries JAVA_HOME, then the PATH, then the wheel. Raises JavaMissing.
     """
     installed: list[tuple[Path | None, Path]] = []
     if home := environment.get("JAVA_HOME"):
@@ -93,7 +93,7 @@ def _find_bundled() -> Path | None:
 
 
 def _write_wrapper(java: Path) -> Path:
-    """Create a Java home whose ``bin/java`` runs ``java`` without the module that it lacks."""
+    """Create a Java home whose ``bin/java`` omits the option for the missing module."""
     script = WRAPPER.format(flag=shlex.quote(UNAVAILABLE_MODULE_FLAG), java=shlex.quote(str(java)))
     # One folder per environment: two environments would overwrite each other's script.
     home = private_folder(_cache_folder() / f"java-{sha256(script.encode()).hexdigest()[:16]}")

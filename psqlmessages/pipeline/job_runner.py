@@ -23,8 +23,10 @@ RECORD_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.25
 # After a stop was requested, check this often whether the current batch has ended.
 _STOP_POLL_SECONDS: Final = 0.02
-_LAG_SECONDS: Final = 0.5
-_RATE_SECONDS: Final = 10.0
+# Measure the lag for the line of a batch at most this often.
+_LAG_INTERVAL_SECONDS: Final = 0.5
+# The rate is an average over this time.
+_RATE_PERIOD_SECONDS: Final = 10.0
 _STOPPING: Final = "Stopping after the current batch. Press Ctrl-C again to stop now."
 _ERROR_LINE: Final = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*): (?P<text>.+)$")
 
@@ -160,18 +162,21 @@ class _Follower:
         ]
 
     def rate(self) -> float:
-        oldest = monotonic() - _RATE_SECONDS
+        oldest = monotonic() - _RATE_PERIOD_SECONDS
         while self.recent_batches and self.recent_batches[0][0] < oldest:
             self.recent_batches.popleft()
-        return sum(rows for _, rows in self.recent_batches) / _RATE_SECONDS
+        return sum(rows for _, rows in self.recent_batches) / _RATE_PERIOD_SECONDS
 
     def print_batch(self, batch: Any, rows: int) -> None:
-        if monotonic() - self.lag_measured_at >= _LAG_SECONDS:
+        if monotonic() - self.lag_measured_at >= _LAG_INTERVAL_SECONDS:
             self.measure_lag()
         lag = self.progress.lag_seconds
-        lag_text = f", lag {lag:,.1f} s" if lag else ", all messages read"
         if lag is None:
             lag_text = ""
+        elif lag == 0:
+            lag_text = ", all messages read"
+        else:
+            lag_text = f", lag {lag:,.1f} s"
         seconds = batch.durationMs["triggerExecution"] / 1000
         self.print_line(
             f"batch {batch.batchId}: {rows:,} rows in {seconds:.2f} s,"
@@ -215,7 +220,10 @@ def cause_line(error: BaseException) -> str:
     head, traceback, tail = text.rpartition("Traceback (most recent call last):")
     if traceback:
         for line in tail.splitlines():
-            if match := _ERROR_LINE.match(line.strip() if not line.startswith(" ") else ""):
+            if line.startswith(" "):
+                # A line of the stack.
+                continue
+            if match := _ERROR_LINE.match(line.strip()):
                 kind, message = match["kind"], match["text"].strip()
                 is_own = kind.startswith("psqlmessages.")
                 return message if is_own else f"{kind.rpartition('.')[2]}: {message}"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def text(value: str) -> str:
-    r"""Return a string literal with the same meaning for any standard_conforming_strings.
+    r"""Return a string literal with the same meaning for each standard_conforming_strings setting.
 
     Raises ValueError for characters that PostgreSQL cannot store: ``\0`` and lone surrogates.
     """

@@ -80,7 +80,7 @@ _STREAM_HORIZONS: Final = "SELECT messages.stream_horizons(%s, %s::text[], %s::j
 
 @dataclass(frozen=True)
 class TopicWatermark:
-    """Ids of a topic: last removed message (0: none), safe end of reading, newest visible message.
+    """Ids of a topic: the last ``removed`` message (0: none), and the ``newest`` visible one.
 
     All transactions that published messages up to ``watermark`` have ended.
     """
@@ -115,7 +115,10 @@ def read_watermarks(
     after: Mapping[str, int] | None = None,
     max_rows: int | None = None,
 ) -> Watermarks:
-    """Query up to which id each topic can be read: ``max_rows`` messages in all after ``after``."""
+    """Query up to which id each topic can be read.
+
+    ``max_rows`` limits the messages after the positions ``after``, in all topics together.
+    """
     positions = None if after is None else json.dumps(dict(after))
     arguments = (client, list(topics), positions, max_rows)
     return Watermarks.of(database.call(_STREAM_HORIZONS, arguments))
@@ -167,7 +170,7 @@ class Lag:
         if not unread:
             return 0.0
         columns = [list(column) for column in zip(*unread, strict=True)]
-        ((seconds,),) = self._database.rows(_OLDEST_AGE, [*columns, self._client])
+        ((seconds,),) = self._database.fetch_rows(_OLDEST_AGE, [*columns, self._client])
         return max(float(seconds or 0), 0.0)
 
     def close(self) -> None:

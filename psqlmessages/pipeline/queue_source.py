@@ -2,7 +2,7 @@
 
 A stream reserves elements, reads them, and commits them when Spark has processed their batch. An
 offset stores the leases of its batch, so a batch that is repeated after a crash has the same
-elements. Elements whose lease has expired are missing from it and come in a later batch.
+elements. Only elements whose lease has expired are missing, and come in a later batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
+from math import ceil
 from typing import Any, Final
 from uuid import UUID
 
@@ -57,6 +58,7 @@ class QueueBatchReader(DataSourceReader):
 # Encoding of leases as text in an offset. Pure functions.
 
 _LEASES_PER_CALL: Final = 4096
+# The id and the secret of a lease.
 _LEASE_FORMAT: Final = struct.Struct(">q16s")
 
 
@@ -87,8 +89,8 @@ _COMMIT: Final = "SELECT messages.commit(%s, VARIADIC %s::text[])"
 class QueueLeases:
     """The driver side of a queue stream: reserves elements, renews their leases, commits them.
 
-    If the connection breaks before `reserve` gets its result, its leases are unknown: the elements
-    become available again when the leases expire.
+    If the connection breaks during `reserve`, the new leases are unknown: their elements become
+    available again when the leases expire.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -112,7 +114,7 @@ class QueueLeases:
         while len(leases) < max_count:
             count = min(_LEASES_PER_CALL, max_count - len(leases))
             arguments = (options.client, options.queue, count, options.timeout)
-            rows = self._database.rows(_RESERVE, arguments)
+            rows = self._database.fetch_rows(_RESERVE, arguments)
             leases += [lease for (lease,) in rows]
             if len(rows) < count:
                 break
@@ -151,7 +153,7 @@ class QueueLeases:
         options = self._options
         with self._lock:
             for part in split_leases(self._leases):
-                self._database.rows(
+                self._database.fetch_rows(
                     _RENEW, (options.client, options.queue, options.timeout, list(part))
                 )
 
@@ -205,9 +207,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start["batch"] == end["batch"]:
             return []
         leases = unpack_leases(end["leases"])
-        # Spark may repeat a batch that was running when the query stopped, without latestOffset().
+        # Spark repeats a batch that was running when the query stopped, without latestOffset().
         self._leases.start_renewing(leases)
-        size = -(-len(leases) // self._options.partitions)
+        size = ceil(len(leases) / self._options.partitions)
         return [InputPartition(part) for part in split_leases(leases, size)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -57,8 +57,9 @@ _connections: Final = ArrowConnections()
 class ReadStatement:
     """A query, and the columns that it omits because they have the same value in all rows.
 
-    It selects columns that are not in the reader's schema last. ``on_batch`` is called with each
-    batch before the cast. If ``are_rows_returned`` is false, only ``on_batch`` gets the rows.
+    ``sql`` selects the columns of the reader's schema first, and other columns last.
+    ``on_batch`` is called with each batch before the cast. If ``are_rows_returned`` is false, only
+    ``on_batch`` gets the rows.
     """
 
     sql: str
@@ -80,7 +81,7 @@ def read_batches(
 
     Takes the next statement from the iterator when the previous one has been read. ``after`` is a
     statement that runs at the end and returns JSON as text, and the function that gets the result.
-    Retries if the database is down: the driver has reached it when it planned the read.
+    Retries if the database is down: Spark's driver reached it when it planned the read.
 
     If the connection breaks, begins again with the first statement and skips the rows already
     returned. This needs ``is_repeatable``: each attempt returns the same rows in the same order.
@@ -99,8 +100,9 @@ def read_batches(
             for received in _read_once(
                 dsn_options, statements, arrow_schema, after, is_resumed=is_resumed
             ):
-                batch = received.slice(to_skip)
-                to_skip -= received.num_rows - batch.num_rows
+                skipped = min(to_skip, received.num_rows)
+                to_skip -= skipped
+                batch = received.slice(skipped)
                 if not batch.num_rows:
                     continue
                 buffered.append(batch)

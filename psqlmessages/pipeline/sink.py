@@ -91,8 +91,9 @@ def to_staged_rows(
         # Like publish and push, store null as empty.
         body = columns["body"] = body.fill_null("")
         rows = batch.num_rows
-        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * rows // max(body.nbytes, 1)))
-        bounds = pa.array([*range(0, rows, step), rows], pa.int32())
+        rows_in_chunk_bytes = _CHUNK_BYTES * rows // max(body.nbytes, 1)
+        chunk_rows = max(1, min(_CHUNK_ROWS, rows_in_chunk_bytes))
+        bounds = pa.array([*range(0, rows, chunk_rows), rows], pa.int32())
         arrays = {
             _ARRAY_COLUMNS[name]: pa.ListArray.from_arrays(bounds, column)
             for name, column in columns.items()
@@ -126,7 +127,7 @@ class StagedCommit(WriterCommitMessage):
 
 
 class _StagingWriter:
-    """The common part of both writers. Spark pickles it: it has no connection or address."""
+    """The common part of both writers. Spark pickles them: they hold no connection or address."""
 
     def __init__(
         self, options: Mapping[str, str], schema: types.StructType, *, overwrite: bool

@@ -26,8 +26,9 @@ class SourceOptions:
     """The validated options of a read. Exactly one of ``topics`` and ``queue`` is set.
 
     ``client`` is the node that reads. ``starting`` is "earliest", "latest", the first id to read,
-    or a time. If a stream is stopped for ``timeout`` seconds, its unread messages may be removed,
-    or its leases expire. ``dsn_options`` are those of :func:`psqlmessages.pipeline.database.dsn`.
+    or a time. After a stream has been stopped for ``timeout`` seconds, a topic's unread messages
+    may be removed, and a queue's leases expire. ``dsn_options`` are those of
+    :func:`psqlmessages.pipeline.database.dsn`.
     """
 
     topics: tuple[str, ...]
@@ -54,7 +55,7 @@ class SourceOptions:
             queue=queue,
             client=lowered.get("client") or "pipeline",
             starting=_parse_start(lowered.get("startingoffsets", EARLIEST)),
-            # An offset of a queue has all leases of its batch, and Spark keeps 100 in memory.
+            # An offset of a queue has all leases of its batch. Spark keeps 100 offsets in memory.
             max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),

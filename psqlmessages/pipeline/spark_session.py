@@ -30,8 +30,9 @@ _SPARK_HOME: Final = "SPARK_HOME"
 def use_compiled_modules(folder: Path) -> Iterator[None]:
     """Set a SPARK_HOME in the block, so that workers of a Spark started in it use compiled modules.
 
-    By default, they use Spark's archive of source files, and each compiles them at its start: 1.4 s
-    of 2 s. Does nothing if SPARK_HOME is set, or if workers find pyspark only in the archive.
+    By default, workers use Spark's archive of source files, and each compiles them at its start:
+    this takes 1.4 s of 2 s. Does nothing if SPARK_HOME is set, or if workers find pyspark only in
+    the archive.
     """
     package = _find_package()
     if _SPARK_HOME in os.environ or package is None:
@@ -93,7 +94,7 @@ def session(
 
     ``master`` defaults to the one of ``spark-submit``, or else to ``local[*]``. ``configuration``
     has settings of Spark: ``session(**{"spark.driver.memory": "4g"})``. Do not put secrets in it:
-    everyone who can list the processes of this machine sees it. Its SQL settings also apply to an
+    everyone who can list the processes of this machine sees them. SQL settings also apply to an
     existing session. A local session listens on 127.0.0.1 only, and has no web UI unless
     ``spark.ui.enabled`` is set. Raises JavaMissing, or ExtraMissing if pyspark is not installed.
     """
@@ -202,7 +203,7 @@ def _set_variables(*, is_local: bool) -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if is_local:
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        # The only setting that applies to Spark's web UI.
+        # No other setting limits the address on which Spark's web UI listens.
         os.environ["SPARK_LOCAL_IP"] = LOOPBACK
     root = str(Path(__file__).resolve().parents[2])
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -33,7 +33,7 @@ from psqlmessages.pipeline.reader import freeze_modules
 # A task copies this much in one transaction, and buffers it so that it can repeat the copy.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
 
-# Spark's workers run one task at a time, and are reused.
+# Safe to share: Spark's workers run one task at a time. Spark reuses them for later tasks.
 _connections: Final = ArrowConnections()
 
 
@@ -61,20 +61,20 @@ def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
     """Delete staged rows if possible now; otherwise housekeeping deletes them after a day."""
     if not names:
         return
-    quoted = ", ".join(literals.text(name) for name in names)
-
-    def attempt() -> None:
-        connection = _connections.get(address)
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SELECT messages.unstage({quoted})")
-                cursor.fetchall()
-        except DriverError as error:
-            raise _connections.drop_and_translate(address, error) from None
-
     with suppress(MessagesError, DriverError):
         address = add_defaults(dsn(options))
-        OutageRetry(NO_RETRY).call(attempt)
+        OutageRetry(NO_RETRY).call(lambda: _delete_staged(address, names))
+
+
+def _delete_staged(address: str, names: Sequence[str]) -> None:
+    quoted = ", ".join(literals.text(name) for name in names)
+    connection = _connections.get(address)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT messages.unstage({quoted})")
+            cursor.fetchall()
+    except DriverError as error:
+        raise _connections.drop_and_translate(address, error) from None
 
 
 class _StagingTask:
@@ -113,6 +113,7 @@ class _StagingTask:
                 cursor.adbc_ingest("staged", rows, mode="append", db_schema_name="messages")
         except BaseException as error:
             if self._read_error is not None:
+                # Do not retry: `stage_from` raises the error.
                 _connections.drop(self._address)
                 return ""
             if not isinstance(error, DriverError):
@@ -189,7 +190,7 @@ class StagingClient:
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
         self.commit(None, 0, (), 0)
-        # Repeat this, although connecting has done it: the file may have been deleted since.
+        # Connecting has recorded this too, but the file may have been deleted since.
         record_reached(self._address)
         _checked_at[key] = monotonic()
 

@@ -19,7 +19,7 @@ from psqlmessages.pipeline.reader import ReadStatement
 class IdRange:
     """The messages of a topic with ids above ``low``, up to ``high``.
 
-    ``must_be_complete``: it is an error if one of them was removed.
+    ``must_be_complete``: it is an error if one of these messages was removed.
     """
 
     topic: str
@@ -45,6 +45,7 @@ def split_evenly(weighted: Iterable[WeightedRange], parts: int) -> list[list[IdR
     """Split ranges into non-empty parts with about the same number of messages."""
     # Also read ranges that are estimated to be empty.
     ranges = [WeightedRange(w.range, max(1, w.weight)) for w in weighted if w.range.width > 0]
+    # Rounded up.
     size = -(-sum(w.weight for w in ranges) // max(1, parts))
     return [_merge_adjacent(part) for part in _fill_parts(ranges, size)]
 
@@ -77,16 +78,16 @@ def _fill_parts(weighted: Iterable[WeightedRange], size: int) -> Iterator[list[I
 
 def _split_range(whole: WeightedRange, first: int, others: int) -> Iterator[WeightedRange]:
     """Split a range into one of weight ``first``, some of weight ``others``, and the rest."""
-    low, taken = whole.range.low, first
-    while taken < whole.weight:
+    low, weight, taken = whole.range.low, first, 0
+    while taken + weight < whole.weight:
+        taken += weight
         end = whole.range.low + whole.range.width * taken // whole.weight
-        yield WeightedRange(replace(whole.range, low=low, high=end), first)
-        low, first = end, others
-        taken += others
-    yield WeightedRange(replace(whole.range, low=low), whole.weight - taken + first)
+        yield WeightedRange(replace(whole.range, low=low, high=end), weight)
+        low, weight = end, others
+    yield WeightedRange(replace(whole.range, low=low), whole.weight - taken)
 
 
-# The target size of a call of messages.read_stream: fewer rows if they are large. PostgreSQL
+# The target number of rows of a call of messages.read_stream, less if rows are large. PostgreSQL
 # collects the rows of a call in memory, which stays in the CPU cache if calls are small: 300,000
 # bodies of 1 kB took 0.35 s with calls of 2,000 rows, and 0.55 s with calls of 10,000.
 _MAX_ROWS: Final = 2_000
@@ -96,7 +97,7 @@ _MAX_BYTES: Final = 512 * 1024
 # because all of the next ids may belong to this topic.
 _MAX_IDS: Final = 100 * _MAX_ROWS
 _CALLS_PER_STATEMENT: Final = 100
-# If a partition has several topics, the first statement reads this many, and some rows of each.
+# The first statement for several topics reads at most this many, and some rows of each.
 _TOPICS_PER_STATEMENT: Final = 50
 _ROWS_PER_TOPIC: Final = 400
 
@@ -135,11 +136,11 @@ class StreamStatements:
         else:
             yield self._statement(calls, group, partial(_add_by_topic, by_topic), ("id", "topic"))
         for part in group:
-            rows = by_topic[part.topic]
-            if rows.count >= max_rows:
+            statistics = by_topic[part.topic]
+            if statistics.count >= max_rows:
                 # Count from the first row: the ids before it may all belong to other topics.
-                step = rows.next_step(rows.last - rows.first + 1)
-                yield from self._read_rest(replace(part, low=rows.last), step)
+                step = statistics.next_step(statistics.last - statistics.first + 1)
+                yield from self._read_rest(replace(part, low=statistics.last), step)
 
     def _read_rest(self, part: IdRange, step: int) -> Iterator[ReadStatement]:
         """Read with calls of ``step`` ids each, adapted to the number of rows that they return.
@@ -157,12 +158,12 @@ class StreamStatements:
                 f" messages.read_stream({names}, g, least(g + {step}, {high}),"
                 f" with_bodies => {self._has_bodies})"
             )
-            rows = _RowStatistics()
-            yield self._statement([calls], [part], rows.add, ())
+            statistics = _RowStatistics()
+            yield self._statement([calls], [part], statistics.add, ())
             if not self.conditions:
-                step = rows.next_step(high - low)
+                step = statistics.next_step(high - low)
             low = high
-            if not rows.count and low < part.high:
+            if not statistics.count and low < part.high:
                 next_row = _RowStatistics()
                 source = read_call(self.client, replace(part, low=low), 1, with_bodies=False)
                 sql = f"SELECT id FROM {source}"  # noqa: S608
@@ -186,8 +187,8 @@ class StreamStatements:
         names += [name for name in required if name not in names]
         columns = ", ".join(f"r.{name}" for name in names)
         conditions = " AND ".join(f"({condition})" for condition in self.conditions)
-        end = f" WHERE {conditions}" if conditions else ""
-        selects = (f"SELECT {columns} FROM {call} AS r{end}" for call in calls)  # noqa: S608
+        where = f" WHERE {conditions}" if conditions else ""
+        selects = (f"SELECT {columns} FROM {call} AS r{where}" for call in calls)  # noqa: S608
         return ReadStatement(" UNION ALL ".join(selects), constants, on_batch)
 
     @property
@@ -219,7 +220,9 @@ class _RowStatistics:
     def next_step(self, ids: int) -> int:
         """Return how many ids the next call should cover, if ``ids`` ids contained these rows."""
         rows = max(1, self.count)
-        return ids * max(_MIN_ROWS, min(_MAX_ROWS, _MAX_BYTES * rows // max(1, self.size))) // rows
+        rows_in_max_bytes = _MAX_BYTES * rows // max(1, self.size)
+        target_rows = max(_MIN_ROWS, min(_MAX_ROWS, rows_in_max_bytes))
+        return ids * target_rows // rows
 
     def add_ids(self, batch: pa.RecordBatch) -> None:
         self.add(batch)
@@ -251,7 +254,7 @@ def estimate_weights(
 ) -> list[WeightedRange]:
     """Split the widest ranges into windows, and estimate their messages from a sample of 1 %.
 
-    All topics take their ids from one sequence, so the density of a topic varies.
+    All topics take their ids from one sequence, so the density of a topic's ids varies.
     """
     widest = sorted(ranges, key=lambda range_: -range_.width)[:_MAX_SAMPLED_TOPICS]
     sampled = [range_ for range_ in widest if range_.width > _MIN_SAMPLED_WIDTH]
@@ -278,5 +281,5 @@ def _count_samples(database: Database, client: str, windows: Sequence[IdRange]) 
         part = IdRange(window.topic, middle, middle + max(1, window.width // _SAMPLE_DIVISOR))
         rows = read_call(client, part, None, with_bodies=False)
         counts.append(f"(SELECT count(*) FROM {rows})")  # noqa: S608
-    (row,) = database.rows(f"SELECT {', '.join(counts)}")
+    (row,) = database.fetch_rows(f"SELECT {', '.join(counts)}")
     return row

@@ -26,7 +26,7 @@ from psqlmessages.pipeline.topic_ranges import IdRange, StreamStatements, Weight
 class TopicBatchReader(DataSourceReader):
     """Reads the messages of topics that are stored when the read is planned.
 
-    Each partition has its own transaction. Messages committed between these may be missing.
+    Each partition is read in its own transaction. Messages committed meanwhile may be missing.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -84,7 +84,8 @@ _ROWS_PER_SEARCH: Final = 100_000
 class TopicSubscription:
     """The driver side of a topic stream: subscriptions that retain its unread messages.
 
-    Each is at the last committed position. A thread renews them three times within the timeout.
+    Each subscription is at the last committed position. A thread renews all of them three times
+    within the timeout.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -115,7 +116,7 @@ class TopicSubscription:
         return watermarks
 
     def position(self, offset: Offset, topic: TopicWatermark) -> int:
-        """Return the position of an offset in a topic, which may be newer than the offset."""
+        """Return the position in a topic; the offset has none if the topic was created later."""
         return offset.positions.get(topic.name, self._positions.get(topic.name, topic.removed))
 
     def move_to(self, offset: Offset) -> None:
@@ -151,7 +152,7 @@ class TopicSubscription:
         """Find the position before the first message published at ``time`` or later."""
         position, client = topic.removed, self._options.client
         while True:
-            ((first, last, count),) = self._database.rows(
+            ((first, last, count),) = self._database.fetch_rows(
                 _FIRST_SINCE, (time, client, topic.name, position, newest, _ROWS_PER_SEARCH)
             )
             if first is not None:
@@ -203,8 +204,8 @@ def _raise_or_log(error: MessagesGone, options: SourceOptions) -> None:
     logger.warning("%s", error.text)
 
 
-# For fewer ids in a batch, a second task costs more time than it saves.
-_MAX_IDS_PER_TASK: Final = 5_000
+# A batch of at most this many ids is one task: a second task would cost more time than it saves.
+_MAX_UNSPLIT_IDS: Final = 5_000
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -269,12 +270,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Spark repeats a batch that was running when the query stopped.
             self._subscription.resume(begin)
         ranges = [
-            IdRange(topic, begin.positions.get(topic, 0), high, topic in begin.positions)
+            IdRange(
+                topic,
+                begin.positions.get(topic, 0),
+                high,
+                must_be_complete=topic in begin.positions,
+            )
             for topic, high in until.positions.items()
             if high > begin.positions.get(topic, 0)
         ]
         width = sum(r.width for r in ranges)
-        part_count = 1 if width <= _MAX_IDS_PER_TASK else self._options.partitions
+        part_count = 1 if width <= _MAX_UNSPLIT_IDS else self._options.partitions
         weighted = [WeightedRange(range_, range_.width) for range_ in ranges]
         parts = topic_ranges.split_evenly(weighted, part_count)
         return [InputPartition((part, until.cluster)) for part in parts]
@@ -283,7 +289,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read a partition, and check afterwards that none of its messages were removed."""
         ranges: Sequence[IdRange]
         ranges, cluster = partition.value
-        # If a pattern matched a topic, query it by a pattern too: then its removal is no SQL error.
+        # If a pattern matched a topic, check it by a pattern too: no SQL error if it was removed.
         # The prefix is cut because a pattern has the same maximum length as a name.
         topics = self._options.topics
         names = {r.topic if r.topic in topics else f"{r.topic[:99]}*" for r in ranges}
@@ -317,7 +323,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         """Raise or log an error if messages of the ranges were removed before they were read.
 
-        ``is_resumed``: rows were returned before the read was repeated, perhaps without them.
+        ``is_resumed``: the read was repeated after it had returned rows, so these may have a gap.
         """
         watermarks = Watermarks.of(answer)
         offsets.check_cluster(cluster, watermarks.cluster)

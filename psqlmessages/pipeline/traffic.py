@@ -24,14 +24,14 @@ LATENESS: Final = timedelta(minutes=10)
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 _COLUMNS: Final = "topic string, sender string, body string, published_at timestamp"
-# Spark finds the column by which state rows expire through this metadata key.
+# Metadata key of the column by which Spark expires state rows.
 _WATERMARK: Final = "spark.watermarkDelayMs"
 _ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Statistics of the messages of one sender to one topic in a window that were read so far.
+    """Statistics of the messages read so far, of one sender to one topic in one window.
 
     ``size_…`` are in bytes; ``latency_…`` are milliseconds from publishing to the start of the
     batch that reads the message.
@@ -136,10 +136,11 @@ def collect_windows(batch: DataFrame) -> list[TrafficWindow]:
 
 
 def _window_end(lateness: timedelta) -> Column:
-    """Compute the end of the window; Spark drops its state when the watermark has passed it.
+    """Compute the end of a window; Spark drops the window's state when the watermark passes it.
 
-    ``sf.window`` supports one length only. If the watermark were on the start, Spark would store
-    windows of ten seconds for more than an hour, and scan them in each batch.
+    ``sf.window`` supports one length only. If windows expired by their start, the watermark would
+    have to be over an hour late for the longest, and Spark would store short windows that long too,
+    and scan them in each batch.
     """
     at, length = sf.unix_micros("published_at"), sf.col("window_seconds").cast("long") * 1_000_000
     return sf.timestamp_micros(at - sf.pmod(at, length) + length).alias(
@@ -150,7 +151,8 @@ def _window_end(lateness: timedelta) -> Column:
 def _round_milliseconds(microseconds: Column) -> Column:
     """Round to whole milliseconds, and above a second to three digits.
 
-    Spark's state stores each distinct value. If clocks differ, negative values become 0.
+    Spark's state stores each distinct value, so fewer are cheaper. Values that are negative
+    because clocks differ become 0.
     """
     whole = sf.greatest(sf.round(microseconds / 1000), sf.lit(0))
     step = sf.pow(
@@ -172,7 +174,7 @@ STATE_SETTINGS: Final = {
 _TABLE_COLUMNS: Final = tuple(field.name for field in fields(TrafficWindow))
 _KEY: Final = ("window_seconds", "starts_at", "topic", "sender")
 _TYPES: Final = ("text", "text", "int", "timestamptz", "bigint", "bigint", *["float8"] * 6)
-# The count of a window only grows. If it is smaller, it comes from a job that restarted without its
+# The count of a window only grows. A smaller count comes from a job that restarted without its
 # checkpoint after some messages of the window had been removed.
 _UPSERT: Final = f"""
     WITH written AS (
@@ -198,7 +200,7 @@ class TrafficTable:
         if not windows:
             return 0
         columns = [list(map(attrgetter(name), windows)) for name in _TABLE_COLUMNS]
-        ((changed,),) = self._database.rows(_UPSERT, columns)
+        ((changed,),) = self._database.fetch_rows(_UPSERT, columns)
         return int(changed)
 
     def close(self) -> None:

@@ -86,7 +86,10 @@ class ArchiveJob:
     def stop_on_mark_change(
         self, query: StreamingQuery, topics: list[str]
     ) -> Iterator[Callable[[], bool]]:
-        """Stop the query between batches if the marks change; yield a check whether they have."""
+        """Stop the query between batches if the marks change.
+
+        Yields a function that returns whether the marks have changed.
+        """
         block_ended, marks_changed = threading.Event(), threading.Event()
 
         def watch() -> None:
@@ -122,7 +125,7 @@ class ArchiveJob:
     def _write(self, batch: DataFrame, number: int) -> None:
         with self._batch_lock:
             self.archive.write(batch, self._guard)
-            # Do not mark topics whose mark was removed meanwhile: see READER.
+            # Do not mark topics whose mark was removed meanwhile.
             archived = self.archive.log.positions
             marked = _call(self._database, marks.list_marked())
             self._mark({topic: archived[topic] for topic in marked if topic in archived})
@@ -187,5 +190,5 @@ class ArchiveJob:
 
 
 def _call(database: Database, call: Call[T]) -> T:
-    rows = database.rows(call.sql, call.params)
+    rows = database.fetch_rows(call.sql, call.params)
     return call.read(rows[0][0] if rows else None)

@@ -85,8 +85,8 @@ class ArchiveFile:
         date = staged.rpartition("/date=")[2].partition("/")[0]
         name = f"{row['first']}-{row['last']}-{topic_hash(row['topic'])}-{unique}.parquet"
         path = f"{topic_folder(row['topic'])}/date={date}/{name}"
-        size = row["rows"], row["first"], row["last"], row["bytes"]
-        return cls(path, row["topic"], date, *size, staged)
+        statistics = row["rows"], row["first"], row["last"], row["bytes"]
+        return cls(path, row["topic"], date, *statistics, staged)
 
 
 # Spark treats paths with these characters as patterns.
@@ -96,7 +96,7 @@ _GLOB_CHARACTERS: Final = frozenset("*?[]{},")
 class ArchiveFolder:
     """The files of an archive at a path or URI (/data, hdfs://…, s3a://…), through Spark's JVM.
 
-    All names are relative to it.
+    The names of files are relative to ``root``.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -301,6 +301,7 @@ class ArchiveLog:
     def _load(self) -> None:
         self._reset()
         present = self.folder.list_entries(_LOG)
+        # Names: s<version>.json is a snapshot, <version>.json an entry.
         snapshots = [int(name[1:-5]) for name in present if name[0] == "s"]
         if snapshots:
             snapshot = self.folder.read(_entry_name(max(snapshots), "s"))

@@ -1,4 +1,4 @@
-"""Replay: publish a range of an archived topic again, in order, once per name."""
+"""Replay: publish a range of an archived topic again, in order, once per replay name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """The messages that a replay publishes: ids ``first`` to ``last`` of a topic.
+    """The messages that a replay publishes: ids ``first`` to ``last`` (0: no limit) of a topic.
 
     ``since`` and ``until`` are ISO times, if the range was given by time. ``ends`` has the last id
     of each part. The archive stores the plan, so that a resumed replay has the same parts.
@@ -113,6 +113,7 @@ def _split(archive: Archive, request: ReplayPlan) -> ReplayPlan:
     if lowest is None:
         raise ArchiveError(f"{DATA} has no messages of topic {request.topic} in this range")
     first, last = int(lowest), int(highest)
+    # Rounded up.
     width = -(-(last - first + 1) // _COUNT_RANGES)
     range_number = sf.floor((sf.col("id") - first) / width)
     counts = sorted(tuple(row) for row in rows.groupBy(range_number).count().collect())

@@ -49,8 +49,8 @@ _TIMESTAMPS: Final = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS
 class Archive:
     """One archive: a folder with ``data`` (the files), ``_log`` and ``_staging``.
 
-    Threads and processes may share it: each change is one log entry. From now on, ``spark`` reads
-    Parquet row by row: see _ROW_BY_ROW.
+    Threads and processes may share it: each change is one log entry. The constructor makes
+    ``spark`` read Parquet row by row: see _ROW_BY_ROW.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -148,7 +148,7 @@ class Archive:
     def stage(self, rows: DataFrame) -> Iterator[tuple[ArchiveFile, ...]]:
         """Write rows to staged files by topic and day (UTC); afterwards delete uncommitted ones.
 
-        After an error in the block they remain: a log entry may name them already.
+        After an error in the block, the files remain: a log entry may name them already.
         """
         staging = f"{STAGING}/{uuid4().hex}"
         try:
@@ -167,7 +167,7 @@ class Archive:
 
     def _write_staged_files(self, rows: DataFrame, staging: str) -> tuple[ArchiveFile, ...]:
         target = self.log.folder.address(staging)
-        # As ``log.topic_hash``.
+        # The same value as `topic_hash` in archive/log.py.
         key = sf.sha2(sf.col("topic").cast("binary"), 256).substr(1, 16)
         # The day in UTC, independent of the session's time zone.
         days = sf.floor(sf.unix_micros("published_at") / _MICROSECONDS_A_DAY).cast("int")
@@ -233,7 +233,7 @@ def groups_to_merge(files: Iterable[ArchiveFile], today: date) -> Iterator[list[
             continue
         by_size: dict[int, list[ArchiveFile]] = defaultdict(list)
         for file in small:
-            # Sizes are similar between two powers of eight times 32 kB.
+            # Similar: below 128 kB, below 1 MB, below 8 MB, and so on by factors of eight.
             by_size[max(file.bytes // _SMALLEST_BYTES, 1).bit_length() // 3].append(file)
         yield from (group for group in by_size.values() if len(group) >= MIN_FILES_TO_MERGE)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Number of id ranges per topic in which differences are reported.
 _RANGES: Final = 64
-# Reads no rows, but prevents removals until the transaction ends.
+# Reads no rows, but blocks removals in all topics until the transaction ends.
 _LOCK_REMOVALS: Final = "SELECT FROM messages.read_stream(%s, %s, 0, 0)"
 
 # Both sides hash the same text. The sender is preceded by its length, so the text is unambiguous.
@@ -61,7 +61,7 @@ class Checksum(NamedTuple):
 
 
 ZERO: Final = Checksum(0, 0)
-# By topic and number of the range.
+# Checksums by topic, and then by the number of the range.
 RangeSums = dict[str, dict[int, Checksum]]
 
 
@@ -87,7 +87,8 @@ class _Range:
     high: int
 
     @property
-    def width(self) -> int:
+    def part_width(self) -> int:
+        """The number of ids in each of the _RANGES parts, rounded up."""
         return -(-(self.high - self.low) // _RANGES)
 
 
@@ -106,8 +107,8 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
         in_table, in_files = stored[topic], archived.get(topic, {})
         yield Comparison(topic, bound.low, bound.high, _add_up(in_table), _add_up(in_files))
         for number in sorted(in_table.keys() | in_files.keys()):
-            low = bound.low + number * bound.width
-            high = min(low + bound.width, bound.high)
+            low = bound.low + number * bound.part_width
+            high = min(low + bound.part_width, bound.high)
             part = Comparison(
                 topic, low, high, in_table.get(number, ZERO), in_files.get(number, ZERO)
             )
@@ -116,17 +117,17 @@ def verify(archive: Archive, topics: list[str] | None = None) -> Iterator[Compar
 
 
 def _sum_stored(archive: Archive, topics: list[str]) -> tuple[RangeSums, dict[str, _Range]]:
-    """Sum up the stored messages by topic and range number, while no message can be removed."""
+    """Sum up the stored messages by topic and range number, while removals are blocked."""
     sums: RangeSums = {}
     try:
         with psycopg.connect(add_defaults(dsn())) as connection:
             bounds = _compared_ranges(archive, topics)
-            for topic in list(bounds)[:1]:
-                connection.execute(_LOCK_REMOVALS, (marks.IDENT, topic))
+            if bounds:
+                connection.execute(_LOCK_REMOVALS, (marks.IDENT, next(iter(bounds))))
                 # Messages may have been removed before the lock.
                 bounds = _compared_ranges(archive, topics)
             for topic, bound in bounds.items():
-                parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.width}
+                parameters = {"ident": marks.IDENT, "topic": topic, "width": bound.part_width}
                 parameters |= {"low": bound.low, "high": bound.high}
                 rows = connection.execute(_STORED_SUMS, parameters).fetchall()
                 sums[topic] = {number: Checksum(count, int(sum_)) for number, count, sum_ in rows}
@@ -160,7 +161,7 @@ def _sum_archived(archive: Archive, bounds: Mapping[str, _Range]) -> RangeSums:
         for file in archive.log.files.values()
         if file.topic in bounds and file.last > bounds[file.topic].low
     ]
-    values = {name: [bound.low, bound.high, bound.width] for name, bound in bounds.items()}
+    values = {name: [bound.low, bound.high, bound.part_width] for name, bound in bounds.items()}
     by_topic = sf.from_json(sf.lit(json.dumps(values)), "map<string, array<bigint>>")
     known = archive.spark.range(1).select(sf.explode(by_topic).alias("topic", "bound"))
     low, high, width = (sf.col("bound")[number] for number in range(3))

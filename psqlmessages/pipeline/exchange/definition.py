@@ -88,7 +88,7 @@ def _compile_exchange(document: dict[str, Any]) -> CompiledExchange:
 
 
 class DefinitionFolder:
-    """The folder in which the driver tells its data source which exchanges to run.
+    """The folder through which the driver tells its data source which exchanges to run.
 
     Each change of the definitions is a new, numbered edition. Spark runs the data source of a
     stream in a separate process, and its options cannot change after the stream has started.

@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 0.02
 class SparkExchanges:
     """Runs exchanges in a Spark session, in parallel ``tasks`` (default: the number of cores).
 
-    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``. It
+    A turn is one micro-batch. In a turn, each task works like a process of ``exchange run``, and
     ends after ``span`` seconds, or earlier if it finds no elements for ``linger`` seconds. A Spark
     thread calls ``record`` with the number and the counts of each turn. Executors import
     ``modules``, which contain selector functions. ``dsn_file`` contains the address of the
@@ -98,6 +98,7 @@ class SparkExchanges:
 
     def stop(self, seconds: float = 60) -> None:
         """Stop after the current turn, but wait for it at most this number of seconds."""
+        # Without exchanges, no further turn begins.
         self.define(())
         self.wait_until_current(seconds)
         if self._query is not None:

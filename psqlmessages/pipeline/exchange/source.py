@@ -41,16 +41,16 @@ from psqlmessages.retry import Backoff, RateLimitedLogger, error_line
 
 logger = logging.getLogger("psqlmessages")
 
-# Two counts are no outcomes of elements: waits of consumers, and whether a rule is missing.
+# Counts that are not outcomes of elements: waits of consumers, and 1 if a rule may be missing.
 WAITS: Final = "waits"
 REFUSALS: Final = "refusals"
 
-# Shared by all task runs of this process: an open circuit also stops the next run.
+# Shared by all task runs of this process: an open circuit stays open in the next run.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
 
 
 class TaskCounts(NamedTuple):
-    """The counts of one exchange in a task run: a row of the data source."""
+    """The counts of an exchange and outcome in one task run: a row of the data source."""
 
     exchange: str
     outcome: str
@@ -204,6 +204,7 @@ class WatchedSource:
         self.backoff.reset()
         now = monotonic()
         next_at = state.listen_again_at if state.next_at is None else state.next_at
+        # If `wake` was called meanwhile, its time applies.
         if self.wakeups == wakeups:
             self.next_at = min(now + self.schedule.interval, next_at)
             self.schedule.lengthen()

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 CLIENT: Final = "pipeline.report"
 _COLUMNS: Final = "id bigint, topic string, sender string, body string, published_at timestamp"
-# One row per step, topic and sender, and one for the total. The other grouping columns are null.
+# One row for each step, each topic, each sender, and the total.
 _SUMS: Final = """
     SELECT at, topic, sender, grouping_id(at, topic, sender) AS kind, count(*) AS count,
         sum(size) AS bytes, percentile(size, array(0.5, 0.95, 0.99)) AS sizes
     FROM {messages} GROUP BY GROUPING SETS ((), (at), (topic), (sender))
 """
+# Values of kind: one bit each for at, topic and sender, 1 if the row does not group by it.
 _TOTAL, _STEP, _TOPIC, _SENDER = 0b111, 0b011, 0b101, 0b110
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 # The percentiles 50, 95 and 99.
@@ -36,14 +37,14 @@ class Period(NamedTuple):
             if length % unit == 0 and self.seconds / length <= MAX_STEPS:
                 return length
         unit = max(unit, 3600)
-        return unit * -(-int(self.seconds) // (MAX_STEPS * unit))
+        return unit * ceil(int(self.seconds) / (MAX_STEPS * unit))
 
 
 @dataclass(frozen=True)
 class TrafficStatistics:
-    """Messages published in a step, to a topic or by a sender.
+    """Messages published in a step, to a topic, by a sender, or in all.
 
-    ``latency`` is in milliseconds, or None if it was not measured.
+    ``size`` is in bytes. ``latency`` is in milliseconds, or None if it was not measured.
     """
 
     count: int
@@ -58,7 +59,7 @@ class ReportStatistics:
 
     ``topics`` and ``senders`` are ordered by messages, descending. ``points`` has the messages of
     the busiest topics by step. ``source`` describes the origin of the statistics. ``counted`` is
-    the part of the period that was counted; None means all of it.
+    the part of the period that was counted, in Unix time; None means all of it.
     """
 
     source: str
@@ -73,7 +74,10 @@ class ReportStatistics:
 
 @dataclass(frozen=True)
 class ExchangeFlow:
-    """An exchange with its counts since it was created: copies by destination, and outcomes."""
+    """An exchange with its counts since it was created: copies by destination, and outcomes.
+
+    ``source`` is a namespace and a queue.
+    """
 
     name: str
     source: tuple[str, str]
@@ -83,7 +87,10 @@ class ExchangeFlow:
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of the page. ``database`` describes the database, without secrets."""
+    """The contents of the page. ``database`` describes the database, without secrets.
+
+    ``home`` is the namespace that the page omits before the names of queues.
+    """
 
     database: str
     period: Period

@@ -19,7 +19,7 @@ from psqlmessages.pipeline.report.contents import (
     TrafficStatistics,
 )
 
-# JavaScript modules, in the order of their dependencies.
+# JavaScript modules, relative to monitor/, in the order of their dependencies.
 _MODULES: Final = (
     *("dom", "format", "panels", "windows", "graph_layout", "graph_draw"),
     "../report/report",
