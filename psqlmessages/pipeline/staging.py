@@ -93,7 +93,7 @@ class _StagingTask:
         self.rows = 0
 
     def stage_from(self, batch: pa.RecordBatch) -> None:
-        """Copy a batch and those after it, up to the limit, in one transaction."""
+        """Copy a batch and the batches after it, up to _BUFFER_BYTES, in one transaction."""
         self._buffer = [batch]
         name = OutageRetry().call(self._attempt)
         if self._read_error is not None:

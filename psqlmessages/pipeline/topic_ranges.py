@@ -97,7 +97,7 @@ _MAX_BYTES: Final = 512 * 1024
 # because all of the next ids may belong to this topic.
 _MAX_IDS: Final = 100 * _MAX_ROWS
 _CALLS_PER_STATEMENT: Final = 100
-# The first statement for several topics reads at most this many, and some rows of each.
+# A statement for several topics reads at most this many topics, and at most this many rows of each.
 _TOPICS_PER_STATEMENT: Final = 50
 _ROWS_PER_TOPIC: Final = 400
 
@@ -125,7 +125,7 @@ class StreamStatements:
                 yield from self._read_group(group)
 
     def _read_group(self, group: Sequence[IdRange]) -> Iterator[ReadStatement]:
-        """Read each topic with one call, which is enough for most; then read the rest."""
+        """Read each topic with one call, which is enough for most topics; then read the rest."""
         max_rows = _MAX_ROWS if len(group) == 1 else _ROWS_PER_TOPIC
         calls = [
             read_call(self.client, part, max_rows, with_bodies=self._has_bodies) for part in group

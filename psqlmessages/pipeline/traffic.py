@@ -100,7 +100,7 @@ def group_by_window(messages: DataFrame, lateness: timedelta = LATENESS) -> Data
         _round_milliseconds(sf.unix_micros(read_at) - sf.unix_micros("published_at")).alias(
             "latency"
         ),
-        # A message with a time in the future must not close windows of others.
+        # A message with a time in the future must not close the windows of other messages.
         sf.least("published_at", read_at).alias("seen_at"),
     ).withWatermark("seen_at", f"{lateness.total_seconds():.0f} seconds")
     by_window = sized.withColumn(
