@@ -37,7 +37,7 @@ def _configure_allow(parser: ArgumentParser) -> None:
     _configure_deny(parser)
     parser.add_argument(
         "--timeout", type=positive, default=int(DEFAULT_TIMEOUT.total_seconds()),
-        help="seconds that large bodies and reply tokens are valid (default: 60)",
+        help="seconds for which large bodies and answers are stored (default: 60)",
     )  # fmt: skip
 
 

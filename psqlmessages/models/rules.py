@@ -49,7 +49,7 @@ class Auth(models.Model):
     )
     mode = models.CharField(max_length=2, choices=Mode, db_collation="C")
     timeout = models.IntegerField(
-        help_text=_("How long large bodies are stored and reply tokens stay valid, in seconds.")
+        help_text=_("How long large bodies and large answers are stored, in seconds.")
     )
 
     objects = RuleManager()

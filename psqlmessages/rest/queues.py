@@ -109,7 +109,7 @@ async def peek(
     request: HttpRequest,
     ns: str,
     queue: str,
-    max_rows: schemas.MaxRows = 10,
+    max_rows: schemas.PeekRows = 10,
     with_bodies: bool = True,
     ident: schemas.Ident = None,
 ):

@@ -36,8 +36,8 @@ class Rule:
     "W" (send), "R" (receive), "RW", for a topic also "O" (observe), and for a queue also "A"
     (administer: RW, and change its settings or remove it). The default is "RW", for ``rpc`` "W".
     ``role`` is the PostgreSQL role that may act as the node, by default the one as which Django
-    connects. ``timeout``, a timedelta or a number of seconds, is how long large bodies and reply
-    tokens are valid. Raises ValueError if a mode does not fit, or not one destination is given.
+    connects. ``timeout``, a timedelta or a number of seconds, is how long large bodies and
+    answers are stored. Raises ValueError if a mode does not fit, or not one destination is given.
     """
 
     node: str

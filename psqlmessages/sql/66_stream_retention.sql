@@ -1,4 +1,4 @@
--- Retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
+-- Expiry of subscriptions, and retention of stream messages. Publishers fill four partitions in turn: the current one has its number (slot) in
 -- messages._stream. Housekeeping truncates another partition when no subscription and no retention needs its messages.
 -- If few are still needed, it first moves them to the current partition.
 
