@@ -1,6 +1,7 @@
 """The promises of the docs and their tests: python -m tests.promises prints and checks the list.
 
-Each line of the files promises*.txt has a page, words on this page, and the test that guards them.
+Each line of the files promises*.txt has a page, words on this page (several, if one test guards
+them), and the test.
 "error 54" in place of a page is an error of the SQL functions.
 """
 
@@ -44,10 +45,11 @@ class Promise:
 def read_promises() -> list[Promise]:
     """Read all promises, and sort them by page."""
     lines = (line for file in TESTS.rglob("promises*.txt") for line in file.read_text().split("\n"))
+    parts = [line.split(" | ") for line in lines if line.strip() and not line.startswith("#")]
     found = [
-        Promise(*(part.strip() for part in line.split(" | ")))
-        for line in lines
-        if line.strip() and not line.startswith("#")
+        Promise(page.strip(), words.strip(), test.strip())
+        for page, *of_page, test in parts
+        for words in of_page
     ]
     return sorted(found, key=lambda each: (each.page, each.words))
 

@@ -24,23 +24,15 @@ def migrate(server: Server) -> None:
 
 @contextmanager
 def temporary_server(
-    folder: Path, binaries: Path, *, rules: str = "", settings: Mapping[str, str] | None = None
+    folder: Path, binaries: Path, *, settings: Mapping[str, str] | None = None
 ) -> Iterator[TestedServer]:
-    """Start and migrate a server in a folder, create the tests' roles; remove it at the end.
-
-    `rules` are SQL rows: ``('role', 'ident', 'Topic', 'dest', 'RW', 5), ...``
-    """
+    """Start and migrate a server in a folder, create the tests' roles; remove it at the end."""
     folder.chmod(0o755)
     server = Server(folder / "server", binaries, settings)
     try:
         migrate(server.start())
         with psycopg.connect(server.superuser_url(Server.owner), autocommit=True) as superuser:
             create_roles(superuser, server)
-            if rules:
-                superuser.execute(
-                    "INSERT INTO messages.auth (role, ident, type, dest, mode, timeout) VALUES "
-                    + rules
-                )
         yield TestedServer(server, Server.owner)
     finally:
         server.stop("immediate")

@@ -1,7 +1,7 @@
 """Plans: what a definition means for its loops. Lines: what a transaction ahead leaves."""
 
 from psqlmessages.exchanges import CompiledDestination, CompiledExchange, QueueRef, Selector
-from psqlmessages.exchanges.engine.batch import DeliveryMode, ExchangePlan
+from psqlmessages.exchanges.engine.batch import ExchangePlan
 from psqlmessages.exchanges.engine.sql import Query, ReconnectingConnection
 from tests.client.nodes import in_a_loop
 from tests.conftest import TestedServer
@@ -10,12 +10,6 @@ from tests.conftest import TestedServer
 def plan(*destinations: str, **options: object) -> ExchangePlan:
     compiled = tuple(CompiledDestination(QueueRef(*each.split("/"))) for each in destinations)
     return ExchangePlan.of(CompiledExchange("x1", QueueRef("here", "a"), compiled, **options))
-
-
-def test_within_one_database_nothing_is_reserved():
-    assert plan("here/b", "here/c", reserve=False).mode is DeliveryMode.WITHIN
-    assert plan("here/b", "there/c").mode is DeliveryMode.RESERVED
-    assert plan("here/b", "there/c", reserve=False).mode is DeliveryMode.POPPED
 
 
 def test_the_loops_share_the_window_and_a_batch_fits_one_call():

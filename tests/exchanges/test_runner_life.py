@@ -1,6 +1,5 @@
 """Workers: they wait without asking, take up what changes, and come back where a server goes."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -159,23 +158,6 @@ def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field
     assert (moved, len(asked)) in ((["1", "2"], 2), (["1", "2", "3"], 3))
     answer = field.default.query("SELECT string_agg(body, ',') FROM messages.pop('W', 'a', 9)")
     assert answer == {2: "3,late", 3: "late"}[len(moved)]
-
-
-def test_lost_connections_lose_no_element(field: Field, caplog):
-    field.define(x1=flow("a", "b", "c", parallel=2, wsize=20))
-    bodies = [str(number) for number in range(1500)]
-    with working():
-        for start in range(0, 1500, 300):
-            field.default.push_many("a", bodies[start : start + 300])
-            field.default.query(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-                " AND query LIKE '%%messages.%%'"
-            )
-        field.until_idle(60)
-    for queue in ("b", "c"):
-        assert sorted(field.default.bodies(queue), key=int) == bodies
-    assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) < 30
 
 
 def test_what_was_done_is_counted(field: Field):

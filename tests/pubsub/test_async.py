@@ -9,11 +9,10 @@ import psycopg
 import pytest
 
 from psqlmessages import AsyncPubSub
-from psqlmessages.exceptions import ConnectionLost
 from psqlmessages.pubsub import Event
 from tests.client.nodes import in_a_loop
 from tests.conftest import TestedServer
-from tests.pubsub.conftest import Listener, end_backend
+from tests.pubsub.conftest import Listener
 
 
 class AsyncEar(asyncio.Queue[Event]):
@@ -51,24 +50,6 @@ async def test_a_connection_that_is_given_is_used_with_its_transactions(
         await bus.close()
         listening = await given.execute("SELECT pg_listening_channels()")
         assert await listening.fetchall() == []
-
-
-@in_a_loop
-async def test_a_connection_lost_amid_a_transaction_does_not_publish_outside_of_it(
-    server: TestedServer, superuser: psycopg.Connection, listener: Listener
-):
-    async with await psycopg.AsyncConnection.connect(server.url("user2")) as given:
-        bus = AsyncPubSub(given)
-        await bus.subscribe("B")
-        await given.execute("SELECT 1")
-        await asyncio.to_thread(end_backend, superuser, given)
-        while bus.counters.lost_connections == 0:
-            await asyncio.to_thread(superuser.execute, "SELECT pg_sleep(0.01)")
-        with pytest.raises(ConnectionLost, match="during a transaction"):
-            await bus.publish("A", "x")
-        await bus.publish("A", "alone")
-        await bus.close()
-    assert listener.segments() == ["!alone"]
 
 
 @in_a_loop

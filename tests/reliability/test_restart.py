@@ -110,6 +110,7 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
         **work.counts(), log_lines=len(worker.problems),
     )  # fmt: skip
     work.check()
+    assert {each.counters.reconnects for each in work.nodes.values()} == {len(restarts)}
     assert stored_elements(own_world, "a") == []
     assert len(worker.problems) < 40, worker.problems
 

@@ -1,15 +1,22 @@
 """A crowd of waiting readers: what it costs, and that each element goes to the first of them."""
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from psqlmessages.client import wakeups
+from psqlmessages.relay.revalidation import Credentials
+from psqlmessages.rest import namespaces
 from psqlmessages.rest.namespaces import RestDatabase
+from psqlmessages.rest.waiters import WaitingRequest
 from tests.django.waiting import wait_until
 from tests.rest.callers import Caller, Connection, at
-from tests.rest.test_line import reader_of_orders
 from tests.sql.conftest import World
 from tests.web.site import Site
 
@@ -76,6 +83,64 @@ def test_readers_who_go_away_give_up_their_places_and_swallow_nothing(site: Site
 
     asyncio.run(scenario())
     assert worker.call("GET", at("orders", "status")).json["total"] == 0
+
+
+class CountingDatabase(RestDatabase):
+    """A database of the API that counts the statements of all who wait."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+        self.counts = Counter[str]()
+
+    async def reserve(self, *arguments: Any) -> Any:
+        self.counts["reserve"] += 1
+        return await super().reserve(*arguments)
+
+    async def listen(self, *arguments: Any) -> Any:
+        self.counts["listen"] += 1
+        return await super().listen(*arguments)
+
+    async def wait_for(self, **counts: int) -> None:
+        """Wait for these counts; if there are more statements, for ever."""
+        while self.counts != counts:  # noqa: ASYNC110 - counts have no event
+            await asyncio.sleep(0.01)
+
+
+def reader_of_orders(tid: str = "tid", *, may_wait: bool) -> WaitingRequest:
+    now, who = datetime.now(UTC), Credentials(1, "")
+    later = now + timedelta(hours=1)
+    return WaitingRequest(tid, "orders", "worker", 120.0, False, may_wait, who, now, later)
+
+
+def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
+    # Waiting requests look when they are notified, however long the machine takes.
+    monkeypatch.setattr(wakeups, "MIN_POLL_SECONDS", 3600.0)
+    monkeypatch.setattr(namespaces, "get_credential_monitor", Mock())
+
+    async def scenario() -> None:
+        space = CountingDatabase()
+
+        def join(number: int) -> list[asyncio.Task[Any]]:
+            readers = [reader_of_orders(f"{len(tasks)} {n}", may_wait=True) for n in range(number)]
+            return [asyncio.create_task(space.take(reader)) for reader in readers]
+
+        tasks: list[asyncio.Task[Any]] = []
+        tasks += join(900)
+        # One look before anybody listened and one after: not one for each reader.
+        await space.wait_for(reserve=2, listen=1)
+        tasks += join(100)
+        for number in range(3):
+            await asyncio.to_thread(rest.owner.ok, "push", "worker", "orders", str(number))
+            assert (await tasks[number]).body == str(number)
+            await space.wait_for(reserve=3 + number, listen=2 + number)
+        assert not any(task.done() for task in tasks[3:])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await space._listener.close()
+        space.pool._close_idle()
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
 def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: World):

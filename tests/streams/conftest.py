@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from project.postgres import Server
-from tests.servers import SERVER
 from tests.sql.conftest import Program, World, new_role, world
-from tests.temporary_server import temporary_server
 
 __all__ = ["new_role", "world"]
 
@@ -115,14 +112,6 @@ def stream(world: World) -> Iterator[Stream]:
     owner.execute("ROLLBACK")
     owner.execute("UPDATE psqlmessages_topic SET retention = 0")
     owner.execute("UPDATE messages._stream SET tended_at = clock_timestamp()")
-
-
-@pytest.fixture(scope="session")
-def mortal(tmp_path_factory, pytestconfig) -> Iterator[Server]:
-    """A server of its own, migrated: a test may kill or restart it, and leaves it running."""
-    folder = tmp_path_factory.mktemp("mortal")
-    with temporary_server(folder, pytestconfig.stash[SERVER].binaries) as own:
-        yield own.server
 
 
 def register(program: Program, ident: str) -> Program:

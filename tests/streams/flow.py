@@ -41,7 +41,6 @@ class Publisher:
     name: int
     messages: int
     committed: list[str] = field(default_factory=list)
-    uncertain: list[str] = field(default_factory=list)
     rolled_back: int = 0
 
     def run(self) -> None:
@@ -57,9 +56,6 @@ class Publisher:
                 except psycopg.errors.SerializationFailure:
                     connect().execute("ROLLBACK")
                     self.rolled_back += len(payloads)
-                except BROKEN:
-                    # If the connection broke nobody knows whether it was committed.
-                    self.uncertain += payloads
                 else:
                     if is_lost:
                         self.rolled_back += len(payloads)
@@ -78,7 +74,7 @@ class Publisher:
         connection.execute("SELECT pg_sleep(%s)", [dice.random() / 50])
         end = "ROLLBACK" if is_lost else "COMMIT"
         # No more publishers than transactions may be prepared at once.
-        if self.flow.is_prepared and self.name < 5 and dice.random() < 0.2:
+        if self.name < 5 and dice.random() < 0.2:
             connection.execute(f"PREPARE TRANSACTION 'flow {self.name}'")
             connection.execute("SELECT pg_sleep(%s)", [dice.random() / 100])
             end += f" PREPARED 'flow {self.name}'"
@@ -95,7 +91,6 @@ def publish(connection: psycopg.Connection, payloads: list[str]) -> int:
 @dataclass
 class Reader:
     flow: "Flow"
-    is_killed: bool
     rolled_back: int = 0
     killed: int = 0
 
@@ -109,7 +104,7 @@ class Reader:
                     connection = connect()
                     with connection.transaction(force_rollback=chance < 0.15):
                         rows = connection.execute(EFFECT, [dice.randint(1, 500)]).fetchone()[0]
-                        if self.is_killed and 0.15 < chance < 0.2:
+                        if 0.15 < chance < 0.2:
                             pid = connection.info.backend_pid
                             connect_killer().execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
                             self.killed += 1
@@ -120,27 +115,21 @@ class Reader:
 class Flow:
     """Publishers, a reader and an untiring remover, each in a thread with its own connection."""
 
-    def __init__(
-        self, url: str, messages: int, publishers: int = 8, *, is_prepared: bool = False
-    ) -> None:
-        self.url, self.is_prepared = url, is_prepared
-        self.publishers = [
-            Publisher(self, name, messages // publishers) for name in range(publishers)
-        ]
+    def __init__(self, url: str, messages: int) -> None:
+        self.url = url
+        self.publishers = [Publisher(self, name, messages // 8) for name in range(8)]
         self.is_busy = True
         self.failure: BaseException | None = None
         self.emptied = 0
-        self.beside: threading.Thread | None = None
-        self.reader = Reader(self, is_killed=True)
+        self.reader = Reader(self)
 
     @property
     def is_wanted(self) -> bool:
         """Whether some share is not committed yet, or a fault has not happened yet."""
         return (
             any(len(each.committed) < each.messages for each in self.publishers)
-            or (self.beside is not None and self.beside.is_alive())
             or not self.reader.rolled_back
-            or (self.reader.is_killed and not self.reader.killed)
+            or not self.reader.killed
         )
 
     @contextmanager
@@ -157,22 +146,20 @@ class Flow:
         for connection in made:
             connection.close()
 
-    def run(self, *, kills: bool = True, beside: threading.Thread | None = None) -> dict[str, int]:
-        """Let it flow until all is published and read, and `beside` has ended; the counts."""
+    def run(self) -> dict[str, int]:
+        """Let it flow until all is published and read; the counts."""
         with psycopg.connect(self.url, autocommit=True) as owner:
             owner.execute(SETUP)
             owner.execute("SELECT messages.unsubscribe('FLOW', 'FLOW')")
             owner.execute("SELECT * FROM messages.subscribe('FLOW', 'FLOW', 600)")
-        self.reader.is_killed = kills
         publishing = [self.thread(publisher.run) for publisher in self.publishers]
         others = [self.thread(self.reader.run), self.thread(self.remove)]
-        self.beside = beside
-        for thread in (*([beside] if beside else []), *publishing, *others):
+        for thread in (*publishing, *others):
             thread.start()
         for thread in publishing:
             thread.join()
         self.is_busy = False
-        for thread in (*others, *([beside] if beside else [])):
+        for thread in others:
             thread.join()
         if self.failure:
             raise self.failure
@@ -205,7 +192,6 @@ class Flow:
             owner.execute("DROP TABLE psqlmessages_effects")
         effects = Counter(payload for _, payload in rows)
         committed = {payload for each in self.publishers for payload in each.committed}
-        uncertain = {payload for each in self.publishers for payload in each.uncertain}
         assert all(former[0] < later[0] for former, later in pairwise(rows)), "not in their order"
         return {
             "committed": len(committed),
@@ -213,5 +199,5 @@ class Flow:
             "reader_kills": self.reader.killed, "reader_rollbacks": self.reader.rolled_back,
             "lost": len(committed - effects.keys()),
             "duplicated": sum(count - 1 for count in effects.values()),
-            "rolled_back_but_read": len(effects.keys() - committed - uncertain),
+            "rolled_back_but_read": len(effects.keys() - committed),
         }  # fmt: skip

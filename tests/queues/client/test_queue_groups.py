@@ -20,8 +20,8 @@ from psqlmessages.client.session import NodeSession
 from tests.client.nodes import end_backend
 from tests.client.programs import PROMPTLY
 from tests.conftest import TestedServer
+from tests.django.processes import ROOT
 from tests.queues.client.conftest import HOURS, NOW, SOON, state
-from tests.queues.client.test_queue_restart import ROOT
 from tests.sql.conftest import World
 
 Handle = Callable[[Element], bool | None]

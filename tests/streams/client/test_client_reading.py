@@ -16,7 +16,6 @@ from psqlmessages import AsyncNode, AsyncSubscription, Node, Options, Subscripti
 from psqlmessages.client import subscription
 from tests.client.nodes import NOW, QUICK, end_backend, in_a_loop, offered
 from tests.client.programs import PROMPTLY
-from tests.client.proxy import Proxy
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 from tests.sql.conftest import World
@@ -245,20 +244,6 @@ def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confir
     after = [writer.publish("NEWS", number).id for number in range(10, 15)]
     assert before == after[:3]
     assert [message.body for message in messages] == list(range(10, 15))
-
-
-@pytest.mark.usefixtures("no_second_look")
-def test_a_read_on_a_stalled_network_is_repeated(server: TestedServer, writer: Node, proxy: Proxy):
-    dsn = make_conninfo(server.url("user2"), host="127.0.0.1", port=proxy.port)
-    with Node("READER", dsn, options=replace(PATIENT, answer_timeout=timedelta(seconds=1))) as node:
-        messages = node.subscribe("NEWS", max_rows=2)
-        writer.publish_many("NEWS", range(4))
-        assert bodies(messages, 2) == [0, 1]
-        proxy.stall()
-        # The confirmation gets no answer: whether it was done is not known.
-        assert bodies(messages, 2) == [2, 3]
-        # A machine that stands still is taken for such a network.
-        assert node.counters.reconnects >= 1
 
 
 def test_a_gap_is_told(stream: World, writer: Node, new_reader: NewReader, caplog):
