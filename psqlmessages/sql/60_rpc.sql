@@ -283,6 +283,7 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
 SET jit = off
 AS $$
 DECLARE
@@ -518,6 +519,7 @@ LANGUAGE plpgsql
 SECURITY DEFINER
 SET search_path = pg_catalog, public, pg_temp
 SET enable_seqscan = off
+SET plan_cache_mode = force_generic_plan
 SET jit = off
 AS $$
 DECLARE

@@ -148,3 +148,14 @@ def test_neither_an_answer_nor_a_kept_body_reads_a_big_table_whole(nodes: Pair):
             token = json.loads(payload)["Token"]
             assert_reads_little(cold, "return", "HOT", token, "x")
             assert_reads_little(cold, "return_many", ["HOT"] * 3, [token] * 3, ["x"] * 3)
+
+
+def test_statements_for_many_are_planned_once(world: World):
+    # Otherwise batches of different sizes are planned again and again: 3.8 ms instead of 0.7.
+    query = """
+        SELECT string_agg(proname, ' ' ORDER BY proname) FROM pg_proc
+        WHERE pronamespace = 'messages'::regnamespace AND proconfig IS NOT NULL
+        AND proname IN ('rpc_many', 'return_many', 'commit')
+        AND NOT proconfig @> '{plan_cache_mode=force_generic_plan}'
+    """
+    assert world.execute(query).fetchone() == (None,)
