@@ -118,7 +118,7 @@ screenshots: .venv/test  ## take the pictures under docs/images of the pages, wi
 	@$(BIN)/python -m tools.screenshots
 
 .PHONY: bench
-bench: .venv/bench .venv/pipeline  ## measure all against the peers, over an hour (ARGS="sends queues" for some)
+bench: .venv/bench .venv/pipeline  ## measure all against the peers, up to 45 minutes (ARGS="sends queues" for some)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: bench-quick

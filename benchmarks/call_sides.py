@@ -36,12 +36,15 @@ def answer_with_node(dsn: str, on_ready: OnReady) -> None:
         node.run()
 
 
-def answer_with_async_node(dsn: str, on_ready: OnReady) -> None:
+def answer_with_async_node(dsn: str, on_ready: OnReady, ident: str = ANSWERER) -> None:
     """Do the same with asyncio."""
 
+    async def body(message: Message) -> Any:
+        return message.body
+
     async def answer() -> None:
-        async with AsyncNode(ANSWERER, dsn) as node:
-            node.on_rpc(_body)
+        async with AsyncNode(ident, dsn) as node:
+            node.on_rpc(body)
             on_ready()
             await node.run()
 

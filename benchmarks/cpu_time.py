@@ -25,6 +25,12 @@ def seconds(*roots: int) -> float:
     return sum(ticks[pid] for pid in ticks if _is_descendant(pid, roots, parents)) / _TICKS
 
 
+def process_nanoseconds(pid: int) -> int:
+    """Return the CPU time of the present threads of a process, more precise than ``seconds``."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
+
+
 def _is_descendant(pid: int, roots: tuple[int, ...], parents: dict[int, int]) -> bool:
     while pid in parents:
         if pid in roots:

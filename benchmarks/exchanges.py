@@ -105,8 +105,8 @@ def measure_rates(
 def compare(rates: Mapping[str, list[float]]) -> list[Row]:
     """Create a row for each exchange and each peer."""
     rows: list[Row] = []
-    peers = {
-        PLAIN: ("one SQL statement that routes 100", 0.3, PLAIN_NOTE),
+    peers: dict[str, tuple[str, float | None, str]] = {
+        PLAIN: ("one SQL statement that routes 100", None, PLAIN_NOTE),
         POSTGRES: ("keuss 2.0.6 on PostgreSQL, 16 loops", 10, "ours 1 loop"),
         REDIS: ("keuss 2.0.6 on Redis, 16 loops", 1, "ours 1 loop; Redis stores nothing on disk"),
     }

@@ -145,7 +145,7 @@ def to_row(pair: Pair, index: int, rates: Mapping[str, list[float]]) -> Row:
     return Row.of(
         f"queues: {mode} to {pair.theirs.name}", f"{pair.ours.name}, 1 KB, {mode}",
         pair.theirs.name, "elements/s", rates[pair.ours.name], rates[pair.theirs.name],
-        goal=1.0, note=pair.notes[index],
+        goal=None if issubclass(pair.theirs, PlainLease) else 1.0, note=pair.notes[index],
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class Postgres:
     """The methods of a Node, and plain PostgreSQL on the same connection."""
 
     def __init__(self, node: Node) -> None:
-        connection = node._session.connection
+        connection = node._session._connection
         if connection is None:
             raise RuntimeError("the sender lost its connection")
         self._node, self._connection = node, connection

@@ -40,7 +40,7 @@ def count(addresses: Addresses, messages: int, report: Report) -> None:
     """Count notifications of the topic and of the plain channel on a node's connection."""
     with Node(RECEIVER, addresses.dsn) as node:
         node.topic_listen(TOPIC)
-        connection, buffer = node._session.connection, node._session.buffer
+        connection, buffer = node._session._connection, node._session._buffer
         if connection is None or buffer is None:
             raise RuntimeError("the receiver lost its connection")
         connection.execute(f"LISTEN {CHANNEL}")

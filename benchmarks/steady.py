@@ -5,8 +5,8 @@ python -m benchmarks.steady [--quick] [--json FILE]
 Two databases of one server take turns of a tenth of a second: an old one, and a new one that is
 created again each minute. In each, one connection publishes durable messages of 1 KB as fast as it
 can; another process reads with a subscription whose timeout is 10 seconds. So disturbances of the
-machine affect both. After 20 minutes, ten for each, the old database is compared with one in its
-first minute. A round is ten seconds: of the last minute for the rate, of the last ten minutes for
+machine affect both. After six minutes, three for each, the old database is compared with one in its
+first minute. A round is ten seconds: of the last minute for the rate, of the last three for
 the size. A quick run measures nothing.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import temporary_server
 from project.postgres import Server
 
-MINUTES, SECONDS = 20, 10
+MINUTES, SECONDS = 6, 10
 WINDOWS_PER_MINUTE = 60 // SECONDS
 TURN, TURNS = 0.1, 5
 BODY = "x" * 1000

@@ -27,7 +27,7 @@ ONE: dict[str, dict[str, Any]] = {
 }
 MANY: dict[str, dict[str, Any]] = {
     stream_sides.PGMQ_MANY: {"goal": 1.5, "note": "pgmq's rows are read, then deleted"},
-    stream_sides.COPY: {"goal": 0.3, "note": "a table without rules or removal"},
+    stream_sides.COPY: {"note": "a table without rules or removal"},
 }
 
 

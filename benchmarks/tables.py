@@ -1,4 +1,4 @@
-"""The results as Markdown: benchmarks/results.md, and the tables of the page on performance."""
+"""The results as Markdown: benchmarks/results.md, and the tables of the pages on performance."""
 
 from __future__ import annotations
 
@@ -6,27 +6,46 @@ import re
 from pathlib import Path
 from textwrap import fill
 
+from benchmarks.programs import MAIN_ROWS
 from benchmarks.results import Curve, Row
 from benchmarks.stored_results import StoredFindings
 
 RESULTS = Path(__file__).with_name("results.md")
-PAGE = Path(__file__).parents[1] / "docs/explanation/performance.md"
+PAGES = Path(__file__).parents[1] / "docs/explanation"
+MAIN, DETAILS = PAGES / "performance.md", PAGES / "performance-details.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 HEAD = (
     "| measured | compared with | ours | theirs | ratio | ratios of rounds | goal |\n"
     "| --- | --- | ---: | ---: | ---: | --- | --- |"
 )
+MAIN_HEAD = "| measured | compared with | ratio | goal |\n| --- | --- | ---: | --- |"
 
 
 def write(machine: str, versions: dict[str, str], stored: list[StoredFindings]) -> None:
-    """Write both files."""
+    """Write results.md and the tables of both pages."""
     text = to_markdown(machine, versions, stored)
     title = "# Results\n\nWritten by `make bench`."
     title += " Explained in [performance.md](../docs/explanation/performance.md).\n\n"
     RESULTS.write_text(title + text + "\n" + curve_tables(stored), "utf-8")
-    page = PAGE.read_text("utf-8")
     between = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    PAGE.write_text(between.sub(lambda _: f"{BEGIN}\n{text}{END}", page), "utf-8")
+    for path, content in ((MAIN, main_table(stored)), (DETAILS, text)):
+        page = path.read_text("utf-8")
+        path.write_text(between.sub(lambda _: f"{BEGIN}\n{content}{END}", page), "utf-8")  # noqa: B023
+
+
+def main_table(stored: list[StoredFindings]) -> str:
+    """Return the table of the main rows, without figures and notes."""
+    lines = [
+        f"| {row.subject} | {row.peer} | {row.ratio:.2f} | {_goal(row)} |"
+        for row in main_rows(stored)
+    ]
+    return "\n".join((MAIN_HEAD, *lines)) + "\n"
+
+
+def main_rows(stored: list[StoredFindings]) -> list[Row]:
+    """Return the stored rows of MAIN_ROWS, in that order."""
+    rows = {row.key: row for each in stored for row in each.findings.rows}
+    return [rows[key] for key in MAIN_ROWS if key in rows]
 
 
 def to_markdown(machine: str, versions: dict[str, str], stored: list[StoredFindings]) -> str:
@@ -60,15 +79,18 @@ def _program_table(stored: StoredFindings) -> str:
 
 def _line(row: Row, notes: list[str]) -> str:
     mark = f" ({notes.index(row.note) + 1})" if row.note else ""
-    goal = ""
-    if row.goal is not None:
-        sign = "≤" if row.is_lower_better else "≥"
-        goal = f"{sign} {row.goal:g} {'reached' if row.meets_goal else '**missed**'}"
     return (
         f"| {row.subject}{mark} | {row.peer} | {format_figure(row.ours)} {row.unit}"
         f" | {format_figure(row.theirs)} {row.unit} | {row.ratio:.2f}"
-        f" | {min(row.ratios):.2f} to {max(row.ratios):.2f} | {goal} |"
+        f" | {min(row.ratios):.2f} to {max(row.ratios):.2f} | {_goal(row)} |"
     )
+
+
+def _goal(row: Row) -> str:
+    if row.goal is None:
+        return ""
+    sign = "≤" if row.is_lower_better else "≥"
+    return f"{sign} {row.goal:g} {'reached' if row.meets_goal else '**missed**'}"
 
 
 def format_figure(number: float) -> str:

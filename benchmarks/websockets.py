@@ -18,7 +18,7 @@ from statistics import median
 from threading import Event
 from time import perf_counter
 
-from benchmarks import brokers, slow_consumer
+from benchmarks import brokers, cpu_time, slow_consumer
 from benchmarks.brokers import PeerMissing
 from benchmarks.results import Curve, Findings, Options, Row, run
 from benchmarks.servers import temporary_server
@@ -32,6 +32,9 @@ MAX_AHEAD = 5
 MAX_PER_SECOND, DELIVERIES_PER_SECOND = 4, 500
 MAX_MEMORY_BYTES = 150 * 2**20
 MAX_SOCKETS = 1000
+# CPU of Daphne per delivery to 1,000 WebSockets before ADR 35, in µs: some messages per second, and
+# at full speed.
+FORMER_CPU = {"pace": 13.4, "full": 4.4}
 NOTE = (
     "ours checks permissions twice a second, and its frames contain the sender (90 bytes more); the"
     " peer has no users, and stores a message in Redis until it is received"
@@ -55,11 +58,16 @@ class Step:
 
 @dataclass
 class Figures:
-    """The figures of a side at a step, one for each round: deliveries/s, latencies in ms."""
+    """The figures of a side at a step, one for each round.
+
+    Deliveries/s, latencies in ms, and µs of CPU per delivery at both speeds.
+    """
 
     rates: list[float] = field(default_factory=list)
     p50: list[float] = field(default_factory=list)
     p99: list[float] = field(default_factory=list)
+    full_cpu: list[float] = field(default_factory=list)
+    pace_cpu: list[float] = field(default_factory=list)
 
 
 def measure(options: Options) -> Findings:
@@ -83,6 +91,8 @@ def measure(options: Options) -> Findings:
             found[step.sockets] = _measure_step(clients, step_sites, step)
             if step.sockets in (100, MAX_SOCKETS):
                 _add_rows(findings, step, found[step.sockets])
+        if not options.is_quick:
+            _add_cpu(findings, found[MAX_SOCKETS][sites[0].name])
         if not options.is_quick:
             _add_memory(findings, memory_bytes(sites[0].pid) - memory)
             _add_curves(findings, found)
@@ -114,17 +124,25 @@ def _measure_step(
     for turn in range(step.rounds):
         for site in reversed(sites) if turn % 2 else sites:
             figures = found[site.name]
-            rate = _measure_rate(clients, site, step.sockets, step.full_speed_seconds)
+            before = cpu_time.process_nanoseconds(site.pid)
+            rate, messages = _measure_rate(clients, site, step.sockets, step.full_speed_seconds)
+            used = cpu_time.process_nanoseconds(site.pid) - before
             figures.rates.append(rate)
+            figures.full_cpu.append(used / 1000 / (messages * step.sockets))
             if step.latency_seconds:
+                before = cpu_time.process_nanoseconds(site.pid)
                 latencies = _measure_latencies(clients, site, step)
+                used = cpu_time.process_nanoseconds(site.pid) - before
+                figures.pace_cpu.append(used / 1000 / len(latencies))
                 figures.p50.append(latencies[len(latencies) // 2] * 1000)
                 figures.p99.append(latencies[len(latencies) * 99 // 100] * 1000)
     return found
 
 
-def _measure_rate(clients: WebSocketClients, site: Site, sockets: int, seconds: float) -> float:
-    """Send as fast as messages are delivered, at least one; return deliveries per second."""
+def _measure_rate(
+    clients: WebSocketClients, site: Site, sockets: int, seconds: float
+) -> tuple[float, int]:
+    """Send as fast as messages are delivered, at least one; return deliveries/s and messages."""
     clients.begin(site.name)
     begun, messages = perf_counter(), 0
     while not messages or perf_counter() - begun < seconds:
@@ -132,7 +150,7 @@ def _measure_rate(clients: WebSocketClients, site: Site, sockets: int, seconds: 
         messages += 1
         clients.wait((messages - MAX_AHEAD) * sockets)
     clients.wait(messages * sockets)
-    return messages * sockets / (perf_counter() - begun)
+    return messages * sockets / (perf_counter() - begun), messages
 
 
 def _measure_latencies(clients: WebSocketClients, site: Site, step: Step) -> list[float]:
@@ -166,6 +184,21 @@ def _add_rows(findings: Findings, step: Step, found: dict[str, Figures]) -> None
                     is_lower_better=unit == "ms", note=NOTE,
                 )  # fmt: skip
                 findings.rows.append(row)
+
+
+def _add_cpu(findings: Findings, ours: Figures) -> None:
+    for key, speed, used in (
+        ("pace", f"{DELIVERIES_PER_SECOND / MAX_SOCKETS:g} per second", ours.pace_cpu),
+        ("full", "full speed", ours.full_cpu),
+    ):
+        row = Row.of(
+            f"websockets: CPU, {key}",
+            f"CPU of Daphne per delivery to {MAX_SOCKETS:,} WebSockets, {speed}", "before ADR 35",
+            "µs", used, [FORMER_CPU[key]] * len(used), goal=0.5, is_lower_better=True,
+            note="the peer's figure is of another run: another speed of the machine changes the"
+            " ratio",
+        )  # fmt: skip
+        findings.rows.append(row)
 
 
 def _add_memory(findings: Findings, grown: int) -> None:

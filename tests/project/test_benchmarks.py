@@ -1,13 +1,15 @@
-"""The tables of `make bench`: goals, notes, and the page that shows the stored results."""
+"""The tables of `make bench`: goals, notes, and the pages that show the stored results."""
 
 from benchmarks import stored_results, tables
 from benchmarks.programs import PROGRAMS
 from benchmarks.results import Findings, Row
 
 
-def test_the_page_shows_the_stored_results():
-    text = tables.to_markdown(*stored_results.load(list(PROGRAMS)))
-    assert f"{tables.BEGIN}\n{text}{tables.END}" in tables.PAGE.read_text("utf-8")
+def test_the_pages_show_the_stored_results():
+    loaded = stored_results.load(list(PROGRAMS))
+    text, main = tables.to_markdown(*loaded), tables.main_table(loaded[-1])
+    assert f"{tables.BEGIN}\n{text}{tables.END}" in tables.DETAILS.read_text("utf-8")
+    assert f"{tables.BEGIN}\n{main}{tables.END}" in tables.MAIN.read_text("utf-8")
     assert text in tables.RESULTS.read_text("utf-8")
 
 
