@@ -178,7 +178,7 @@ def _start_server(children: ChildProcesses) -> tuple[subprocess.Popen[str], str]
 
 def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
     """Start the demo; return its process when its conversation is over and its traffic begins."""
-    from psqlmessages.cli.demo_traffic import FOLLOWS
+    from psqlmessages.cli.demo_traffic import STARTED_TEXT
     from psqlmessages.orm import database_dsn
 
     print("A conversation of two nodes (in full: python manage.py psqlmessages demo):")
@@ -189,7 +189,7 @@ def _start_demo(children: ChildProcesses) -> subprocess.Popen[str]:
     )
     assert demo.stdout is not None  # noqa: S101 - stdout is a pipe
     for line in demo.stdout:
-        if line.startswith(FOLLOWS):
+        if line.startswith(STARTED_TEXT):
             break
         print(f"  {line}" if line.strip() else "", end="", flush=True)
     return demo

@@ -120,7 +120,8 @@ class HandlerRegistry:
         if message.type == TOPIC:
             return [h for h in handlers if h.topic and matches(h.topic, message.topic)]
         if message.type == RPC:
-            return sorted((h for h in handlers if not h.topic), key=_specificity)[-1:]
+            rpc_handlers = [h for h in handlers if not h.topic]
+            return [max(rpc_handlers, key=_specificity)] if rpc_handlers else []
         return []
 
     def list_handlers(self, node: str | None) -> list[Handler]:

@@ -23,7 +23,8 @@ from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
 from psqlmessages.models import Element, Queue
 
-# Queue operations of the admin. The owner of the tables needs no rule.
+# Queue operations of the admin. The web process owns the tables, so it needs no rule: it calls
+# private functions and changes the tables itself.
 
 _SET_PAUSED = """
     WITH changed AS (
@@ -77,7 +78,7 @@ def remove_empty(name: str) -> bool:
     """
     with transaction.atomic(using=database()):
         limit_lock_waits()
-        return [*fetch_rows(_REMOVE, [name])] == [(True,)]
+        return (True,) in fetch_rows(_REMOVE, [name])
 
 
 PAGE_SIZE: Final = 50
@@ -88,6 +89,7 @@ HEADER_CHARACTERS: Final = 2000
 MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"
+_FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
 _ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
 
@@ -160,10 +162,7 @@ def _read_page(queue: Queue, query: Any, *, with_bodies: bool) -> dict[str, Any]
         size=Func(F("body"), function="octet_length", output_field=IntegerField()),
         is_leased=Q(lease__isnull=False),
     )
-    names = [
-        *("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc"),
-        *("now", "size", "is_leased"),
-    ]
+    names = [*_FIELDS, "now", "size", "is_leased"]
     if with_bodies:
         body_start = Left("body", BODY_CHARACTERS, output_field=TextField())
         entries = entries.annotate(body_start=body_start)

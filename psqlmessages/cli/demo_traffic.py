@@ -44,7 +44,6 @@ class Actor:
         self.ident = ident
         self.is_registered = asyncio.Event()
         self._dsn = dsn
-        # Sorted by topic: sessions that lock topics in different orders could deadlock.
         self._wanted = frozenset(
             [("topic_listen", topic) for topic in listens]
             + [("topic_notify", topic) for topic in sends]
@@ -79,6 +78,7 @@ class Actor:
     async def _register(self) -> None:
         """Register for the wanted topics; retry those that no rule allows yet."""
         while not self._is_disconnected:
+            # In the order of topics: sessions that lock topics in different orders could deadlock.
             for function, topic in sorted(self._missing, key=lambda registration: registration[1]):
                 try:
                     await getattr(self.node, function)(topic)
@@ -101,7 +101,8 @@ class Actor:
             self.node.stop()
         else:
             function = "topic_listen" if event.event == "topic_unlisten" else "topic_notify"
-            self._missing |= {(function, event.topic)} & self._wanted
+            if (function, event.topic) in self._wanted:
+                self._missing.add((function, event.topic))
 
 
 async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
@@ -116,8 +117,8 @@ async def run_all(*coroutines: Coroutine[Any, Any, None]) -> None:
 
 _TERMINAL_INTERVAL_SECONDS: Final = 1.0
 _FILE_INTERVAL_SECONDS: Final = 10.0
-# Programs that start the demo may wait for a line that begins with this.
-FOLLOWS: Final = "Live traffic follows"
+# Programs that start the demo may wait for a line that begins with this: the traffic has started.
+STARTED_TEXT: Final = "Live traffic follows"
 _ARTICLES: Final = ("apple", "pear", "plum", "quince")
 
 
@@ -199,7 +200,7 @@ def run(dsn1: str, dsn2: str, *, status_dsn: str | None) -> None:
 
 
 async def _run(dsn1: str, dsn2: str, status_dsn: str | None) -> None:
-    print(f"\n{FOLLOWS}; press Ctrl-C to stop.\n", flush=True)
+    print(f"\n{STARTED_TEXT}; press Ctrl-C to stop.\n", flush=True)
     traffic = DemoTraffic(dsn1, dsn2)
     tasks = [traffic.run()]
     if status_dsn is not None:

@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from itertools import islice, repeat
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -89,7 +90,7 @@ SEND = CliCommand("send", "send to a topic and show the rate", _configure_send, 
 
 # Command receive
 
-_REFRESH_INTERVAL = timedelta(seconds=1)
+_REFRESH_SECONDS = 1.0
 
 
 def _configure_receive(parser: ArgumentParser) -> None:
@@ -120,14 +121,11 @@ def _receive(arguments: Namespace) -> int:
 
 def _print_messages(node: Node, arguments: Namespace, progress: Progress) -> None:
     """Print messages until --count or --timeout; refresh the rate every second."""
-    interval = _REFRESH_INTERVAL
-    if arguments.timeout is not None:
-        interval = min(interval, arguments.timeout)
-    waited = timedelta(0)
-    while arguments.timeout is None or waited <= arguments.timeout:
-        waited += interval
-        for message in node.messages(timeout=interval):
-            waited = timedelta(0)
+    timeout = inf if arguments.timeout is None else arguments.timeout.total_seconds()
+    last_received_at = monotonic()
+    while (left := last_received_at + timeout - monotonic()) > 0:
+        for message in node.messages(timeout=min(left, _REFRESH_SECONDS)):
+            last_received_at = monotonic()
             _print_message(message, arguments, progress)
             if progress.count == arguments.count:
                 return
@@ -136,7 +134,7 @@ def _print_messages(node: Node, arguments: Namespace, progress: Progress) -> Non
 
 def _print_message(message: Message, arguments: Namespace, progress: Progress) -> None:
     if message.event == RECONNECTED:
-        progress.say(f"reconnected: messages of {message.away} may be missing")
+        progress.say(f"reconnected: messages of the last {message.away} (h:m:s) may be missing")
     if message.type != SYS:
         progress.add()
     elif not arguments.events:

@@ -36,7 +36,7 @@ Script = Generator[SqlStatement, Rows, T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionCall(Call[T]):
-    """A call that runs a script; the result is that of the script.
+    """A call that runs a script instead of one statement; the result is that of the script.
 
     The script itself begins and commits its transaction, which is rolled back if the script fails.
     """
@@ -46,7 +46,7 @@ class TransactionCall(Call[T]):
 
 def transaction(script: Callable[[], Script[T]]) -> TransactionCall[T]:
     """Create a call that runs a script."""
-    return TransactionCall("", (), lambda result: result, script=script)
+    return TransactionCall(sql="", params=(), read=lambda result: result, script=script)
 
 
 def run_transaction(connection: psycopg.Connection[Any], script: Script[T]) -> T:

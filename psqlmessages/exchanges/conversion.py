@@ -22,7 +22,8 @@ MAX_NESTING: Final = 100
 MAX_ERROR_CHARACTERS: Final = 300
 _MAX_INT: Final = 2**64 - 1
 _MIN_INT: Final = -(2**63)
-_STATUS: Final = re.compile(r"[A-Z_]+: ")
+# The code before an error message, such as "INVALID_ARGUMENT: ".
+_ERROR_CODE: Final = re.compile(r"[A-Z_]+: ")
 _MISSING_KEY: Final = re.compile(r'Key not found in map : "?(.*?)"?', re.DOTALL)
 
 
@@ -42,8 +43,10 @@ class CelEncoder:
         if not isinstance(value, dict):
             # Only a map has fields, so the expression will fail. The error names only the type of
             # the value, so pass an empty value of that type.
-            empty_values = (base() for base in _ENCODERS if isinstance(value, base))
-            return self.convert(next(empty_values, value))
+            for type_ in _ENCODERS:
+                if isinstance(value, type_):
+                    return self.convert(type_())
+            return self.convert(value)
         fields = {}
         for key, subtree in tree.items():
             if key not in value:
@@ -159,7 +162,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 def shorten_error(text: str) -> str:
     """Shorten an error message of the CEL package to its useful part."""
-    text = _STATUS.sub("", text, count=1)
+    text = _ERROR_CODE.sub("", text, count=1)
     if missing := _MISSING_KEY.fullmatch(text):
         text = f"no such key: {missing[1]}"
     return text if len(text) <= MAX_ERROR_CHARACTERS else f"{text[: MAX_ERROR_CHARACTERS - 1]}…"

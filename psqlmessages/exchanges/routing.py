@@ -76,6 +76,7 @@ class _Traversal:
         self.deliveries: list[Delivery] = []
         self._message = message
         self._activations = activations
+        # Headers and body of the next copies; None and UNCHANGED until a selector changes them.
         self._headers: dict[str, Any] | None = None
         self._body: Any = UNCHANGED
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.exchanges.compiler import VisibleFields, compile_expression, get_environment
@@ -69,8 +70,10 @@ def find_function(name: str) -> SelectorFunction:
 
 def _is_same_function(known: SelectorFunction, function: SelectorFunction) -> bool:
     """Return whether a reloaded module registers the same function again."""
-    keys = ("__module__", "__qualname__")
-    return all(getattr(known, key, None) == getattr(function, key, "") for key in keys)
+    if not (isinstance(known, FunctionType) and isinstance(function, FunctionType)):
+        return known == function
+    known_name = (known.__module__, known.__qualname__)
+    return known_name == (function.__module__, function.__qualname__)
 
 
 # Evaluation of the selectors of an exchange for one message.
@@ -91,9 +94,9 @@ class SelectorContext:
 class ActivationCache:
     """Caches activations, which hold the message as CEL values, for the expressions of an exchange.
 
-    The expressions share one activation with the fields ``shared``. If this conversion fails,
-    because the message is too large or contains a value that CEL cannot represent, each expression
-    gets an activation with its own fields. Then only the expressions that read the value fail.
+    All expressions share one activation, which has the fields ``shared``. If these fields cannot be
+    converted, because they are too large or contain a value that CEL cannot represent, each
+    expression gets an activation with only its own fields. Then only some expressions fail.
     """
 
     def __init__(self, context: SelectorContext, shared: VisibleFields | None = None) -> None:
@@ -202,6 +205,7 @@ class Selector:
         except RuntimeError as error:  # the only exception of the package
             raise SelectorFailed(shorten_error(str(error))) from None
         if self._compiled.is_bool:
+            # Often a bool, which needs no conversion. Otherwise an error, which to_python raises.
             decision = value.value()
             if isinstance(decision, bool):
                 return YES if decision else NO

@@ -57,8 +57,9 @@ class SharedText:
         self._next_read_at = now + max(READ_INTERVAL_SECONDS, self._pause_factor * (now - began))
 
 
-_texts: WeakKeyDictionary[asyncio.AbstractEventLoop, OrderedDict[Hashable, SharedText]]
-_texts = WeakKeyDictionary()
+# The least recently used text is the first.
+_SharedTexts = OrderedDict[Hashable, SharedText]
+_texts: WeakKeyDictionary[asyncio.AbstractEventLoop, _SharedTexts] = WeakKeyDictionary()
 
 
 async def shared_text(key: Hashable, read: ReadText, pause_factor: float = 0.0) -> str | None:

@@ -107,7 +107,7 @@ class Observer:
             self._wakeup.set()
         elif event in ("disconnect", "topic_unobserve") and ident == self.ident:
             # Its rule was removed, or an administrator disconnected it.
-            self.status.on_refused(at, None, "")
+            self.status.on_not_observing(at)
             self._wakeup.set()
 
     # Background tasks
@@ -181,11 +181,11 @@ class Observer:
                     await self._wakeup.wait()
 
     async def _observe(self) -> bool:
-        """Register a node that observes all topics, unless there is one; return the success."""
+        """Observe all topics with a new node, unless one does; return whether one does now."""
         if self.status.is_observing:
-            if self.status.is_away or await self._reader.is_observing(self.ident):
-                return not self.status.is_away
-            self.status.on_refused(time.time(), None, "")
+            if self.status.is_disconnected or await self._reader.is_observing(self.ident):
+                return not self.status.is_disconnected
+            self.status.on_not_observing(time.time())
         await self._hub.leave(self)
         self._hub = self._find_hub()
         self.ident = new_ident()
@@ -200,16 +200,17 @@ class Observer:
             self.status.on_connection_lost(now)
         else:
             role = await self._reader.read_role() if answer["Err"] in _MISSING_RULE else None
-            self.status.on_refused(now, role, answer["Errstr"])
+            self.status.on_not_observing(now, role, answer["Errstr"])
         return is_observing
 
     async def _read_topics(self) -> None:
         history = self.history
         history.viewed = viewed = frozenset(each.topic for each in self.viewers if each.topic)
         self._recent_events.clear()
-        number, known_topics = history.number, history.topics.keys() | viewed
+        known_topics = history.topics.keys() | viewed
+        number_at_query = history.number
         rows = await self._reader.read_topics(known_topics, max(0, MAX_TOPICS - len(known_topics)))
-        history.apply_rows(rows, number)
+        history.apply_rows(rows, number_at_query)
         for event in self._recent_events:
             history.apply_event(*event)
         history.topic_count = await self._reader.count_topics()
@@ -225,6 +226,7 @@ class Observer:
                 self._log.warning("the monitor cannot read the health of the server: %s", error)
                 health = Health(now)
             if self._hub.is_connected:
+                # Round trip of a notification that the hub sends to itself.
                 health.echo = self._hub.echo_seconds
             self.health = health
             await asyncio.sleep(_HEALTH_SECONDS)

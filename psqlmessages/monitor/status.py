@@ -19,13 +19,13 @@ _READ_FAILURE_SECONDS: Final = 5.0
 class MonitorStatus:
     """The current status of the monitor; times are Unix times.
 
-    ``is_away``: the hub has lost PostgreSQL. ``since``: when the monitor first observed.
+    ``is_disconnected``: the hub has lost PostgreSQL. ``since``: when the monitor first observed.
     ``gaps``: recent periods without observation, as (start, end).
     """
 
     def __init__(self) -> None:
         self.is_observing = False
-        self.is_away = False
+        self.is_disconnected = False
         self.since: float | None = None
         self.missing_role: str | None = None
         self._reason = ""
@@ -36,25 +36,30 @@ class MonitorStatus:
 
     def on_observing(self, now: float) -> None:
         """Record that the monitor now observes all topics."""
-        self.is_observing, self.is_away, self._was_refused = True, False, False
+        self.is_observing, self.is_disconnected, self._was_refused = True, False, False
         self.since = self.since or now
         self._close_gap(now)
 
-    def on_refused(self, now: float, missing_role: str | None, reason: str) -> None:
-        """Record that the monitor does not observe; ``missing_role`` is a role without a rule."""
-        self.is_observing, self.is_away = False, False
+    def on_not_observing(
+        self, now: float, missing_role: str | None = None, reason: str = ""
+    ) -> None:
+        """Record that the monitor does not observe, and why, if it was refused.
+
+        ``missing_role`` is a role without a rule.
+        """
+        self.is_observing, self.is_disconnected = False, False
         self._was_refused = bool(missing_role or reason)
         self.missing_role, self._reason = missing_role, reason
         self._open_gap(now)
 
     def on_connection_lost(self, now: float) -> None:
         """Record that the hub has lost PostgreSQL."""
-        self.is_away = True
+        self.is_disconnected = True
         self._open_gap(now)
 
     def on_reconnected(self, now: float) -> None:
         """Record that the hub has reconnected and registered its nodes again."""
-        self.is_away = False
+        self.is_disconnected = False
         if self.is_observing:
             self._close_gap(now)
 
@@ -68,7 +73,7 @@ class MonitorStatus:
 
     def name(self, now: float) -> str:
         """Return the name of the status."""
-        if self.is_away or (
+        if self.is_disconnected or (
             self._read_failed_since is not None
             and now - self._read_failed_since > _READ_FAILURE_SECONDS
         ):

@@ -24,7 +24,7 @@ from psqlmessages.pipeline.errors import ReadBroken
 
 
 @cache
-def freeze_modules() -> None:
+def exclude_modules_from_gc() -> None:
     """Exclude the existing objects of a Spark worker from garbage collection, once per process.
 
     Spark collects garbage after each task. Nearly all objects belong to modules, and scanning them
@@ -87,7 +87,7 @@ def read_batches(
     returned. This needs ``is_repeatable``: each attempt returns the same rows in the same order.
     Otherwise raises ReadBroken. ``row_count`` is the number of rows, if known.
     """
-    freeze_modules()
+    exclude_modules_from_gc()
     retry = OutageRetry()
     arrow_schema = to_arrow_schema(schema, timezone="UTC")
     returned = 0

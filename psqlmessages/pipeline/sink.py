@@ -115,12 +115,13 @@ _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class StagedCommit(WriterCommitMessage):
-    """A task's message to the driver: names and number of its staged rows, its query and batch.
+    """A task's message to the driver: what it has staged, and the query and batch of the rows.
 
+    ``staging_ids`` are values of the column staging of messages.staged, one per transaction.
     ``query`` and ``batch`` are None if the task does not belong to a stream.
     """
 
-    names: tuple[str, ...]
+    staging_ids: tuple[str, ...]
     rows: int
     query: str | None
     batch: int | None
@@ -151,20 +152,20 @@ class _StagingWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedCommit:
         """Stage the rows of one task attempt."""
-        names, rows = stage(self.options, to_staged_rows(iterator, self.columns))
+        staging_ids, rows = stage(self.options, to_staged_rows(iterator, self.columns))
         task = TaskContext.get()
         query = task.getLocalProperty(_QUERY_PROPERTY) if task else None
         batch = task.getLocalProperty(_BATCH_PROPERTY) if task else None
-        return StagedCommit(names, rows, query, None if batch is None else int(batch))
+        return StagedCommit(staging_ids, rows, query, None if batch is None else int(batch))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:  # noqa: N803
         """Delete the rows that succeeded tasks have staged."""
-        unstage(self.options, [name for task in _staged_commits(messages) for name in task.names])
+        unstage(self.options, _staging_ids(_staged_commits(messages)))
 
     def _commit(self, tasks: list[StagedCommit], query: str, batch: int) -> None:
-        if names := [name for task in tasks for name in task.names]:
+        if ids := _staging_ids(tasks):
             rows = sum(task.rows for task in tasks)
-            StagingClient(self.options, self.destination).commit(query, batch, names, rows)
+            StagingClient(self.options, self.destination).commit(query, batch, ids, rows)
 
 
 class MessagesWriter(_StagingWriter, DataSourceArrowWriter):
@@ -197,3 +198,7 @@ class MessagesStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
 def _staged_commits(messages: list[WriterCommitMessage | None]) -> list[StagedCommit]:
     """Return the messages of succeeded tasks: for failed tasks, Spark passes None."""
     return [message for message in messages if isinstance(message, StagedCommit)]
+
+
+def _staging_ids(tasks: list[StagedCommit]) -> list[str]:
+    return [staging_id for task in tasks for staging_id in task.staging_ids]

@@ -48,6 +48,7 @@ class SourceOptions:
         refuse_unknown(lowered, SOURCE_OPTIONS)
         topic, queue = topic_or_queue(lowered)
         is_queue = queue is not None
+        dsn_name = DSN_OPTION.lower()
         if is_queue and "startingoffsets" in lowered:
             raise OptionRefused("startingOffsets is for topics only: a queue has no offsets")
         return cls(
@@ -55,12 +56,13 @@ class SourceOptions:
             queue=queue,
             client=lowered.get("client") or "pipeline",
             starting=_parse_start(lowered.get("startingoffsets", EARLIEST)),
-            # An offset of a queue has all leases of its batch. Spark keeps 100 offsets in memory.
+            # Few of a queue, since an offset lists all leases of its batch, and Spark keeps 100
+            # offsets in memory.
             max_rows=_parse_count(lowered, "maxRowsPerTrigger", 10_000 if is_queue else 100_000),
             fail_on_data_loss=_parse_bool(lowered, "failOnDataLoss", "true"),
             timeout=_parse_count(lowered, "timeout", 10 * 60 if is_queue else 24 * 60 * 60),
             partitions=_parse_count(lowered, "partitions", 2),
-            dsn_options={n: value for n, value in lowered.items() if n == DSN_OPTION.lower()},
+            dsn_options={dsn_name: lowered[dsn_name]} if dsn_name in lowered else {},
         )
 
 

@@ -28,7 +28,7 @@ from psqlmessages.pipeline.database import (
     dsn,
     record_reached,
 )
-from psqlmessages.pipeline.reader import freeze_modules
+from psqlmessages.pipeline.reader import exclude_modules_from_gc
 
 # A task copies this much in one transaction, and buffers it so that it can repeat the copy.
 _BUFFER_BYTES: Final = 16 * 1024 * 1024
@@ -40,34 +40,34 @@ _connections: Final = ArrowConnections()
 def stage(
     options: Mapping[str, str], batches: Iterator[pa.RecordBatch]
 ) -> tuple[tuple[str, ...], int]:
-    """Copy batches into messages.staged; return the names of the rows, and the number of bodies.
+    """Copy batches into messages.staged; return their staging ids, and the number of bodies.
 
     Retries if the database is down. After another error, deletes the staged rows and raises the
     error of reading the batches, or MessagesError with PostgreSQL's message.
     """
-    freeze_modules()
+    exclude_modules_from_gc()
     task = _StagingTask(add_defaults(dsn(options)), batches)
     try:
         for batch in batches:
             task.stage_from(batch)
     except BaseException:
-        unstage(options, [*task.names, *task.uncertain_names])
+        unstage(options, [*task.staging_ids, *task.uncertain_ids])
         raise
-    unstage(options, task.uncertain_names)
-    return tuple(task.names), task.rows
+    unstage(options, task.uncertain_ids)
+    return tuple(task.staging_ids), task.rows
 
 
-def unstage(options: Mapping[str, str], names: Sequence[str]) -> None:
+def unstage(options: Mapping[str, str], staging_ids: Sequence[str]) -> None:
     """Delete staged rows if possible now; otherwise housekeeping deletes them after a day."""
-    if not names:
+    if not staging_ids:
         return
     with suppress(MessagesError, DriverError):
         address = add_defaults(dsn(options))
-        OutageRetry(NO_RETRY).call(lambda: _delete_staged(address, names))
+        OutageRetry(NO_RETRY).call(lambda: _delete_staged(address, staging_ids))
 
 
-def _delete_staged(address: str, names: Sequence[str]) -> None:
-    quoted = ", ".join(literals.text(name) for name in names)
+def _delete_staged(address: str, staging_ids: Sequence[str]) -> None:
+    quoted = ", ".join(literals.text(staging_id) for staging_id in staging_ids)
     connection = _connections.get(address)
     try:
         with connection.cursor() as cursor:
@@ -78,9 +78,10 @@ def _delete_staged(address: str, names: Sequence[str]) -> None:
 
 
 class _StagingTask:
-    """Stages the rows of a task. ``names`` are the names under which it staged them, in order.
+    """Stages the rows of a task, with a new staging id for each transaction.
 
-    The rows of ``uncertain_names`` may have been staged or not: the connection broke.
+    ``staging_ids`` are those of committed transactions, in order. For ``uncertain_ids``, the
+    connection broke during the transaction, which may have been committed or not.
     """
 
     def __init__(self, address: str, batches: Iterator[pa.RecordBatch]) -> None:
@@ -88,32 +89,33 @@ class _StagingTask:
         self._batches = batches
         self._buffer: list[pa.RecordBatch] = []
         self._read_error: BaseException | None = None
-        self.names: list[str] = []
-        self.uncertain_names: list[str] = []
+        self.staging_ids: list[str] = []
+        self.uncertain_ids: list[str] = []
         self.rows = 0
 
     def stage_from(self, batch: pa.RecordBatch) -> None:
         """Copy a batch and the batches after it, up to _BUFFER_BYTES, in one transaction."""
         self._buffer = [batch]
-        name = OutageRetry().call(self._attempt)
+        staging_id = OutageRetry().call(self._attempt)
         if self._read_error is not None:
             # Raise the original error: the driver's error has only its text.
             raise self._read_error
-        self.names.append(name)
+        self.staging_ids.append(staging_id)
         self.rows += sum(len(batch.column("bodies").flatten()) for batch in self._buffer)
 
     def _attempt(self) -> str:
-        # A new name for each attempt: an earlier attempt may have been committed.
-        staging = uuid4()
+        # A new id for each attempt: an earlier attempt may have been committed.
+        staging_id = uuid4()
         connection = _connections.get(self._address)
-        schema = _add_name(self._buffer[0], staging).schema
-        rows = pa.RecordBatchReader.from_batches(schema, self._batches_to_copy(staging))
+        schema = _add_staging_id(self._buffer[0], staging_id).schema
+        rows = pa.RecordBatchReader.from_batches(schema, self._batches_to_copy(staging_id))
         try:
             with connection.cursor() as cursor:
                 cursor.adbc_ingest("staged", rows, mode="append", db_schema_name="messages")
         except BaseException as error:
             if self._read_error is not None:
-                # Do not retry: `stage_from` raises the error.
+                # The batches could not be read. An exception might cause a retry, so return:
+                # `stage_from` raises the error.
                 _connections.drop(self._address)
                 return ""
             if not isinstance(error, DriverError):
@@ -121,18 +123,18 @@ class _StagingTask:
                 raise
             translated = _connections.drop_and_translate(self._address, error)
             if isinstance(translated, TRANSIENT):
-                self.uncertain_names.append(str(staging))
+                self.uncertain_ids.append(str(staging_id))
                 raise translated from None
             text = first_line(error).rpartition("ERROR:")[2].strip()
             raise MessagesError(f"the rows cannot be staged: {text}") from error
-        return str(staging)
+        return str(staging_id)
 
-    def _batches_to_copy(self, staging: UUID) -> Iterator[pa.RecordBatch]:
+    def _batches_to_copy(self, staging_id: UUID) -> Iterator[pa.RecordBatch]:
         """Yield the buffered batches, then more, up to the limit of the buffer."""
         size = 0
         for batch in self._buffer:
             size += batch.nbytes
-            yield _add_name(batch, staging)
+            yield _add_staging_id(batch, staging_id)
         while size < _BUFFER_BYTES:
             try:
                 batch = next(self._batches)
@@ -143,11 +145,11 @@ class _StagingTask:
                 raise
             self._buffer.append(batch)
             size += batch.nbytes
-            yield _add_name(batch, staging)
+            yield _add_staging_id(batch, staging_id)
 
 
-def _add_name(batch: pa.RecordBatch, staging: UUID) -> pa.RecordBatch:
-    column = pa.repeat(pa.scalar(staging.bytes, pa.binary()), batch.num_rows)
+def _add_staging_id(batch: pa.RecordBatch, staging_id: UUID) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(staging_id.bytes, pa.binary()), batch.num_rows)
     return batch.append_column("staging", column)
 
 
@@ -190,17 +192,17 @@ class StagingClient:
         if monotonic() - _checked_at.get(key, float("-inf")) < _CHECK_SECONDS:
             return
         self.commit(None, 0, (), 0)
-        # Connecting has recorded this too, but the file may have been deleted since.
+        # A new connection has created this file already, but it may have been deleted since.
         record_reached(self._address)
         _checked_at[key] = monotonic()
 
-    def commit(self, query: str | None, batch: int, names: Sequence[str], rows: int) -> None:
+    def commit(self, query: str | None, batch: int, staging_ids: Sequence[str], rows: int) -> None:
         """Commit the staged rows of a batch; if the batch was committed before, only delete them.
 
         Without ``query``, only checks the permission. Raises MessagesError.
         """
         destination = self._destination
-        arguments = (destination.client, destination.name, query, batch, list(names), rows)
+        arguments = (destination.client, destination.name, query, batch, list(staging_ids), rows)
         self._database.call(_PUSH if destination.is_queue else _PUBLISH, arguments)
 
 

@@ -133,8 +133,12 @@ def _cut_to_size(characters: str, size: int, is_sent: IsSent) -> list[str]:
     last = LAST + characters[position:]
     if not is_sent(last):
         return [*segments, last]
-    begin = position - len(segments.pop()) + 1 if segments else 0
-    ending = _cut_ending(characters, begin, position or len(characters), is_sent)
+    # Cut the last segment again, together with the part before it, if there is one.
+    begin, end = 0, len(characters)
+    if segments:
+        previous = segments.pop()
+        begin, end = position - (len(previous) - 1), position
+    ending = _cut_ending(characters, begin, end, is_sent)
     return [*segments, *ending] if ending else []
 
 
@@ -295,9 +299,11 @@ class SegmentDeduplicator:
 
         def is_sent(segment: str) -> bool:
             key = hash((channel, segment))
-            # Two equal messages of a single segment may be delivered as one.
+            if key in self._parts:
+                return True
+            # Equal messages of a single segment need no other cut: they may be delivered once.
             is_single = segment[0] == LAST and len(segment) == len(characters) + 1
-            return key in self._parts or (key in self._singles and not is_single)
+            return key in self._singles and not is_single
 
         segments = cut(characters, is_sent)
         hashes = self._singles if len(segments) == 1 else self._parts

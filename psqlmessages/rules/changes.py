@@ -1,4 +1,4 @@
-"""Changes that make the rules and web identities of a database those of a document."""
+"""Changes of rules and web identities: the difference from a document, and how it is applied."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def difference(
         tuple(
             (current_rules[key], rule)
             for key, rule in wanted_rules.items()
-            if current_rules.get(key, rule) != rule
+            if key in current_rules and current_rules[key] != rule
         ),
         tuple(
             rule for key, rule in current_rules.items() if removes_rules and key not in wanted_rules

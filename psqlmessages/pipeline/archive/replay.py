@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions as sf
@@ -31,8 +32,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 class ReplayPlan:
     """The messages that a replay publishes: ids ``first`` to ``last`` (0: no limit) of a topic.
 
-    ``since`` and ``until`` are ISO times, if the range was given by time. ``ends`` has the last id
-    of each part. The archive stores the plan, so that a resumed replay has the same parts.
+    The node ``client`` publishes them to the topic ``as_topic``. ``since`` and ``until`` are ISO
+    times, if the range was given by time. ``ends`` has the last id of each part. The archive stores
+    the plan, so that a resumed replay has the same parts.
     """
 
     topic: str
@@ -68,11 +70,14 @@ def limit_plan(
 ) -> ReplayPlan:
     """Add a range of ids or times to a request, both inclusive; None means no limit."""
     limits: dict[str, Any] = {}
-    for value, id_field, time_field in ((begin, "first", "since"), (end, "last", "until")):
-        if isinstance(value, datetime):
-            limits[time_field] = value.isoformat()
-        elif value is not None:
-            limits[id_field] = value
+    if isinstance(begin, datetime):
+        limits["since"] = begin.isoformat()
+    elif begin is not None:
+        limits["first"] = begin
+    if isinstance(end, datetime):
+        limits["until"] = end.isoformat()
+    elif end is not None:
+        limits["last"] = end
     return replace(request, **limits)
 
 
@@ -113,8 +118,7 @@ def _split(archive: Archive, request: ReplayPlan) -> ReplayPlan:
     if lowest is None:
         raise ArchiveError(f"{DATA} has no messages of topic {request.topic} in this range")
     first, last = int(lowest), int(highest)
-    # Rounded up.
-    width = -(-(last - first + 1) // _COUNT_RANGES)
+    width = ceil((last - first + 1) / _COUNT_RANGES)
     range_number = sf.floor((sf.col("id") - first) / width)
     counts = sorted(tuple(row) for row in rows.groupBy(range_number).count().collect())
     ends, size = [], 0

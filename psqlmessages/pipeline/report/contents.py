@@ -107,7 +107,7 @@ class Report:
             "end": self.period.end.timestamp(),
             "step": statistics.step,
             "counted": statistics.counted,
-            "steps": [[at, asdict(amount)] for at, amount in sorted(statistics.steps.items())],
+            "steps": [[at, asdict(step)] for at, step in sorted(statistics.steps.items())],
             "points": [[name, list(at.items())] for name, at in statistics.points.items()],
             "home": self.home,
             "exchanges": [asdict(flow) for flow in self.flows],

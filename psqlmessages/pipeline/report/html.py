@@ -21,9 +21,8 @@ from psqlmessages.pipeline.report.contents import (
 
 # JavaScript modules, relative to monitor/, in the order of their dependencies.
 _MODULES: Final = (
-    *("dom", "format", "panels", "windows", "graph_layout", "graph_draw"),
-    "../report/report",
-)
+    "dom", "format", "panels", "windows", "graph_layout", "graph_draw", "../report/report",
+)  # fmt: skip
 _STYLES: Final = ("monitor/monitor", "monitor/traffic", "monitor/graph", "report/report")
 _IMPORT: Final = re.compile(r'^import (\{[^}]*\}) from "\./([\w./]+)\.js";$', re.MULTILINE)
 _EXPORT: Final = re.compile(r"^export (const|function|class) (\w+)", re.MULTILINE)
@@ -69,17 +68,19 @@ def _render_totals(statistics: ReportStatistics, seconds: float) -> str:
     total = statistics.total
     if total is None:
         return ""
-    peak = max(amount.count for amount in statistics.steps.values()) / statistics.step
+    peak = max(step.count for step in statistics.steps.values()) / statistics.step
+    size_p50, size_p95, _ = total.size
     entries = [
         ("Messages", f"{total.count:,}", _format_size(total.bytes)),
         ("Mean", _format_rate(total.count / seconds), f"{_format_size(total.bytes / seconds)}/s"),
         ("Peak", _format_rate(peak), f"in {_format_duration(statistics.step)}"),
         ("Topics", f"{len(statistics.topics):,}", f"{len(statistics.senders):,} senders"),
-        ("Size p95", _format_size(total.size[1]), f"half at most {_format_size(total.size[0])}"),
+        ("Size p95", _format_size(size_p95), f"half at most {_format_size(size_p50)}"),
     ]
     if total.latency:
-        half = f"half within {_format_milliseconds(total.latency[0])}"
-        entries.append(("Latency p95", _format_milliseconds(total.latency[1]), half))
+        latency_p50, latency_p95, _ = total.latency
+        half = f"half within {_format_milliseconds(latency_p50)}"
+        entries.append(("Latency p95", _format_milliseconds(latency_p95), half))
     return "".join(
         f'<div><dt>{name}</dt><dd class="value">{value}</dd><dd class="note">{note}</dd></div>'
         for name, value, note in entries
@@ -87,7 +88,7 @@ def _render_totals(statistics: ReportStatistics, seconds: float) -> str:
 
 
 def _render_busiest(
-    kind: str, amounts: Mapping[str, TrafficStatistics], statistics: ReportStatistics
+    kind: str, entries: Mapping[str, TrafficStatistics], statistics: ReportStatistics
 ) -> str:
     """Render a table of the first TABLE_ROWS entries, and the number of the others."""
     total = statistics.total.count if statistics.total else 1
@@ -95,19 +96,19 @@ def _render_busiest(
     if statistics.total and statistics.total.latency:
         heads += ["Latency p50", "Latency p95", "Latency p99"]
     rows = []
-    for name, amount in list(amounts.items())[:TABLE_ROWS]:
-        share = 100 * amount.count / total
+    for name, entry in list(entries.items())[:TABLE_ROWS]:
+        share = 100 * entry.count / total
         bar = f'<span class="share"><i style="width: {share:.2f}%"></i></span>'
         rows.append(
             [
                 escape(name),
-                f"{amount.count:,}",
+                f"{entry.count:,}",
                 f"{bar}{share:.1f} %",
-                *map(_format_size, (amount.bytes, *amount.size)),
-                *map(_format_milliseconds, amount.latency or ()),
+                *map(_format_size, (entry.bytes, *entry.size)),
+                *map(_format_milliseconds, entry.latency or ()),
             ]
         )
-    more = len(amounts) - TABLE_ROWS
+    more = len(entries) - TABLE_ROWS
     note = f'<p class="note pad">And {more:,} more.</p>' if more > 0 else ""
     return _render_table(heads, rows) + note
 
@@ -182,6 +183,7 @@ def _read_asset(name: str) -> str:
 
 
 def _wrap_module(name: str) -> str:
+    """Return a module as a function that returns its exports; its imports read `modules`."""
     source = _read_asset(f"monitor/{name}.js").replace("../monitor/", "./")
     names = ", ".join(match[2] for match in _EXPORT.finditer(source))
     source = _EXPORT.sub(r"\1 \2", _IMPORT.sub(r'const \1 = modules["\2"];', source))
