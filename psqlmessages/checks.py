@@ -123,11 +123,9 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
         return
     parameters = conninfo_to_dict(database_dsn(alias))
     # Only packets to another machine can be lost.
-    is_remote = any(
-        host and not host.startswith(("/", "@", "127.")) and host not in ("localhost", "::1")
-        for host in f"{parameters.get('hostaddr') or parameters.get('host') or ''}".split(",")
-    )
-    if is_remote and (missing := [name for name in CONNECTION_DEFAULTS if name not in parameters]):
+    hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
+    missing = [name for name in CONNECTION_DEFAULTS if name not in parameters]
+    if missing and any(map(_is_remote, hosts)):
         yield checks.Warning(
             f"Connections to database {alias!r} have no {', '.join(missing)}.",
             hint="If the network or a firewall drops packets without an error, threads of this"
@@ -136,6 +134,11 @@ def _check_timeouts(alias: str) -> Iterator[CheckMessage]:
             + ".",
             id="psqlmessages.W104",
         )
+
+
+def _is_remote(host: str) -> bool:
+    is_socket = not host or host.startswith(("/", "@"))
+    return not (is_socket or host.startswith("127.") or host in ("localhost", "::1"))
 
 
 def _check_digest(alias: str, connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

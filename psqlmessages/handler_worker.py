@@ -399,6 +399,7 @@ class HandlerWorker:
             self._on_handler_failed(call, error)
             return
         self._count("handled")
+        # The steps are functions to call.
         run_steps(send_answer(call.message, answer, self._on_reply_failed), operator.call)
 
     def _on_handler_failed(self, call: HandlerCall, error: BaseException) -> None:

@@ -126,7 +126,8 @@ def _replace_objects(cursor: Any, folder: Path) -> None:
     # The last script grants and revokes, which gives all functions a new version.
     *code, grants = scripts(folder)
     _run_scripts(cursor, code)
-    installed = [oid for oid, row in _read_versions(cursor).items() if versions.get(oid) != row]
+    current = _read_versions(cursor).items()
+    installed = [oid for oid, version in current if versions.get(oid) != version]
     _drop_objects(cursor, keep=installed)
     _run_scripts(cursor, [grants])
 

@@ -225,9 +225,9 @@ class BackendMonitor:
         except (psycopg.errors.ConnectionTimeout, AnswerTimeout):
             # Continue an earlier silence only if no time has passed in which nothing was asked.
             was_asked_recently = began - self._asked_at < _ASK_TIMEOUT.total_seconds()
-            return BackendSnapshot(
-                began, silent_since=(was_asked_recently and previous.silent_since) or began
-            )
+            if was_asked_recently and previous.silent_since is not None:
+                return BackendSnapshot(began, silent_since=previous.silent_since)
+            return BackendSnapshot(began, silent_since=began)
         except psycopg.Error:
             # The server is starting or has no free connections: the state is unknown.
             return BackendSnapshot(began)

@@ -67,7 +67,8 @@ def _receive(node: Node, kind: str, messages: int) -> None:
     if kind == "node":
         received = 0
         for message in node.messages(timeout=_RECEIVE_TIMEOUT):
-            received += message.type == TOPIC_TYPE and message.body is not None
+            if message.type == TOPIC_TYPE and message.body is not None:
+                received += 1
             if received == messages:
                 return
         raise MessagesError(f"only {received} of {messages} messages arrived")

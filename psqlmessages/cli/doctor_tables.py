@@ -128,11 +128,9 @@ def owners(context: CheckContext) -> Iterator[Finding]:
         yield Finding(FindingState.UNKNOWN, "the schema messages does not exist")
         return
     owner, quoted, is_superuser = rows[0]
-    findings = [
-        *([_superuser_finding(quoted)] if is_superuser else []),
-        *_check_owners_of_objects(context, owner, quoted),
-        *_check_roles_of_rules(context, owner, quoted),
-    ]
+    findings = [_superuser_finding(quoted)] if is_superuser else []
+    findings += _check_owners_of_objects(context, owner, quoted)
+    findings += _check_roles_of_rules(context, owner, quoted)
     yield from findings or [ok(f"{owner} owns everything")]
 
 

@@ -306,6 +306,7 @@ def _topic_call(function: str, topic: str) -> Call[bool]:
 
 
 def _split_answers(answer: dict[str, Any], _: Sequence[Call[Any]]) -> list[Any]:
+    # The function writes null for a success.
     return [each or {"Err": "0"} for each in answer["Answers"]]
 
 

@@ -96,7 +96,12 @@ def _with_signature_of(run: F, create_call: Callable[..., Any], *, is_acting: bo
     run.__name__, run.__doc__ = create_call.__name__, create_call.__doc__
     original = signature(create_call)
     self_parameter = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = [self_parameter, *list(original.parameters.values())[is_acting:]]
+    parameters = list(original.parameters.values())
+    if is_acting:
+        del parameters[0]
+    # "Call[T]" becomes "T": the method returns the result of the call.
     result = str(original.return_annotation).removeprefix("Call[").removesuffix("]")
-    vars(run)["__signature__"] = original.replace(parameters=parameters, return_annotation=result)
+    vars(run)["__signature__"] = original.replace(
+        parameters=[self_parameter, *parameters], return_annotation=result
+    )
     return run

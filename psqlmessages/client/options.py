@@ -67,7 +67,7 @@ class Options:
 
 
 def complete_conninfo(dsn: str, name: str) -> str:
-    """Add defaults for the parameters that a connection string lacks; ``name`` is the client's."""
+    """Add default parameters to a connection string; application_name gets the node's ``name``."""
     settings: dict[str, Any] = conninfo_to_dict(dsn)
     defaults = CONNECTION_DEFAULTS | {"fallback_application_name": f"psqlmessages {name}"}
     # Payloads are decoded as UTF-8, so PGCLIENTENCODING must not apply.

@@ -380,11 +380,12 @@ def configure_queue(
 
     None leaves a setting unchanged, and ``max_tries=0`` means no maximum.
     """
-    names = check_names(ident, queue, *([] if dead_letter_queue is None else [dead_letter_queue]))
+    if dead_letter_queue is not None:
+        check_names(dead_letter_queue)
     seconds = None if key_timeout is None else math.ceil(seconds_of(key_timeout, "key_timeout"))
     return Call(
         "SELECT messages.configure_queue(%s, %s, %s::int, %s, %s::int)",
-        (*names[:2], max_tries, dead_letter_queue, seconds),
+        (*check_names(ident, queue), max_tries, dead_letter_queue, seconds),
         _read_settings,
     )
 

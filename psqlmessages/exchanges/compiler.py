@@ -47,7 +47,7 @@ class DecisionCache(Generic[T]):
 
     @classmethod
     def of(cls, tree: Mapping[str, FieldTree]) -> DecisionCache[T] | None:
-        """Return a cache for an expression with these fields; None if not just a few headers."""
+        """Return a cache for an expression; None if it reads more than a few whole headers."""
         msg = tree.get("msg")
         if tree.keys() != {"msg"} or msg is None or msg.keys() != {"headers"}:
             return None

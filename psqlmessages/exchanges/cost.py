@@ -49,6 +49,7 @@ def program_size(pattern: str) -> int:
     """
     fold_factor = _FOLD_FACTOR if re.search(r"\(\?[a-zA-Z]*i", pattern) else 1
     # For each open group: the size of the last atom, which may be repeated, and of those before.
+    # Every program has a few instructions more.
     last_sizes, sizes = [0], [8]
     for token in _TOKEN.finditer(pattern):
         match token.lastgroup:
@@ -121,9 +122,9 @@ TYPES: Final = frozenset(
 )
 _ZONE: Final = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2}|[+-]?\d\d:\d\d")
 _DATE_FUNCTIONS: Final = (
-    *("getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear", "getMonth"),
-    *("getHours", "getMilliseconds", "getMinutes", "getSeconds"),
-)
+    "getDate", "getDayOfMonth", "getDayOfWeek", "getDayOfYear", "getFullYear", "getMonth",
+    "getHours", "getMilliseconds", "getMinutes", "getSeconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,11 @@ class QueueRef:
         return f"{self.namespace}/{self.name}"
 
 
+def ident_of(exchange: str) -> str:
+    """Return the node name of an exchange."""
+    return f"exchange.{exchange}"
+
+
 @dataclass(frozen=True)
 class CompiledDestination:
     """A destination queue and its selector; None: the queue gets a copy of every message."""

@@ -230,7 +230,8 @@ def _configure(parser: ArgumentParser) -> None:
     test.add_argument(
         "--tries", type=natural, default=0, help="number of failed attempts (default: 0)"
     )
-    start, stop = (partial(_set_running, is_running=is_running) for is_running in (True, False))
+    start = partial(_set_running, is_running=True)
+    stop = partial(_set_running, is_running=False)
     for name, function, help_ in (
         ("start", start, "start an exchange in all processes that run exchanges"),
         ("stop", stop, "stop an exchange after its current batches"),

@@ -64,7 +64,7 @@ class SparkExchangeState:
         self._elements: dict[int, int] = {}
         self._rules = MissingRuleCheck()
         # Check the rules at the start, after a refused call, and while rules are missing.
-        self._was_refused = True
+        self._may_lack_rules = True
         self.counter_store = CounterStore(using)
 
     # Called by Spark's threads
@@ -138,13 +138,13 @@ class SparkExchangeState:
         counters = self.counter_store.of(self._key)
         for counts in self._take_new_counts():
             counts.add_to(counters)
-            self._was_refused |= counts.is_refusal
+            self._may_lack_rules = self._may_lack_rules or counts.may_lack_rules
         self.counter_store.mark_written(
             self.counter_store.write(self.counter_store.list_rows(self._running_keys))
         )
-        may_lack_rules = self._was_refused or self._rules.rules
+        may_lack_rules = self._may_lack_rules or self._rules.rules
         if may_lack_rules and self._definition is not None and self._rules.is_due:
-            self._was_refused = False
+            self._may_lack_rules = False
             self._rules.check(self._definition[0], self._using)
             self.counter_store.missing_rules[self._key] = self._rules.describe()
 

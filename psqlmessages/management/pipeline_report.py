@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -216,11 +216,17 @@ def read_windows(period: Period, topics: str, using: str) -> ReportStatistics | 
 
 def _read_flows(using: str) -> list[ExchangeFlow]:
     """Read the exchanges with their counters, which count since their creation."""
-    counts: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    outcomes: dict[int, Counter[str]] = defaultdict(Counter)
+    copies: dict[int, Counter[int]] = defaultdict(Counter)
     for row in ExchangeCount.objects.using(using):
-        is_copy = row.outcome == ExchangeCount.Outcome.TO
-        counts[row.exchange_id][str(row.destination) if is_copy else row.outcome] += row.count
-    return [_to_flow(exchange, counts[exchange.pk]) for exchange in repository.rows(using)]
+        if row.outcome == ExchangeCount.Outcome.TO:
+            copies[row.exchange_id][row.destination] += row.count
+        else:
+            outcomes[row.exchange_id][row.outcome] += row.count
+    return [
+        _to_flow(exchange, outcomes[exchange.pk], copies[exchange.pk])
+        for exchange in repository.rows(using)
+    ]
 
 
 def _describe_database(using: str) -> str:
@@ -266,7 +272,7 @@ def _to_statistics(count: int, size: int, percentiles: dict[str, Any]) -> Traffi
     return TrafficStatistics(count, size, tuple(percentiles["size"]), tuple(percentiles["latency"]))
 
 
-def _to_flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:
+def _to_flow(exchange: Exchange, outcomes: Counter[str], copies: Counter[int]) -> ExchangeFlow:
     return ExchangeFlow(
         exchange.name,
         (exchange.source_namespace, exchange.source_queue),
@@ -274,11 +280,11 @@ def _to_flow(exchange: Exchange, counts: dict[str, int]) -> ExchangeFlow:
             {
                 "to": (each.namespace, each.queue),
                 "selector": each.selector,
-                "copies": counts.get(str(each.position), 0),
+                "copies": copies[each.position],
             }
             for each in exchange.destinations.all()
         ],
-        {outcome: number for outcome, number in counts.items() if not outcome.isdigit()},
+        dict(outcomes),
     )
 
 

@@ -4,15 +4,14 @@ from typing import Any, Final
 
 from django.db import models
 
+from psqlmessages.wire import describe_unstorable
+
 NAME_CHARACTERS: Final = 100
 
 
 def is_name(name: str) -> bool:
-    """Tell whether PostgreSQL can store a node or topic with this name."""
-    if not 0 < len(name) <= NAME_CHARACTERS or "\0" in name:
-        return False
-    # JSON may contain lone surrogates, which are not valid text.
-    return name.encode(errors="replace").decode() == name
+    """Return whether PostgreSQL can store a node or topic with this name."""
+    return 0 < len(name) <= NAME_CHARACTERS and not describe_unstorable(name)
 
 
 def patterns(name: str) -> list[str]:

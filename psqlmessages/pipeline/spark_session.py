@@ -54,10 +54,10 @@ def use_compiled_modules(folder: Path) -> Iterator[None]:
 
 def _find_package() -> Path | None:
     """Return the pyspark folder if it and py4j are in the same site-packages folder."""
-    folders = {Path(str(module.__file__)).parents[1] for module in (pyspark, py4j)}
+    package = Path(str(pyspark.__file__)).parent
+    is_py4j_beside = Path(str(py4j.__file__)).parents[1] == package.parent
     site_folders = {Path(name) for name in (*site.getsitepackages(), site.getusersitepackages())}
-    package = folders.pop() / "pyspark"
-    is_found = not folders and package.parent in site_folders and (package / "jars").is_dir()
+    is_found = is_py4j_beside and package.parent in site_folders and (package / "jars").is_dir()
     return package if is_found else None
 
 

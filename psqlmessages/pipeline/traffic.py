@@ -155,9 +155,8 @@ def _round_milliseconds(microseconds: Column) -> Column:
     because clocks differ become 0.
     """
     whole = sf.greatest(sf.round(microseconds / 1000), sf.lit(0))
-    step = sf.pow(
-        sf.lit(10), sf.greatest(sf.floor(sf.log10(sf.greatest(whole, sf.lit(1)))) - 2, sf.lit(0))
-    )
+    digits = sf.floor(sf.log10(sf.greatest(whole, sf.lit(1)))) + 1
+    step = sf.pow(sf.lit(10), sf.greatest(digits - 3, sf.lit(0)))
     return (sf.round(whole / step) * step).cast("long")
 
 

@@ -182,7 +182,9 @@ class BusState:
         segment = notification.extra.decode(encoding, "replace")
         process_id = notification.be_pid
         if self._skip_self and process_id == own_process_id:
-            self.counters.skipped += segment[:1] != PART
+            # Count each message once, at its last segment.
+            if segment[:1] != PART:
+                self.counters.skipped += 1
             return
         try:
             text = self._assembler.add(process_id, channel, segment)

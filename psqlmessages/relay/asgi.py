@@ -52,8 +52,9 @@ def websocket_application() -> Application:
         scheme = transport.scheme or scope.get("scheme")
         scope = {**scope, TRANSPORT_KEY: transport, "scheme": scheme}
         has_token = _bearer_token(scope) is not None
+        inner_application = token_application if has_token else session_application
         try:
-            await (token_application if has_token else session_application)(scope, receive, send)
+            await inner_application(scope, receive, send)
         except DatabaseError as error:
             log.warning("closed a WebSocket because its user could not be loaded: %s", error)
             await _close_without_database(transport, receive)
@@ -130,7 +131,8 @@ def _with_origin_check(application: Application) -> Application:
     """Wrap an application: refuse pages of other sites, with which browsers send our cookies."""
 
     async def admit(scope: Any, receive: Any, send: Any) -> None:
-        await (application if has_allowed_origin(scope) else _refuse)(scope, receive, send)
+        admitted = application if has_allowed_origin(scope) else _refuse
+        await admitted(scope, receive, send)
 
     return admit
 

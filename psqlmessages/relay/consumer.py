@@ -100,7 +100,8 @@ class NodeConsumer(Socket):
         if not is_allowed:
             return error_answer(5, f"there are no permissions for ident {ident}")
         # Set before init, so that the credential monitor checks the node from the start.
-        is_new, self.ident = self.ident is None, ident
+        is_new = self.ident is None
+        self.ident = ident
         answer = await get_hub().init(ident, self, events=events)
         if answer["Err"] != "0" and is_new:
             self._forget_node()

@@ -72,8 +72,11 @@ class CpuShare:
 
     def charge(self, seconds: float) -> float:
         """Charge CPU time; return for how many seconds to throttle: more if many peers are."""
-        self._bucket.tokens = balance = self._bucket.refill() - seconds
-        return 0.0 if balance >= 0 else -balance / COMMON_SHARE * (1 + CpuShare._throttled_peers)
+        balance = self._bucket.refill() - seconds
+        self._bucket.tokens = balance
+        if balance >= 0:
+            return 0.0
+        return -balance / COMMON_SHARE * (1 + CpuShare._throttled_peers)
 
     def throttle(self) -> None:
         """Start a pause."""
@@ -315,7 +318,10 @@ class DaphneTransport(Transport):
             may_read = may_read and self.is_writable and not self._is_paused
         if not self.is_ending:
             transport = self._protocol.transport
-            (transport.resumeProducing if may_read else transport.pauseProducing)()
+            if may_read:
+                transport.resumeProducing()
+            else:
+                transport.pauseProducing()
 
 
 def make_transport(send: Send, max_bytes: int) -> Transport:

@@ -286,7 +286,8 @@ class Hub:
             # During an earlier turn of this loop, init() may have deregistered the node.
             if self._failed_deregistrations.pop(ident, None) is not None:
                 answer = await self._start_deregistration(ident, function, can_wait=False)
-                failures += answer["Err"] in ABORTED
+                if answer["Err"] in ABORTED:
+                    failures += 1
         self._retry_timer = None
         if self._failed_deregistrations:
             self._retry_later()

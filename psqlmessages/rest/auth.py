@@ -155,10 +155,11 @@ async def _query(function: Callable[[Any], T], argument: Any) -> T:
 def _find_callers_of_tokens(tokens: list[str]) -> dict[str, ApiCaller | None]:
     claims = {token: relay_auth.read_token(token, purpose=PURPOSE) for token in tokens}
     idents = relay_auth.idents_of({claim.user.pk for claim in claims.values() if claim})
-    return {
-        token: claim and _build_caller(claim.user, idents, expires_at=claim.expires_at)
-        for token, claim in claims.items()
-    }
+    callers: dict[str, ApiCaller | None] = dict.fromkeys(tokens)
+    for token, claim in claims.items():
+        if claim is not None:
+            callers[token] = _build_caller(claim.user, idents, expires_at=claim.expires_at)
+    return callers
 
 
 def _find_caller_of_session(request: HttpRequest) -> ApiCaller | None:

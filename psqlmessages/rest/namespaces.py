@@ -126,8 +126,8 @@ class RestDatabase:
 
 
 # By event loop and alias.
-_databases: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, RestDatabase]]
-_databases = WeakKeyDictionary()
+_Databases = dict[str, RestDatabase]
+_databases: WeakKeyDictionary[asyncio.AbstractEventLoop, _Databases] = WeakKeyDictionary()
 
 
 def get_database(alias: str) -> RestDatabase:

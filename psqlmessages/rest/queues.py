@@ -159,7 +159,10 @@ async def rollback(
 async def release(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
-    """Give back an unread element to its old place, and count no failed attempt; 404 as above."""
+    """Give back an unread element to its old place; this counts no failed attempt.
+
+    404 if the lease is not valid.
+    """
     await _call_with_lease(request, ns, queue, lease, ident, "messages.release(%s, %s)")
     return {"done": True}
 
@@ -173,7 +176,7 @@ async def renew(
     duration: schemas.LeaseSeconds = _DEFAULT_LEASE_SECONDS,
     ident: schemas.Ident = None,
 ):
-    """Extend a lease to ``duration`` seconds from now; 404 as above."""
+    """Extend a lease to ``duration`` seconds from now; 404 if the lease is not valid."""
     call = "json_build_object('Err', '0')"
     await _call_with_lease(request, ns, queue, lease, ident, call, seconds=duration)
     return {"done": True}

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from psqlmessages.wire import MalformedText, decode_document, parse_strict_json
+from psqlmessages.wire import (
+    MalformedText,
+    decode_document,
+    describe_unstorable,
+    parse_strict_json,
+)
 
 # Entries of a document: rules and web identities, with their errors and warnings
 
@@ -105,7 +110,7 @@ def _name_errors(field: str, name: str, maximum: int = NAME_CHARACTERS) -> Itera
         yield RuleError(field, "It is empty.")
     elif len(name) > maximum:
         yield RuleError(field, f"It has {len(name):,} characters; the maximum is {maximum}.")
-    elif "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+    elif describe_unstorable(name):
         yield RuleError(field, f"{name!r:.100} contains a character that PostgreSQL cannot store.")
 
 

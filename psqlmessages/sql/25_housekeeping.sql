@@ -298,7 +298,7 @@ LANGUAGE plpgsql
 AS $$
 BEGIN
     PERFORM messages._share_rules_lock();
-    -- Whoever ends the node waits for this lock, or has ended it already. A new session has no node.
+    -- A transaction that ends the node waits for this lock, or has ended it already. A new session has no node.
     IF messages._unverified_node_id() IS NOT NULL THEN
         PERFORM FROM psqlmessages_client AS c
         WHERE c.id = (SELECT a.id FROM messages._acting_node() AS a) FOR KEY SHARE;

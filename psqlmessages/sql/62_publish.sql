@@ -111,6 +111,7 @@ RETURNS int
 LANGUAGE sql
 IMMUTABLE
 AS $$
+    -- The upper half is 0x504D, "PM", and the lower half the end of the topic's id.
     SELECT 1347223552 + (topic_id % 65536)::int
 $$;
 

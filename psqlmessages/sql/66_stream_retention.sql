@@ -50,6 +50,7 @@ AS $$
           AND d.pinged_at + make_interval(days => 30, secs => d.timeout) <= clock_timestamp()
         FOR UPDATE SKIP LOCKED
     );
+    -- Only a subscription asks which messages of a removed topic are missing.
     DELETE FROM messages._stream_gone AS g
     WHERE g.topic IN (
         SELECT o.topic FROM messages._stream_gone AS o
@@ -101,7 +102,8 @@ BEGIN
     SELECT array_agg(l.id) INTO v_topics FROM locked AS l;
     -- Check again: now that the topics are locked, no other transaction can publish to them, subscribe or join.
     v_topics := ARRAY(SELECT u.id FROM messages._unused_topics() AS u (id) WHERE u.id = ANY (v_topics));
-    -- The topic may be created again: a subscription that has not read all must then learn that it missed messages.
+    -- The topic may be created again. Then a subscription that has not read all must learn that it missed messages:
+    -- is_recovered is false until its node connects again.
     WITH behind AS (
         SELECT s.id FROM psqlmessages_subscription AS s
         JOIN psqlmessages_topic AS t ON t.name = s.topic
@@ -193,8 +195,8 @@ LANGUAGE sql
 STABLE
 AS $$
     WITH gaps AS MATERIALIZED (
-        -- A retention is longer by each gap of the clock within it. So the later gaps decide whether an earlier one is
-        -- within it.
+        -- A retention is longer by each clock gap within it: a gap is a period without housekeeping. So the lengths of
+        -- the later gaps decide whether an earlier one is within it.
         SELECT g.ended_at - g.began_at AS length,
                g.ended_at + coalesce(sum(g.ended_at - g.began_at) OVER (
                    ORDER BY g.ended_at DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
@@ -298,8 +300,8 @@ BEGIN
     IF v_needed_bytes <= pg_relation_size(messages._stream_partition(slot)) * 0.25 THEN
         RETURN true;
     END IF;
-    -- If no partition is empty, the current one grows until one is. Move more rows then, if the current partition is
-    -- twice as large as they are and at least half of it is not needed.
+    -- While no partition is empty, the current one grows. To empty one sooner, move rows even if they are many: if the
+    -- current partition is at least twice as large as these rows, and at least half of it is not needed.
     RETURN v_needed_bytes * 2 <= v_current_bytes
         AND NOT EXISTS (
             SELECT FROM generate_series(0, 3) AS s (slot) WHERE pg_relation_size(messages._stream_partition(s.slot)) = 0
@@ -326,7 +328,7 @@ BEGIN
         '    FROM messages._needed_rows($1, 10000) AS n'
         '), deleted AS ('
         '    DELETE FROM %s AS m USING needed AS n'
-        '    WHERE m.topic_id = n.topic_id AND m.id = n.id AND (n.bytes_before < 10000000) IS NOT FALSE'
+        '    WHERE m.topic_id = n.topic_id AND m.id = n.id AND coalesce(n.bytes_before, 0) < 10000000'
         '    RETURNING m.*'
         ') '
         'INSERT INTO psqlmessages_streammessage (topic_id, id, slot, sender, published_at, enc, payload)'
@@ -415,7 +417,8 @@ DECLARE
     v_stream messages._stream;
     v_truncated int;
 BEGIN
-    -- A time in the future was stored before the clock was set back. Tests stop housekeeping with infinity.
+    -- tended_at: when housekeeping last wrote. A time in the future was stored before the clock was set back. Tests stop
+    -- housekeeping with infinity.
     SELECT * INTO v_stream FROM messages._stream AS s
     WHERE s.tended_at NOT BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
       AND s.tended_at < 'infinity'
@@ -481,6 +484,7 @@ BEGIN
     IF v_last_check = 'infinity' OR v_last_check BETWEEN v_now - interval '1 second' AND v_now THEN
         RETURN false;
     END IF;
+    -- Times in the future were stored before the clock was set back: housekeeping corrects them.
     IF v_last_check NOT BETWEEN v_now - interval '10 seconds' AND v_now
         OR v_stream.switched_at > v_now
         OR v_stream.cleared_at > v_now

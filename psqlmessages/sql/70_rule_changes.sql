@@ -384,6 +384,7 @@ BEGIN
           AND coalesce(d.queue_id <> ALL (v_locked_queues), true)
         FOR UPDATE SKIP LOCKED
     ));
+    -- Done are those for which no transaction runs any longer that may have read the old rules.
     v_done := ARRAY(
         SELECT d.id FROM messages._recheck AS d
         WHERE d.id = ANY (v_rechecks) AND d.horizon <= pg_snapshot_xmin(v_snapshot)
@@ -397,6 +398,7 @@ BEGIN
         FROM messages._recheck AS r CROSS JOIN LATERAL jsonb_each_text(r.channels) AS c WHERE r.id = ANY (v_done);
     END IF;
     DELETE FROM messages._recheck AS r WHERE r.id = ANY (v_done);
+    -- Repeat the checks of new rows until all transactions that run now have ended.
     UPDATE messages._recheck AS r SET horizon = pg_snapshot_xmax(v_snapshot) WHERE r.id = ANY (ARRAY(
         SELECT n.id FROM messages._recheck AS n
         WHERE n.id = ANY (v_rechecks) AND n.horizon IS NULL FOR UPDATE SKIP LOCKED
@@ -424,6 +426,7 @@ BEGIN
         v_last_xact <= pg_snapshot_xmin(v_snapshot)::text::bigint
         OR v_last_xact > pg_snapshot_xmax(pg_current_snapshot())::text::bigint
     ) THEN
+        -- With false, the sequence has no last value, which _rules_are_applied tests.
         PERFORM setval('messages._unfinished_xact', v_last_xact, false);
     END IF;
 END

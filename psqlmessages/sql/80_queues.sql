@@ -351,13 +351,17 @@ BEGIN
         END IF;
     END IF;
     IF v_writers = '{}' THEN
+        -- No other transaction is writing elements, so all with an earlier time are visible.
         v_limit := v_now;
     ELSIF v_current.version IS NULL THEN
+        -- This is the first row of the queue. Its pending start is valid when these writers have ended.
         v_limit := '-infinity';
     ELSIF NOT v_current.pending_writers && v_writers THEN
+        -- The writers of the pending start have ended, so it is valid.
         v_limit := v_current.pending_at;
         v_version := v_current.pending_version;
     ELSE
+        -- Some of them have not: keep the start and the pending start.
         v_version := v_current.version;
         v_next_at := v_current.pending_at;
         v_next_version := v_current.pending_version;
@@ -419,6 +423,7 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
+    -- Without a row, readers start at the beginning anyway.
     IF first_at > '-infinity' AND first_at >= (
         SELECT greatest(s.start_at, s.pending_at) FROM messages._scan_start AS s
         WHERE s.queue_id = _reset_scan_start.queue_id ORDER BY s.version DESC LIMIT 1

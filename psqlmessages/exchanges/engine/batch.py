@@ -19,6 +19,7 @@ from psqlmessages.exchanges.model import (
     QueueRef,
     RoutingResult,
     SelectorInput,
+    ident_of,
 )
 from psqlmessages.exchanges.routing import RouteCache, needs_body, route
 from psqlmessages.wire import EncodedBody, MalformedPayload, decode
@@ -88,7 +89,7 @@ class ExchangePlan:
     @property
     def ident(self) -> str:
         """The node name of the exchange."""
-        return f"exchange.{self.exchange.name}"
+        return ident_of(self.exchange.name)
 
     @property
     def fetches_body(self) -> bool:
@@ -106,6 +107,7 @@ class ExchangePlan:
 
         ``pushed_at`` is in microseconds. It is needed because a recreated database may reuse ids.
         """
+        # The number at the end of a mark tells destinations with the same queue apart.
         number = self.marks[destination].rpartition("/")[2]
         return f"{self.exchange.name}.{element}.{pushed_at}.{number}"
 
@@ -246,6 +248,7 @@ class RoutedBatch:
 
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
+        # ``count_outcomes`` counts it as failed.
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 

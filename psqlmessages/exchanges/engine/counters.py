@@ -13,7 +13,7 @@ TO: Final = "to"
 BAD_SELECTOR: Final = "bad_selector"
 # Upper bounds of the buckets. One more bucket counts elements that took longer.
 BUCKET_SECONDS: Final = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 )  # fmt: skip
 
 

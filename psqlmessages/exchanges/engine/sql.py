@@ -107,7 +107,9 @@ class ReconnectingConnection:
         except psycopg.Error as error:
             if is_broken(connection, error):
                 await connection.close()
-            if len(cursors) < len(queries) or cursors[len(queries) - 1].statusmessage is None:
+            count = len(queries)
+            is_committed = len(cursors) >= count and cursors[count - 1].statusmessage is not None
+            if not is_committed:
                 raise
             await self.reset()
             return await _rows(cursors[: len(queries)]), None
@@ -187,7 +189,8 @@ def take(ident: str, queue: str, count: int, *, with_body: bool) -> list[Query]:
 
 def read_taken(answers: Sequence[Sequence[Row]]) -> list[TakenElement]:
     """Read the answers to `take`; the second one contains the server's time."""
-    _, ((_, now),), rows = answers
+    _, time_rows, rows = answers
+    now = time_rows[0][1]
     return [TakenElement._make((*row, now)) for row in rows]
 
 

@@ -20,7 +20,7 @@ from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.exchanges.store import files
 from psqlmessages.models.exchanges import EXCHANGE_CHARACTERS, MAX_PARALLEL, MAX_WSIZE
 from psqlmessages.models.names import NAME_CHARACTERS
-from psqlmessages.wire import MalformedText
+from psqlmessages.wire import MalformedText, describe_unstorable
 
 # Namespaces: the aliases of DATABASES whose databases hold queues.
 
@@ -167,7 +167,7 @@ def name_error(name: str, maximum: int = NAME_CHARACTERS) -> str:
         return "It is empty."
     if len(name) > maximum:
         return f"It has {len(name):,} characters; at most {maximum} are allowed."
-    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+    if describe_unstorable(name):
         return f"{name!r:.100} contains a character that PostgreSQL cannot store."
     if name.endswith("*"):
         return f"{name!r:.100} ends in *: this is a pattern, not a name."
@@ -327,6 +327,7 @@ class _DocumentReader:
     def _destination(self, document: Any, path: Path) -> DefinedDestination:
         fields = self.fields(document, path, DESTINATION_FIELDS, ("queue",))
         if fields.get("selector", "") is None:
+            # Null is the same as no selector.
             del fields["selector"]
         return DefinedDestination(
             self._queue(fields, path), self.value(fields, "selector", path, "")
@@ -344,6 +345,7 @@ class _DocumentReader:
             full_path = (*path, *error.path)
             if path and error.path == ("name",):
                 full_path = path
+            # The paths of the field, and of the fields of this document that contain it.
             prefixes = {full_path[:end] for end in range(len(path) + 1, len(full_path) + 1)}
             if not known & prefixes:
                 self._add(full_path, error.sentence)

@@ -14,6 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from psqlmessages.exchanges.model import ident_of
 from psqlmessages.exchanges.store.definitions import DefinedExchange, namespace_error
 from psqlmessages.models import Auth
 from psqlmessages.orm import database_dsn
@@ -114,11 +115,6 @@ class _MissingPermission:
         return (
             sql.SQL(text).format(**values, seconds=sql.Literal(_RULE_TIMEOUT_SECONDS)).as_string()
         )
-
-
-def ident_of(exchange: str) -> str:
-    """Return the node name of an exchange."""
-    return f"exchange.{exchange}"
 
 
 def find_missing_rules(

@@ -24,7 +24,7 @@ FORMER_AFTER: Final = timedelta(days=1)
 _MERGE_SECONDS: Final = 60 * 60
 _KEY_FIELDS: Final = ("exchange", "worker", "outcome", "destination")
 _VALUE_FIELDS: Final = (
-    *("count", "seconds", "buckets", "selector_seconds", "seen_at", "missing_rules"),
+    "count", "seconds", "buckets", "selector_seconds", "seen_at", "missing_rules",
 )  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def format_state(*, is_running: bool, is_blocked: bool) -> str:
 
 # Outcomes of an element, in the order of display.
 ELEMENT_OUTCOMES: Final[tuple[Outcome, ...]] = (
-    *(Outcome.OK, Outcome.NO_ROUTE, Outcome.DISCARDED, Outcome.TOO_MANY_HOPS, Outcome.FAILED),
+    Outcome.OK, Outcome.NO_ROUTE, Outcome.DISCARDED, Outcome.TOO_MANY_HOPS, Outcome.FAILED,
 )  # fmt: skip
 
 

@@ -126,6 +126,7 @@ class ExchangeWorker:
         wanted = await _run_in_thread(self._change_times)
         for key in self._running.keys() - wanted.keys():
             self._stop_exchange(key)
+        # Forget invalid definitions that were changed or stopped since.
         self._invalid = dict(self._invalid.items() & wanted.items())
         known = {key: running.changed_at for key, running in self._running.items()} | self._invalid
         changed = [key for key, changed_at in wanted.items() if known.get(key) != changed_at]

@@ -132,7 +132,7 @@ class ArchiveJob:
             store.compact_some(self.archive)
 
     def _guard(self) -> None:
-        """Raise MessagesGone if messages before this batch were removed before they were read."""
+        """Raise MessagesGone if this batch lacks messages, because they were already removed."""
         if topics := self.topics():
             watermarks = offsets.read_watermarks(self._database, marks.IDENT, topics)
             self._find_gaps(watermarks)

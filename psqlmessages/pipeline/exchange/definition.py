@@ -16,6 +16,7 @@ from psqlmessages.exchanges.model import (
     CompiledExchange,
     QueueRef,
     SelectorError,
+    ident_of,
 )
 from psqlmessages.exchanges.selectors import Selector
 from psqlmessages.pipeline.private_folder import replace_file
@@ -54,7 +55,7 @@ def dump_exchanges(exchanges: Iterable[CompiledExchange]) -> str:
 def read_inputs(text: str) -> tuple[ExchangeInput, ...]:
     """Return the source queue of each exchange, without compiling selectors."""
     return tuple(
-        ExchangeInput(f"exchange.{each['name']}", QueueRef(*each["source"]))
+        ExchangeInput(ident_of(each["name"]), QueueRef(*each["source"]))
         for each in json.loads(text)
     )
 

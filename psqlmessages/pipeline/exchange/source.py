@@ -43,7 +43,7 @@ logger = logging.getLogger("psqlmessages")
 
 # Counts that are not outcomes of elements: waits of consumers, and 1 if a rule may be missing.
 WAITS: Final = "waits"
-REFUSALS: Final = "refusals"
+MAY_LACK_RULES: Final = "may_lack_rules"
 
 # Shared by all task runs of this process: an open circuit stays open in the next run.
 _circuits: Final[dict[tuple[str, str], CircuitBreaker]] = {}
@@ -61,15 +61,15 @@ class TaskCounts(NamedTuple):
     selector_seconds: float
 
     @property
-    def is_refusal(self) -> bool:
-        """Whether the exchange lacks a rule."""
-        return self.outcome == REFUSALS
+    def may_lack_rules(self) -> bool:
+        """Whether a rule of the exchange may be missing."""
+        return self.outcome == MAY_LACK_RULES
 
     def add_to(self, counters: ExchangeCounters) -> None:
         """Add these counts to the counters of the exchange."""
         if self.outcome == WAITS:
             counters.waits += self.number
-        elif not self.is_refusal:
+        elif not self.may_lack_rules:
             entry = Histogram(self.number, self.seconds, self.selector_seconds, list(self.buckets))
             counters.add(self.outcome, self.destination, entry)
 
@@ -97,7 +97,7 @@ class TimedRunner(ExchangeRunner):
         if self.counters.waits:
             yield TaskCounts(name, WAITS, -1, self.counters.waits, 0.0, [], 0.0)
         if self.log.may_lack_rules:
-            yield TaskCounts(name, REFUSALS, -1, 1, 0.0, [], 0.0)
+            yield TaskCounts(name, MAY_LACK_RULES, -1, 1, 0.0, [], 0.0)
 
 
 FORMAT: Final = "psqlmessages-exchange"

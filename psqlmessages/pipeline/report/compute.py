@@ -80,13 +80,14 @@ def _summarize(messages: DataFrame, step: int, source: str) -> ReportStatistics:
     topics = {row.topic: _to_statistics(row) for row in by_kind[_TOPIC]}
     busiest = list(topics)[:CHART_TOPICS]
     points: dict[str, dict[int, int]] = {topic: {} for topic in busiest}
-    drawn = messages.where(sf.col("topic").isin(busiest)).groupBy("topic", "at").count()
-    for row in drawn.collect() if busiest else ():
-        points[row.topic][row["at"]] = row["count"]
+    if busiest:
+        drawn = messages.where(sf.col("topic").isin(busiest)).groupBy("topic", "at").count()
+        for row in drawn.collect():
+            points[row.topic][row["at"]] = row["count"]
     return ReportStatistics(
         source=source,
         step=step,
-        total=next(map(_to_statistics, by_kind[_TOTAL]), None),
+        total=_to_statistics(by_kind[_TOTAL][0]) if by_kind[_TOTAL] else None,
         steps={row["at"]: _to_statistics(row) for row in by_kind[_STEP]},
         topics=topics,
         senders={row.sender: _to_statistics(row) for row in by_kind[_SENDER]},
