@@ -52,8 +52,9 @@ def test_receive_prints_json_or_text_without_controls(server: TestedServer, node
     assert r"NODE1: Überweisung\x1b[2J\n" in program.printed
 
 
-def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys):
-    receiving = ["receive", "NODE2", "ORDERS", "--count", "1", "--timeout", "0.1"]
+@pytest.mark.parametrize("timeout", ["0.1", "0"])
+def test_receive_ends_at_timeout(server: TestedServer, conversation: None, capsys, timeout: str):
+    receiving = ["receive", "NODE2", "ORDERS", "--count", "1", "--timeout", timeout]
     assert main(["--dsn", server.url("user2"), *receiving]) == 1
     assert "received 0 in" in capsys.readouterr().err
 
