@@ -211,14 +211,15 @@ def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: 
 
 def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair):
     sender, listener = pair
+    listener.execute("BEGIN")
+    # Without a reader, the next housekeeping of any session empties this table.
     payload = put(world, 1, "1 hour")
-    # Who has no node delays nothing.
+    first = listener.data(payload)
+    # Programs without a node delay nothing.
     for nobody in world.program("hostile"), world.program("user1"):
         nobody.execute("BEGIN")
         assert nobody.data(payload)[0]["Err"] == "50"
         assert fetched(nobody, payload) == ("50", False)
-    listener.execute("BEGIN")
-    first = listener.data(payload)
     sender.execute("SET statement_timeout = '30s'")
     sender.ok("evaluate")
     meanwhile = world.owner.query(COUNT)

@@ -93,7 +93,7 @@ class Attacker:
             self._read = b""
 
     def until_full(self, data: bytes, *, most: int) -> int:
-        """Send the same until nobody takes more for a second: how many bytes, or `most`."""
+        """Send the same until the server takes no more for a second, or closes: the bytes taken."""
         self._socket.settimeout(1)
         taken = 0
         try:
@@ -101,6 +101,8 @@ class Attacker:
                 taken += self._socket.send(data)
         except TimeoutError:
             self._socket.settimeout(SECONDS)
+        except ConnectionError:
+            return taken
         return taken
 
     def shut(self) -> None:

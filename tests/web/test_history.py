@@ -23,7 +23,6 @@ from tests.web.site import Site
 
 HISTORY = "/monitor/history/"
 LSN = "SELECT pg_current_wal_insert_lsn()::text"
-NOW = int(time.time()) // 60 * 60
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +38,12 @@ def minutes(monkeypatch, database: World, settings: Settings) -> Iterator[None]:
     delete_all()
     yield
     delete_all()
+
+
+@pytest.fixture
+def now() -> int:
+    """The begin of this minute."""
+    return int(time.time()) // 60 * 60
 
 
 def delete_all() -> None:
@@ -62,7 +67,9 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps(database: World):
+def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps(
+    database: World, now: int
+):
     database.rules(
         MONITOR_RULE, "user1 S Topic T W 60", "user2 L Topic T R 60", "user1 W Queue * RW 60"
     )
@@ -74,7 +81,7 @@ def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps
         connection = runner.run(AsyncConnection.connect(direct_dsn(), autocommit=True))
         writer = runner.run(start(connection))
         # The first minute began before the writer: it is not known what happened in it.
-        runner.run(writer.write_minute(connection, NOW - 300))
+        runner.run(writer.write_minute(connection, now - 300))
         assert list(QueueMinute.objects.values_list("queue", "puts", "backlog")) == [("jobs", 0, 3)]
         sender.ok("topic_send_many", "T", ["body"] * 10)
         worker.ok("push_many", "W", "jobs", ["x"] * 9)
@@ -83,11 +90,11 @@ def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps
         worker.ok("commit", "W", *[row.lease for row in taken])
         while writer._topics._counts.get("T") != [10, 40]:
             runner.run(asyncio.sleep(0.01))
-        runner.run(writer.write_minute(connection, NOW - 240))
+        runner.run(writer.write_minute(connection, now - 240))
         # Other sessions of the server write now and then.
         for _ in range(10):
             rows, lsn = QueueMinute.objects.count(), database.owner.query(LSN)
-            runner.run(writer.write_minute(connection, NOW - 120))
+            runner.run(writer.write_minute(connection, now - 120))
             if (QueueMinute.objects.count(), database.owner.query(LSN)) == (rows, lsn):
                 break
         else:
@@ -98,15 +105,15 @@ def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps
         runner.run(connection.close())
         crashed = [read(client, topic="T"), read(client, queue="jobs")]
     for topic, queue in (alive, crashed):
-        assert topic["points"] == [[NOW - 300, 10, 40]]
-        assert queue["points"] == [[NOW - 300, 9, 5, 0, 7]]
+        assert topic["points"] == [[now - 300, 10, 40]]
+        assert queue["points"] == [[now - 300, 9, 5, 0, 7]]
     known = Element.objects.filter(queue__name="jobs").count()
     assert known == 7
     (topic_start, topic_end), (queue_start, queue_end) = (each["periods"][0] for each in alive)
-    assert (topic_start, queue_start) == (NOW - 360, NOW - 300)
-    assert topic_end == queue_end >= NOW
+    assert (topic_start, queue_start) == (now - 360, now - 300)
+    assert topic_end == queue_end >= now
     # Nobody knows how long it lived after its last row.
-    assert [each["periods"][0][1] for each in crashed] == [NOW - 240] * 2
+    assert [each["periods"][0][1] for each in crashed] == [now - 240] * 2
 
 
 def test_odd_requests_are_refused():
@@ -123,10 +130,12 @@ def test_odd_requests_are_refused():
     assert Client().get(f"{HISTORY}?topic=T").status_code == 401
 
 
-def test_the_topic_page_shades_uncounted_times(site: Site, visitors: Visitors, database: World):
+def test_the_topic_page_shades_uncounted_times(
+    site: Site, visitors: Visitors, database: World, now: int
+):
     site.user("chief", is_staff=True, is_superuser=True)
     database.rules(MONITOR_RULE)
-    start, end = (datetime.fromtimestamp(NOW - back, UTC) for back in (1800, 600))
+    start, end = (datetime.fromtimestamp(now - back, UTC) for back in (1800, 600))
     HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
     TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
     page = live(visitors("chief"), "/monitor/topics/T/")

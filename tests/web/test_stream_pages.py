@@ -12,7 +12,7 @@ from django.utils import timezone
 from playwright.sync_api import expect
 
 from project.postgres import Server
-from psqlmessages.models import Auth, Subscription
+from psqlmessages.models import Auth, Subscription, Topic
 from psqlmessages.monitor import actions, listing, stream_status
 from tests.sql.conftest import Program, World
 from tests.web.browser import LIVE, Visitors, too_wide
@@ -104,6 +104,8 @@ def test_a_gap_in_the_samples_is_no_zero(database: World, reader: Program, monke
 
 
 def test_an_operator_resets_and_deletes_subscriptions(database: World, reader: Program):
+    # Otherwise housekeeping may remove the messages after READER has read them.
+    Topic.objects.update(retention=3600)
     client = visitor("view_monitor", "operate_streams")
     assert "Read again from the start" in text(client, STREAM)
     assert reader.got("READER", "S", 600) == ["1", "2", "3"]
@@ -179,7 +181,8 @@ def test_a_silent_reader_is_reset(visitors: Visitors, site: Site, reader: Progra
     row.get_by_role("link", name="S", exact=True).click()
     expect(page.locator(LIVE)).to_be_visible()
     item = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="READER"))
-    expect(item.locator("polyline")).to_have_count(1)
+    # One line, or several with gaps if samples were late.
+    expect(item.locator("polyline")).not_to_have_count(0)
     item.get_by_text("Actions").click()
     world.program("user2").ok("publish", "WRITER", "S", "4")
     expect(item).to_contain_text("4")
