@@ -8,7 +8,7 @@ import pytest
 
 from psqlmessages import AsyncNode, Node, Options
 from psqlmessages.client import async_queue_consumer, async_session, session
-from tests.client.nodes import QUICK, Driven
+from tests.client.nodes import QUICK, Driven, end
 from tests.client.programs import LONG_CLOSING
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, world
@@ -58,7 +58,7 @@ def new_node(request, conversation: World) -> Iterator[NewNode]:
 
     yield make
     for node in made:
-        node.end() if isinstance(node, Driven) else node.close()
+        end(node)
 
 
 @pytest.fixture

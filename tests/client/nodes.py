@@ -46,21 +46,23 @@ def offered(kind: type) -> dict[str, Any]:
 
 
 class Driven:
-    """An AsyncNode with the methods of a Node."""
+    """An AsyncNode with the methods of a Node; a subclass drives another asynchronous object."""
 
-    def __init__(self, ident: str, dsn: str, *, options: Options | None = None) -> None:
+    kind: type = AsyncNode
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._node = AsyncNode(ident, dsn, options=options)
+        self._driven = self._do(self.kind, *arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self._node, name)
+        member = getattr(self._driven, name)
         if not callable(member):
             return member
 
         def call(*arguments: Any, **named: Any) -> Any:
-            if self._thread is threading.current_thread():  # a handler that stops the node
+            if self._thread is threading.current_thread():  # called by a handler
                 return member(*arguments, **named)
             found = self._do(member, *arguments, **named)
             return self._each(found) if inspect.isasyncgen(found) else found
@@ -69,7 +71,7 @@ class Driven:
 
     def end(self) -> None:
         try:
-            self._do(self._node.close)
+            self._do(self._driven.close)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(60)
@@ -86,6 +88,11 @@ class Driven:
         end = object()
         while (item := self._do(anext, items, end)) is not end:
             yield item
+
+
+def end(node: Any) -> None:
+    """Close a node or bus, driven or not."""
+    node.end() if isinstance(node, Driven) else node.close()
 
 
 def next_message(node: Any, message_type: str = "Topic") -> Message:

@@ -12,8 +12,8 @@ from psqlmessages import Node
 from psqlmessages.cli.main import main
 from tests.client.nodes import next_message
 from tests.client.programs import PROMPTLY, Program, finished, started
-from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 BOARD = "role = 'psqlmessages_demo2' AND ident = 'DEMO.BOARD'"
@@ -188,7 +188,7 @@ def test_the_live_traffic_takes_up_again_what_is_given_back(world: World):
 
     with started("demo", "--traffic", "--brief", dsn=world.server.url()) as program:
         program.until("Live traffic follows")
-        poll_until(lambda: listens("DEMO.PRICES") and ticks())
+        wait_until(lambda: listens("DEMO.PRICES") and ticks())
         lines = program.printed.splitlines()
         assert lines[0].startswith("1. The owner adds rules")
         assert [line[0] for line in lines[:7]] == list("1234567")
@@ -197,24 +197,24 @@ def test_the_live_traffic_takes_up_again_what_is_given_back(world: World):
         change("mode = 'W'", PRICES)
         assert not listens("DEMO.PRICES")
         change("mode = 'R'", PRICES)
-        poll_until(lambda: listens("DEMO.PRICES"))
+        wait_until(lambda: listens("DEMO.PRICES"))
         change("mode = 'R'", "ident = 'DEMO.TICKER'")
         assert not ticks()
         change("mode = 'W'", "ident = 'DEMO.TICKER'")
-        poll_until(ticks)
+        wait_until(ticks)
         change("ident = 'AWAY'", BOARD)
         assert not listens("DEMO.STOCK")
         change("ident = 'DEMO.BOARD'", "ident = 'AWAY'")
         for topic in ("DEMO.ORDERS", "DEMO.PRICES", "DEMO.STOCK"):
-            poll_until(lambda topic=topic: listens(topic))
+            wait_until(lambda topic=topic: listens(topic))
         change("mode = 'W'", PRICES)
         world.watcher.query(
             "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
             " WHERE usename = 'psqlmessages_demo2'"
         )
-        poll_until(lambda: listens("DEMO.STOCK"))
+        wait_until(lambda: listens("DEMO.STOCK"))
         change("mode = 'R'", PRICES)
-        poll_until(lambda: listens("DEMO.PRICES"))
+        wait_until(lambda: listens("DEMO.PRICES"))
         ended(program, signal.SIGINT, 0)
     assert "The demo has ended." in program.printed
     assert world.owner.connection.execute("SELECT FROM messages.auth").fetchone() is None

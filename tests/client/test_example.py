@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.client.test_node import poll_until
 from tests.conftest import TestedServer
+from tests.django.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reference/client.md").read_text()
@@ -36,7 +36,7 @@ def answering(server: TestedServer, owner: psycopg.Connection) -> Iterator[None]
     command = [sys.executable, "-W", "error", "-c", program(server, "answering")]
     with subprocess.Popen(command, cwd=ROOT) as running:
         try:
-            poll_until(lambda: running.poll() is not None or owner.execute(listening).fetchone())
+            wait_until(lambda: running.poll() is not None or owner.execute(listening).fetchone())
             yield
         finally:
             running.send_signal(signal.SIGTERM)

@@ -17,11 +17,7 @@ from tests.sql.conftest import World
 TASKS, CALLS = 20, 12
 LARGE, TOO_LARGE = "x" * 9_000, "x" * 30_000
 FUNCTIONS = ("send", "request", "publish", "push", "push with a key", "commit")
-ELEMENTS = """
-    SELECT e.id, e.body FROM psqlmessages_element AS e
-    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name ^@ %s ORDER BY e.id
-"""
-
+ELEMENTS = "SELECT id, body FROM messages.list_queued(ARRAY[%s]) ORDER BY id"
 # Without a connection at this moment, there is nothing to kill.
 KILL = """
     SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -139,7 +135,7 @@ async def test_gathered_calls_answer_as_if_each_ran_alone(gathering: World, seed
     published = gathering.execute("SELECT id, payload FROM psqlmessages_streammessage ORDER BY id")
     tasks.outcome.compare("publish", published.fetchall())
     for function in "push", "push with a key":
-        rows = gathering.execute(ELEMENTS, (f"N{function}.",)).fetchall()
+        rows = gathering.execute(ELEMENTS, (f"N{function}.*",)).fetchall()
         tasks.outcome.compare(function, rows)
     left = {body for _, body in gathering.execute(ELEMENTS, ("NLEASED",))}
     removed = [(n, body) for n, body in enumerate(bodies[::-1]) if body not in left]

@@ -14,7 +14,7 @@ from psqlmessages import Message, Node, Options
 from psqlmessages.exceptions import CallFailed, CallTimeout
 from tests.client.conftest import NewNode
 from tests.client.nodes import QUICK, SOON, in_a_loop, running
-from tests.client.test_node import poll_until
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 # A program whose handler never ends; a signal closes its node.
@@ -80,7 +80,7 @@ def test_many_messages_are_handled_at_the_same_time(new_node: NewNode):
     node2.on_rpc(lambda message: together.wait(100) + message.body)
     with running(node2):
         node1.topic_send_many("ORDERS", range(MANY - 1))
-        poll_until(lambda: together.n_waiting == MANY - 1)
+        wait_until(lambda: together.n_waiting == MANY - 1)
         together.wait(100)
         # Answers too: threads and tasks share the connection.
         with ThreadPoolExecutor(MANY) as pool:
@@ -117,11 +117,11 @@ def test_an_ordered_topic_keeps_its_order_while_others_go_on(new_node: NewNode, 
         node1.topic_send_many("ORDERS.B", ["b1", "b2"])
         node1.topic_send_many("ORDERS", ["x1", "x2"])
         handling.release("b1", "b2", "x2", "a2", "a3")
-        poll_until(lambda: len(handling.ended) == 3)
+        wait_until(lambda: len(handling.ended) == 3)
         assert [body for body in handling.ended if body != "x2"] == ["b1", "b2"]
         assert "a2" not in handling.begun
         handling.release("a1", "x1")
-        poll_until(lambda: len(handling.ended) == 7)
+        wait_until(lambda: len(handling.ended) == 7)
         assert [body for body in handling.ended if body[0] == "a"] == ["a1", "a2", "a3"]
 
 
@@ -130,13 +130,13 @@ def test_at_the_limit_messages_wait_in_the_inbox(new_node: NewNode, handling: Ha
     node2.on_topic("ORDERS")(handling.handle)
     with running(node2):
         node1.topic_send_many("ORDERS", [1, 2, 3, 4])
-        poll_until(lambda: len(handling.begun) == 2)
+        wait_until(lambda: len(handling.begun) == 2)
         assert sorted(handling.begun) == [1, 2]
         handling.release(2)
-        poll_until(lambda: len(handling.begun) == 3)
+        wait_until(lambda: len(handling.begun) == 3)
         assert handling.ended == [2]
         handling.release(1, 3, 4)
-        poll_until(lambda: len(handling.ended) == 4)
+        wait_until(lambda: len(handling.ended) == 4)
 
 
 def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(new_node: NewNode, handling: Handling):
@@ -146,12 +146,12 @@ def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(new_node: NewNode, h
     handling.release("other", 2, 3)
     with running(node2):
         node1.topic_send_many("ORDERS", [1, 2, 3])
-        poll_until(lambda: handling.begun == [1])
+        wait_until(lambda: handling.begun == [1])
         node1.topic_send("ORDERS.A", "other")
         node1.topic_status("ORDERS")
         assert handling.begun == [1]
         handling.release(1)
-        poll_until(lambda: len(handling.ended) == 4)
+        wait_until(lambda: len(handling.ended) == 4)
         assert [body for body in handling.ended if body != "other"] == [1, 2, 3]
 
 
@@ -162,9 +162,9 @@ def test_stop_lets_running_handlers_end_and_begins_no_other(new_node: NewNode, h
     with ThreadPoolExecutor(2) as pool:
         run = pool.submit(node2.run)
         call = pool.submit(node1.call, "NODE2", "asked", timeout=SOON)
-        poll_until(lambda: handling.begun == ["asked"])
+        wait_until(lambda: handling.begun == ["asked"])
         node1.topic_send_many("ORDERS", [1, 2])
-        poll_until(lambda: len(handling.begun) == 2)
+        wait_until(lambda: len(handling.begun) == 2)
         # The run waits at its limit, and message 2 for message 1.
         node2.stop()
         handling.release("asked", 1, 2)
@@ -180,14 +180,14 @@ def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, e
     thread = threading.Thread(target=node2.run)
     thread.start()
     node1.topic_send_many("ORDERS", ["for ever", "next"])
-    poll_until(lambda: handling.begun)
+    wait_until(lambda: handling.begun)
     getattr(node2, end)()
     thread.join(100)
     assert not thread.is_alive()
     text = "did not end within 0.05 s (stop_timeout) after the stop: Handling.handle"
     assert caplog.text.count(text) == 1
     handling.release("for ever")
-    poll_until(lambda: handling.ended)
+    wait_until(lambda: handling.ended)
     assert handling.begun == ["for ever"]
 
 
@@ -237,10 +237,10 @@ def test_a_handler_may_close_its_node(new_node: NewNode, handling: Handling):
     node2.on_rpc(lambda message: node2.close())
     with running(node2):
         node1.topic_send("ORDERS", "other")
-        poll_until(lambda: handling.begun)
+        wait_until(lambda: handling.begun)
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(node1.call, "NODE2", "close", timeout=SOON)
-            poll_until(lambda: node2._state.is_stopped)
+            wait_until(lambda: node2._state.is_stopped)
             handling.release("other")
             with pytest.raises((CallFailed, CallTimeout)):
                 call.result(100)

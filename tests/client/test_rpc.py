@@ -13,7 +13,7 @@ from psqlmessages import Message, Node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from tests.client.conftest import NewNode
 from tests.client.nodes import NOW, SOON, next_message, running, when
-from tests.client.test_node import poll_until
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 LARGE = "x" * 20_000
@@ -79,7 +79,7 @@ def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog):
     node1.topic_notify("ORDERS")
     with running(node2):
         node1.topic_send_many("ORDERS", ["first", "last"])
-        poll_until(lambda: came == ["first", "last"])
+        wait_until(lambda: came == ["first", "last"])
         assert node1.call("NODE2", "works", timeout=SOON) == "by hand"
         with pytest.raises(CallFailed, match=r"the handler of NODE2 failed \(TypeError\)"):
             node1.call("NODE2", "unsendable", timeout=SOON)
@@ -121,7 +121,7 @@ def test_every_listener_answers_a_question_to_a_topic(world: World, new_node: Ne
         node.on_topic("ORDERS")(lambda m: m.body + 1)
     with running(node2), running(node3):
         node1.topic_notify("ORDERS")
-        poll_until(lambda: len(node1.topic_status("ORDERS").listeners) == 2)
+        wait_until(lambda: len(node1.topic_status("ORDERS").listeners) == 2)
         answers = islice(node1.call_topic("ORDERS", 1, timeout=SOON), 2)
         assert {(a.sender, a.body) for a in answers} == {("NODE2", 2), ("NODE3", 2)}
         # Without an end of its own this would wait for a third.

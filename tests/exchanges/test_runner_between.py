@@ -3,7 +3,6 @@
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Literal
 
 import dj_database_url
 import psycopg
@@ -199,26 +198,3 @@ def test_a_server_down_holds_up_only_itself(far: Field, caplog):
     assert numbers(near, "b") == numbers(bed, "b") == bodies
     assert numbers(near, "d") == numbers(bed, "d") == bodies[:20]
     assert len(caplog.records) < 30
-
-
-# The other way of restarting takes the same path, so only one runs every day.
-@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.nightly), "immediate"])
-def test_a_source_restart_loses_nothing(far: Field, mode: Literal["fast", "immediate"]):
-    field, bed = far, far.beds["far"]
-    x1 = flow("far/a", "far/b", "b", parallel=2, wsize=50)
-    field.define(x1=x1, x2=flow("far/c", "far/d", wsize=50))
-    bodies = [str(number) for number in range(1000)]
-    with working():
-        for start in (0, 500):
-            bed.push_many("a", bodies[start : start + 500])
-            bed.push_many("c", bodies[start : start + 500])
-            field.until(lambda: field.default.query(COUNT, "b") > start)  # noqa: B023
-            bed.server.server.stop(mode)
-            restart(bed)
-        # What was reserved and got lost with its connection comes back with its lease's end.
-        bed.connection.execute(
-            "UPDATE psqlmessages_element SET available_at = now() WHERE lease IS NOT NULL"
-        )
-        field.until(lambda: not bed.bodies("a") and not bed.bodies("c"), 60)
-    for at, queue in ((field.default, "b"), (bed, "b"), (bed, "d")):
-        assert numbers(at, queue) == bodies

@@ -1,4 +1,4 @@
-"""Spark is killed, PostgreSQL restarts, the disk is full: each row is there once.
+"""Spark is killed, PostgreSQL restarts: each row is there once.
 
 For the figures of docs/explanation/reliability.md:
     make reliability ARGS="tests/pipeline/test_faults.py"
@@ -29,11 +29,9 @@ from tests.pipeline.sinks import PUSHED, SENT
 from tests.pipeline.traffic_field import JOB, QUICK, SENDERS, TOPICS, TrafficField
 from tests.reliability.conftest import own_server, own_world
 from tests.reliability.counts import report, size
-from tests.reliability.faults import FAST, POSTMASTER, RESTARTS, move_tables, restarting, small_disk
+from tests.reliability.faults import FAST, POSTMASTER, RESTARTS, restarting
 from tests.reliability.workload import EXPIRE
-from tests.servers import SERVER
 from tests.sql.conftest import World
-from tests.temporary_server import temporary_server
 
 __all__ = ["own_server", "own_world"]
 
@@ -292,39 +290,13 @@ def test_a_killed_job_of_traffic_counts_as_sql_does(world: World, tmp_path: Path
     job = (*JOB, "--checkpoint", str(tmp_path))
     killed_again_and_again(world, field, job, lambda: field.owner.query(COUNTED))
     assert field.job("state", "lag_seconds", "error") == ("stopped", 0.0, "")
-    compare(field, FAULT, "the job traffic; Java and Python alternately", kills=KILLS)
-
-
-def compare(field: TrafficField, fault: str, what: str, **counts: int) -> None:
     written, expected = field.written(), field.expected()
-    keys = written.keys() | expected.keys()
-    unlike = sum(written.get(key) != expected.get(key) for key in keys)
-    report(fault, what, **counts, windows=len(expected), wrong=unlike)
+    wrong = sum(written.get(key) != expected.get(key) for key in written.keys() | expected.keys())
+    report(
+        FAULT, "the job traffic; Java and Python alternately", kills=KILLS, windows=len(expected),
+        wrong=wrong,
+    )  # fmt: skip
     assert written == expected != {}
-
-
-@pytest.mark.nightly  # a PostgreSQL is made, and Spark is started twice
-def test_a_traffic_job_reports_a_full_disk_and_goes_on(tmp_path: Path, pytestconfig):
-    binaries = pytestconfig.stash[SERVER].binaries
-    settings = {"autovacuum": "off", "max_wal_size": "64MB", "min_wal_size": "32MB"}
-    with (
-        temporary_server(tmp_path, binaries, settings=settings) as own_server,
-        small_disk(own_server.server.home.folder / "small", 96) as small,
-    ):
-        move_tables(own_server, small)
-        field = TrafficField(World(own_server))
-        field.publish_everywhere(300)
-        field.spread(3_600)
-        arguments = (*JOB, "--checkpoint", str(tmp_path / "checkpoint"), "--once")
-        small.fill()
-        refused = manage(own_server, *arguments, timeout=600)
-        assert (refused.returncode, field.written()) == (1, {})
-        assert "No space left on device" in refused.stderr
-        small.clear()
-        done = manage(own_server, *arguments, timeout=600)
-        assert done.returncode == 0, done.stderr
-        compare(field, "disk full", "the job traffic, repeated afterwards")
-        field.world.close()
 
 
 @pytest.mark.nightly  # Spark is started for each kill, and once more

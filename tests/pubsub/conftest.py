@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from queue import Queue
 from typing import Any
 
@@ -16,6 +12,7 @@ import pytest
 
 from psqlmessages import AsyncPubSub, PubSub
 from psqlmessages.pubsub import Event
+from tests.client.nodes import Driven, end
 from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
 
@@ -74,66 +71,34 @@ class Listener:
         return found
 
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
-
-
-@contextmanager
-def event_loop() -> Iterator[Run]:
-    """Run coroutines in a thread of their own; one that is stuck fails the test."""
-    loop = asyncio.new_event_loop()
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(loop.run_forever)
-        try:
-            yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(110)
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-    loop.close()
-
-
-class InLoop:
+class DrivenPubSub(Driven):
     """AsyncPubSub, which the test's thread uses as it uses PubSub."""
 
-    def __init__(self, in_loop: Run, connection: Any, **settings: Any) -> None:
-        async def make() -> AsyncPubSub:
-            return AsyncPubSub(connection, **settings)
-
-        self.in_loop = in_loop
-        self._bus = in_loop(make())
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._bus, name)
-        if not callable(member):
-            return member
-
-        async def call(*arguments: Any) -> Any:
-            answer = member(*arguments)
-            return await answer if inspect.isawaitable(answer) else answer
-
-        return lambda *arguments: self.in_loop(call(*arguments))
+    kind = AsyncPubSub
 
 
-def maker(server: TestedServer, make: NewBus) -> Iterator[NewBus]:
+KINDS: dict[str, type] = {"PubSub": PubSub, "AsyncPubSub": DrivenPubSub}
+
+
+def buses(server: TestedServer, kind: type) -> Iterator[NewBus]:
     with ExitStack() as opened:
 
         def new(connection: Any = "", **settings: Any) -> Any:
-            bus = make(connection or server.url("user1"), **settings)
-            return opened.enter_context(closing(bus))
+            bus = kind(connection or server.url("user1"), **settings)
+            opened.callback(end, bus)
+            return bus
 
         yield new
 
 
 @pytest.fixture
 def new_bus(server: TestedServer) -> Iterator[NewBus]:
-    yield from maker(server, PubSub)
+    yield from buses(server, PubSub)
 
 
-@pytest.fixture(params=["PubSub", "AsyncPubSub"])
+@pytest.fixture(params=KINDS)
 def any_bus(request, server: TestedServer) -> Iterator[NewBus]:
-    if request.param == "PubSub":
-        yield from maker(server, PubSub)
-        return
-    with event_loop() as in_loop:
-        yield from maker(server, partial(InLoop, in_loop))
+    yield from buses(server, KINDS[request.param])
 
 
 @pytest.fixture

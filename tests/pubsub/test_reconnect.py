@@ -119,7 +119,7 @@ def test_a_call_over_a_lost_link_is_heard(any_bus: NewBus, raw: Any, superuser: 
     try:
         for number in range(2):
             with pytest.raises(ConnectionLost, match="no answer"):
-                bus.in_loop(bus._connection.run(long_one))
+                bus._do(bus._connection.run, long_one)
             wait_until(lambda: bus.is_healthy)
             raw(f"@{number}")
             assert ear.payload() == number

@@ -12,14 +12,10 @@ from tests.sql.simultaneous import in_background, wait_until_blocked
 
 COPY = "COPY messages.staged (staging, place, bodies, encs, headers, keys) FROM STDIN"
 LEFT = "SELECT coalesce(sum(cardinality(bodies)), 0) FROM messages.staged"
-PUBLISHED = """
-    SELECT coalesce(array_agg(m.payload ORDER BY m.id), '{}') FROM psqlmessages_streammessage AS m
-    JOIN psqlmessages_topic AS t ON t.id = m.topic_id WHERE t.name = 'T'
-"""
-ELEMENTS = """
-    SELECT coalesce(array_agg(e.body ORDER BY e.id), '{}') FROM psqlmessages_element AS e
-    JOIN psqlmessages_queue AS q ON q.id = e.queue_id WHERE q.name = 'Q'
-"""
+STORED = {
+    "publish": "SELECT array_agg(body ORDER BY id) FROM messages.list_stored('{T}')",
+    "push": "SELECT array_agg(body ORDER BY id) FROM messages.list_queued('{Q}')",
+}
 
 
 class Loader:
@@ -48,7 +44,7 @@ class Loader:
 
     def stored(self, kind: str = "push") -> list[str]:
         """What is kept of T, or waits in Q."""
-        return list(self.world.owner.query(PUBLISHED if kind == "publish" else ELEMENTS))
+        return self.world.owner.query(STORED[kind]) or []
 
     def left(self) -> int:
         return int(self.world.owner.query(LEFT))

@@ -9,7 +9,7 @@ import pytest
 from psqlmessages import AsyncNode, Node
 from psqlmessages.client import wakeups
 from tests.client.conftest import long_closing
-from tests.client.nodes import QUICK, Driven
+from tests.client.nodes import QUICK, Driven, end
 from tests.conftest import TestedServer
 from tests.sql.conftest import World, world
 
@@ -78,7 +78,7 @@ def either(queues: World, server: TestedServer, request) -> Iterator[Any]:
     node = request.param("READER", server.url("user2"), options=QUICK)
     node.open()
     yield node
-    node.end() if isinstance(node, Driven) else node.close()
+    end(node)
 
 
 def listened(queues: World) -> None:

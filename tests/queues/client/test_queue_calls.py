@@ -83,21 +83,10 @@ def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, rea
     assert (bool(settled), list(settled)) == (False, [False, True])
 
 
-def test_a_queue_is_paused_resumed_and_drained(writer: Node, reader: Node):
+def test_an_element_that_is_not_reserved_can_be_removed(writer: Node, reader: Node):
     ids = writer.push_many("Q", ["a", "b"])
     reader.reserve("Q")
     assert [reader.remove("Q", id_) for id_ in (*ids, 10**12)] == [False, True, False]
-    assert reader.pause("Q")
-    assert not reader.pause("Q")
-    writer.push_many("Q", range(5))
-    assert reader.sizes("Q").is_paused
-    assert (reader.pop("Q"), reader.reserve("Q")) == ([], [])
-    assert reader.resume("Q")
-    assert not reader.resume("Q")
-    writer.push("Q", "later", delay=timedelta(hours=1))
-    assert reader.pop("Q")[0].body == 0
-    assert reader.drain("Q") == 4
-    assert reader.sizes("Q")[:4] == (2, 0, 1, 1)
 
 
 def test_a_malformed_body_raises_when_it_is_read(queues: World, reader: Node):
