@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Self
 
@@ -41,6 +43,8 @@ class AsyncNode(NodeBase):
         self._session = AsyncNodeSession(complete_conninfo(dsn, ident), self._state, options)
         self._consumer = AsyncQueueConsumer(self._session, self._state)
         self._handler_tasks = HandlerTasks(self, self._state)
+        # Ends calls at their deadlines.
+        self._timer: asyncio.TimerHandle | None = None
         self._min_accept_seconds = options.probe_timeout.total_seconds()
 
     async def __aenter__(self) -> Self:
@@ -63,6 +67,8 @@ class AsyncNode(NodeBase):
             await self._consumer.finish()
         finally:
             await self._session.close()
+            if self._timer is not None:
+                self._timer.cancel()
 
     def stop(self) -> None:
         """See :meth:`Node.stop`; not awaited, callable from any thread and from signal handlers."""
@@ -94,7 +100,11 @@ class AsyncNode(NodeBase):
 
     async def reply(self, message: Message, body: Any) -> None:
         """See :meth:`Node.reply`."""
-        await self._session.run_steps(self._state.reply(message, body))
+        try:
+            await self._session.submit(calls.return_(message.sender, message.token or "", body))
+        except calls.NOTHING_SENT:
+            message.is_answered = False
+            raise
 
     async def reply_error(self, message: Message, reason: str) -> None:
         """See :meth:`Node.reply_error`."""
@@ -203,15 +213,53 @@ class AsyncNode(NodeBase):
     async def call(self, node: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT) -> Any:
         """See :meth:`Node.call`."""
         seconds = seconds_of(timeout, "timeout")
-        deadline = monotonic() + seconds
-        has_answer = asyncio.Event()
-        with self._state.pending_call(node, has_answer.set) as pending:
-            await self._send_within(seconds, self.rpc(node, pending.token, body))
-            pending.on_sent()
-            answer = await self._next_answer(pending, has_answer, deadline)
-        if answer is None:
-            raise CallTimeout(f"no answer from {node} within {seconds:g} s")
-        return answer.body
+        pending = self._state.begin_call(node)
+        try:
+            # One future for the request and its answer.
+            request = calls.rpc(node, pending.token, body)
+            answered = self._session.submit(request, pending.on_sent)
+            pending.on_answer = partial(_wake, answered)
+            self._set_deadline(pending, seconds)
+            await answered
+            return await self._session.run_steps(self._state.next_body(pending))
+        finally:
+            self._state.end_call(pending)
+
+    def _set_deadline(self, pending: PendingCall, seconds: float) -> None:
+        # One timer for all calls, because a timer of asyncio takes a tenth of the time of a call.
+        loop = asyncio.get_running_loop()
+        pending.seconds = seconds
+        pending.extra_seconds = self._min_accept_seconds - seconds
+        pending.deadline = deadline = loop.time() + seconds
+        if self._timer is None or deadline < self._timer.when():
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(deadline, self._end_late_calls)
+
+    def _end_late_calls(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        deadlines = []
+        for pending in self._state.pending_calls():
+            if pending.deadline <= now:
+                self._end_late_call(pending)
+            deadlines.append(pending.deadline)
+        deadline = min(deadlines, default=inf)
+        self._timer = None if deadline == inf else loop.call_at(deadline, self._end_late_calls)
+
+    def _end_late_call(self, pending: PendingCall) -> None:
+        """End a call at its deadline; if the server has not accepted it yet, when it does so."""
+        no_answer = CallTimeout(f"no answer from {pending.callee} within {pending.seconds:g} s")
+        if pending.is_sent:
+            pending.deadline = inf
+            pending.add(no_answer)
+        elif pending.extra_seconds > 0:
+            pending.fail(no_answer)
+            pending.deadline += pending.extra_seconds
+            pending.extra_seconds = 0
+        else:
+            pending.deadline = inf
+            pending.add(_not_accepted(max(pending.seconds, self._min_accept_seconds)))
 
     async def call_topic(
         self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
@@ -220,11 +268,14 @@ class AsyncNode(NodeBase):
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
         has_answer = asyncio.Event()
-        with self._state.pending_call("", has_answer.set) as pending:
+        pending = self._state.begin_call("", has_answer.set)
+        try:
             await self._send_within(seconds, self.topic_send(topic, body, pending.token))
             pending.on_sent()
             while (answer := await self._next_answer(pending, has_answer, deadline)) is not None:
                 yield answer
+        finally:
+            self._state.end_call(pending)
 
     async def _send_within(self, seconds: float, call: Awaitable[None]) -> None:
         """Send a call within ``seconds``, or ``probe_timeout`` if that is longer."""
@@ -233,7 +284,7 @@ class AsyncNode(NodeBase):
             async with asyncio.timeout(seconds):
                 await call
         except TimeoutError:
-            raise CallTimeout(f"the server did not accept the call within {seconds:g} s") from None
+            raise _not_accepted(seconds) from None
 
     async def _next_answer(
         self, pending: PendingCall, has_answer: asyncio.Event, deadline: float
@@ -251,16 +302,28 @@ class AsyncNode(NodeBase):
 
     async def messages(self, timeout: Duration | None = None) -> AsyncIterator[Message]:
         """See :meth:`Node.messages`."""
-        session, state = self._session, self._state
-        while (message := await session.run_steps(state.next_message(timeout, self))) is not None:
+        while (message := await self._receive(timeout)) is not None:
             yield message
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self.messages()
 
+    async def _receive(self, timeout: Duration | None = None) -> Message | None:
+        if (message := self._state.take_message(self)) is not None:
+            return message
+        return await self._session.run_steps(self._state.next_message(timeout, self))
+
     async def run(self) -> None:
         """See :meth:`Node.run`."""
         for topic in self.topics_to_listen():
             await self.topic_listen(topic)
-        session, state = self._session, self._state
-        await self._handler_tasks.run(lambda: session.run_steps(state.next_message(None, self)))
+        await self._handler_tasks.run(self._receive)
+
+
+def _wake(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _not_accepted(seconds: float) -> CallTimeout:
+    return CallTimeout(f"the server did not accept the call within {seconds:g} s")

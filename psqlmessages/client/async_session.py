@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client import calls
-from psqlmessages.client.call_queue import Batch, CallQueue, QueuedCall, halves
+from psqlmessages.client.call_queue import Batch, CallQueue, QueuedCall, run_batch
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
@@ -57,6 +57,7 @@ class AsyncNodeSession:
         state.on_received = self._wake_waiters
         state.on_taken = self.on_taken
         self._options = options
+        self._reconnect_seconds = options.reconnect_wait.total_seconds()
         self._connection: AsyncConnection | None = None
         self._buffer: NotificationBuffer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -171,15 +172,20 @@ class AsyncNodeSession:
         """Run one call; without a connection, first wait up to ``reconnect_wait`` for one."""
         return await self.submit(call)
 
-    def submit(self, call: Call[T]) -> asyncio.Future[T]:
-        """Queue a call; the future receives its result. Calls of one task run in their order."""
+    def submit(
+        self, call: Call[T], on_success: Callable[[], object] | None = None
+    ) -> asyncio.Future[T]:
+        """Queue a call; the future receives its result. Calls of one task run in their order.
+
+        With ``on_success``, that is called instead, and the future receives only an error.
+        """
         self._raise_if_closed()
         if self._loop is None or self._worker is None:
             raise NodeClosed(f"node {self._state.ident} is not open yet")
         future: asyncio.Future[T] = self._loop.create_future()
-        deadline = monotonic() + self._options.reconnect_wait.total_seconds()
+        deadline = monotonic() + self._reconnect_seconds
         task = asyncio.current_task(self._loop)
-        self._queue.append(QueuedCall(call, future, deadline, task))
+        self._queue.append(QueuedCall(call, future, deadline, task, on_success))
         self._wakeup.set()
         return future
 
@@ -206,14 +212,14 @@ class AsyncNodeSession:
             if monotonic() >= deadline:
                 return
 
-    async def run_steps(self, steps: Steps[T]) -> T:
+    def run_steps(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
         """Run the calls and waits that a generator yields; return its result."""
-        return await run_steps_async(steps, self._run_step)
+        return run_steps_async(steps, self._run_step)
 
     async def _run_step(self, step: Call[Any] | Wait) -> Any:
         if isinstance(step, Wait):
             return await self.wait(step.is_ready, step.deadline)
-        return await self.run(step)
+        return await self.submit(step)
 
     def on_taken(self, number: int = 1) -> None:
         """Wake the worker if the inbox was full before ``number`` messages were taken."""
@@ -259,12 +265,18 @@ class AsyncNodeSession:
     async def _run_next_batch(self, connection: AsyncConnection) -> None:
         batch = self._queue.take_batch()
         self._state.counters.calls += sum(map(len, batch))
+        steps = run_batch(batch, self._state, partial(is_broken, connection), self._process_read)
         try:
-            await self._send_batch(connection, batch)
+            lost = await run_steps_async(steps, partial(self._execute, connection))
+            if lost is not None:
+                await self._drop_connection(lost)
         except asyncio.CancelledError:
             # ``close`` cancels this task after waiting 5 seconds for the answer.
-            await self._fail(batch, NodeClosed(f"node {self._state.ident} was closed"))
+            for queued in chain.from_iterable(batch):
+                queued.fail(NodeClosed(f"node {self._state.ident} was closed"))
             raise
+        finally:
+            self._read()
 
     def _can_read(self) -> bool:
         # Answers to pending calls are needed even if the inbox is full.
@@ -291,6 +303,11 @@ class AsyncNodeSession:
         self._read()
         if len(self._state.inbox) >= self._options.inbox_limit:
             self._wakeup.set()
+
+    def _process_read(self) -> None:
+        """Process the notifications that were read with the last answer."""
+        if self._buffer is not None:
+            self._state.receive(self._buffer.take())
 
     def _read(self) -> None:
         """Process all notifications that have arrived; wake the worker if the read fails."""
@@ -344,65 +361,6 @@ class AsyncNodeSession:
             self._housekeeping_timer.cancel()
 
     # Queued calls
-
-    async def _send_batch(self, connection: AsyncConnection, batch: Batch) -> None:
-        """Run a batch in one transaction, and give each task its result or error."""
-        try:
-            answers = await self._execute(connection, batch)
-        except psycopg.Error as error:
-            is_single = sum(map(len, batch)) == 1
-            if not is_single and error.sqlstate and not is_broken(connection, error):
-                # The transaction was rolled back. Run each half of its calls separately, so that
-                # finally only the failing call fails.
-                for half in halves(batch):
-                    await self._send_batch(connection, half)
-                return
-            is_lost = is_broken(connection, error)
-            await self._fail(batch, calls.translate_error(error, is_broken=is_lost))
-        except Exception as error:  # noqa: BLE001 - raised in the task that called
-            await self._fail(batch, error)
-        else:
-            await self._on_answers(connection, batch, answers)
-        finally:
-            self._read()
-
-    async def _on_answers(
-        self, connection: AsyncConnection, batch: Batch, answers: list[Any]
-    ) -> None:
-        refused: Batch = []
-        for group, answer in zip(batch, answers, strict=True):
-            if group[0].call.must_follow_events and self._buffer is not None:
-                self._state.receive(self._buffer.take())
-            try:
-                results = group.split_answer(answer)
-            except Exception as error:  # noqa: BLE001 - raised in the tasks that called
-                await self._fail([group], error)
-                continue
-            if results is None:
-                refused += group.single_calls()
-                continue
-            for queued, result in zip(group, results, strict=True):
-                self._resolve(queued, result)
-        if refused:
-            # A refused statement has done nothing. Run its calls singly: each gets its own answer.
-            await self._send_batch(connection, refused)
-
-    async def _fail(self, batch: Batch, error: Exception) -> None:
-        """Raise an error in the tasks that wait for these calls."""
-        for queued in chain.from_iterable(batch):
-            queued.fail(error)
-        if isinstance(error, ConnectionLost):
-            await self._drop_connection(error)
-
-    def _resolve(self, queued: QueuedCall, answer: Any) -> None:
-        """Return the result of a call to its task, or raise there the error in the answer."""
-        try:
-            result = queued.call.read(answer)
-        except Exception as error:  # noqa: BLE001 - raised in the task that called
-            queued.fail(error)
-            return
-        self._state.on_call_succeeded(queued.call, result)
-        queued.succeed(result)
 
     async def _execute(self, connection: AsyncConnection, batch: Batch) -> list[Any]:
         """Run groups of calls in one transaction; return the answer of each group."""

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from asyncio import Future
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Generator, Hashable
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
-from psqlmessages.client.calls import Call
+import psycopg
+
+from psqlmessages.client.calls import Call, translate_error
+from psqlmessages.client.node_state import NodeState
+from psqlmessages.exceptions import ConnectionLost
 
 _MAX_BATCH_ITEMS: Final = 500
 _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
@@ -16,25 +24,32 @@ _MAX_BATCH_CHARACTERS: Final = 4 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class QueuedCall:
-    """A call that a task waits for; without a connection, it fails at ``deadline``.
+    """A call that a task or thread waits for; without a connection, it fails at ``deadline``.
 
-    ``caller`` is the task: its calls run in the order in which they were queued.
+    ``caller`` is the task or thread: its calls run in the order in which they were queued. With
+    ``on_success``, the future receives only an error: the caller waits for something else.
     """
 
     call: Call[Any]
-    future: Future[Any]
+    future: Future[Any] | ThreadFuture[Any]
     deadline: float
     caller: Hashable
+    on_success: Callable[[], object] | None = None
 
     def succeed(self, result: Any) -> None:
-        """Return a result to the waiting task, unless the task was cancelled."""
-        if not self.future.done():
-            self.future.set_result(result)
+        """Return a result to the waiting caller, unless that was cancelled."""
+        if self.on_success is not None:
+            self.on_success()
+        elif not self.future.done():
+            # Another thread may be cancelled now.
+            with suppress(InvalidStateError):
+                self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the waiting task, unless the task was cancelled."""
+        """Raise an error in the waiting caller, unless that was cancelled."""
         if not self.future.done():
-            self.future.set_exception(error)
+            with suppress(InvalidStateError):
+                self.future.set_exception(error)
 
 
 class Group(list[QueuedCall]):
@@ -88,11 +103,11 @@ class CallQueue(deque[QueuedCall]):
         items = characters = 0
         while self and (not groups or self[0].call.may_share_round_trip):
             queued = self[0]
-            call = queued.call
             if queued.future.done():
                 self.popleft()
                 continue
-            key = id(queued) if call.merging is None else (call.merging.sql, *call.fixed_params)
+            call = queued.call
+            key = id(queued) if call.merging is None else call.merging.key(call)
             items += call.item_count
             characters += call.character_count
             if groups and (
@@ -102,7 +117,9 @@ class CallQueue(deque[QueuedCall]):
                 or not element_ids.isdisjoint(call.element_ids)
             ):
                 break
-            groups.setdefault(key, Group()).append(self.popleft())
+            if (group := groups.get(key)) is None:
+                group = groups[key] = Group()
+            group.append(self.popleft())
             group_key_by_caller[queued.caller] = key
             element_ids.update(call.element_ids)
             if not call.may_share_round_trip:
@@ -114,3 +131,66 @@ class CallQueue(deque[QueuedCall]):
         """Raise an error in the tasks whose calls have a deadline at or before ``now``."""
         while self and self[0].deadline <= now:
             self.popleft().fail(error)
+
+
+def run_batch(
+    batch: Batch,
+    state: NodeState,
+    is_broken: Callable[[psycopg.Error], bool],
+    process_notifications: Callable[[], object],
+) -> Generator[Batch, list[Any], ConnectionLost | None]:
+    """Yield batches to run, each in one transaction; receive the answers of its groups.
+
+    Each caller gets its own result or error. Returns the error if the connection is lost.
+    """
+    try:
+        answers = yield batch
+    except psycopg.Error as error:
+        is_lost = is_broken(error)
+        if error.sqlstate and not is_lost and sum(map(len, batch)) > 1:
+            # The transaction was rolled back. Run each half of its calls separately, so that
+            # finally only the failing call fails.
+            first, second = halves(batch)
+            lost = yield from run_batch(first, state, is_broken, process_notifications)
+            later = yield from run_batch(second, state, is_broken, process_notifications)
+            return lost or later
+        translated = translate_error(error, is_broken=is_lost)
+        _fail(batch, translated)
+        return translated if isinstance(translated, ConnectionLost) else None
+    except Exception as error:  # noqa: BLE001 - raised in the callers
+        _fail(batch, error)
+        return None
+    refused: Batch = []
+    for group, answer in zip(batch, answers, strict=True):
+        if group[0].call.must_follow_events:
+            process_notifications()
+        try:
+            results = group.split_answer(answer)
+        except Exception as error:  # noqa: BLE001 - raised in the callers
+            _fail([group], error)
+            continue
+        if results is None:
+            refused += group.single_calls()
+            continue
+        for queued, result in zip(group, results, strict=True):
+            _resolve(queued, result, state)
+    if not refused:
+        return None
+    # A refused statement has done nothing. Run its calls singly: each gets its own answer.
+    return (yield from run_batch(refused, state, is_broken, process_notifications))
+
+
+def _fail(batch: Batch, error: Exception) -> None:
+    for queued in chain.from_iterable(batch):
+        queued.fail(error)
+
+
+def _resolve(queued: QueuedCall, answer: Any, state: NodeState) -> None:
+    """Return the result of a call to its caller, or raise there the error in the answer."""
+    try:
+        result = queued.call.read(answer)
+    except Exception as error:  # noqa: BLE001 - raised in the caller
+        queued.fail(error)
+        return
+    state.on_call_succeeded(queued.call, result)
+    queued.succeed(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from psycopg import errors
 
 from psqlmessages.exceptions import (
     ConnectionLost,
+    InvalidArgument,
     MessagesError,
     NotificationQueueFull,
     NotInstalled,
@@ -22,13 +23,16 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, Payload, encode_man
 
 T = TypeVar("T")
 
+# After one of these errors of a call, its message was not sent.
+NOTHING_SENT: Final = (InvalidArgument, TypeError, ValueError, psycopg.Error)
+
 _SET_UP: Final = (
     "SELECT pg_backend_pid() || '|' || clock_timestamp()"
     " FROM set_config('synchronous_commit', %s, false)"
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call(Generic[T]):
     """One call of an SQL function: its statement, its parameters, and how to read its answer.
 
@@ -57,18 +61,12 @@ class Call(Generic[T]):
     @property
     def item_count(self) -> int:
         """Number of messages or elements that the call processes."""
-        return max((len(value) for value in self.params if isinstance(value, list)), default=1)
-
-    @property
-    def fixed_params(self) -> tuple[Any, ...]:
-        """The parameters that must be equal in calls that are merged."""
-        arrays = self.merging.array_positions if self.merging is not None else ()
-        return tuple(value for n, value in enumerate(self.params) if n not in arrays)
+        return max([len(value) for value in self.params if isinstance(value, list)], default=1)
 
     @property
     def character_count(self) -> int:
         """Approximate number of characters sent to the server."""
-        return sum(len(value) for value in self.params if isinstance(value, str | list))
+        return sum([len(value) for value in self.params if isinstance(value, str | list)])
 
     @property
     def must_follow_events(self) -> bool:
@@ -90,18 +88,26 @@ class Merging:
     array_positions: tuple[int, ...]
     split: Callable[[dict[str, Any], Sequence[Call[Any]]], list[Any]]
 
+    def key(self, call: Call[Any]) -> Hashable:
+        """Return what must be equal in calls that are merged."""
+        if len(self.array_positions) == len(call.params):
+            return self.sql
+        fixed = [value for n, value in enumerate(call.params) if n not in self.array_positions]
+        return (self.sql, *fixed)
+
     def merge_params(self, merged_calls: Sequence[Call[Any]]) -> tuple[Any, ...]:
         """Create the parameters of the statement."""
+        columns = list(zip(*[call.params for call in merged_calls], strict=True))
         return tuple(
-            list(chain.from_iterable(_as_list(call.params[n]) for call in merged_calls))
-            if n in self.array_positions
-            else value
-            for n, value in enumerate(merged_calls[0].params)
+            _join(values) if n in self.array_positions else values[0]
+            for n, values in enumerate(columns)
         )
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _join(values: Sequence[Any]) -> list[Any]:
+    if list not in set(map(type, values)):
+        return list(values)
+    return list(chain.from_iterable(v if isinstance(v, list) else [v] for v in values))
 
 
 class TopicNodes(NamedTuple):

@@ -6,14 +6,16 @@ from asyncio import CancelledError
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import CO_COROUTINE, iscoroutinefunction
+from types import FunctionType
 from typing import Any, Final, TypeVar, overload
 
 import psycopg
 
+from psqlmessages.client.calls import NOTHING_SENT
 from psqlmessages.client.messages import RPC, SYS, TOPIC, Message
 from psqlmessages.client.node_state import NodeState
-from psqlmessages.exceptions import InvalidArgument, MessagesError
+from psqlmessages.exceptions import MessagesError
 
 Handler = Callable[[Message], Any]
 # A generator that yields functions to call, and receives their results. A result that is awaitable
@@ -27,7 +29,7 @@ F = TypeVar("F", bound=Handler)
 _EVENTS_KEY: Final = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class HandlerAction:
     """A function that calls a handler with a message."""
 
@@ -47,6 +49,8 @@ class HandlerAction:
     def is_async(self) -> bool:
         """Whether the handler is a coroutine function, or an object whose call is one."""
         function = self.function
+        if type(function) is FunctionType and function.__code__.co_flags & CO_COROUTINE:
+            return True
         return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
@@ -156,7 +160,7 @@ def send_answer(message: Message, answer: Any, on_failed: OnReplyFailed) -> Acti
         return
     try:
         yield partial(message.reply, answer)
-    except (InvalidArgument, TypeError, ValueError, psycopg.Error) as error:
+    except NOTHING_SENT as error:
         on_failed(message, error)
         yield from send_error(message, "the answer could not be sent", on_failed)
     except MessagesError as error:

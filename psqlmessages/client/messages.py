@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from math import inf
 from typing import Any, Final, Protocol
 
 from psqlmessages.client.heartbeat import PROBE
@@ -105,18 +106,23 @@ class Notification:
         self.is_large = "Dkey" in self.header
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call that waits for answers: notifications, or the error that ends the wait.
 
-    ``on_answer`` wakes the caller.
+    ``on_answer`` wakes the caller; ``is_sent``: whether the server has accepted the call. An
+    AsyncNode ends the call, whose timeout is ``seconds``, at ``deadline``, but waits
+    ``extra_seconds`` more until the call is sent.
     """
 
     token: str
     callee: str
     on_answer: Callable[[], object]
+    deadline: float = inf
+    seconds: float = inf
+    extra_seconds: float = 0.0
     answers: deque[Notification | MessagesError] = field(default_factory=deque)
-    _is_sent: bool = False
+    is_sent: bool = False
     _error: MessagesError | None = None
 
     def add(self, answer: Notification | MessagesError) -> None:
@@ -138,17 +144,17 @@ class PendingCall:
         """Record that the callee or the connection is lost; if the call was sent, end the wait."""
         self._error = error
         # Check this after setting the error: another thread may run ``on_sent`` now.
-        if self._is_sent:
+        if self.is_sent:
             self.add(error)
 
     def on_connected(self) -> None:
         """Record a new connection: a call that is not sent yet will be sent on it."""
-        if not self._is_sent:
+        if not self.is_sent:
             self._error = None
 
     def on_sent(self) -> None:
         """Record that the call was sent; from now on, an error ends the wait immediately."""
-        self._is_sent = True
+        self.is_sent = True
         if self._error is not None:
             self.add(self._error)
 
@@ -200,6 +206,28 @@ class HeaderCache:
             if len(self._headers) >= _MAX_CACHED:
                 self._headers.clear()
             self._headers[match[2]] = header.copy()
+
+
+# A header of a request or answer as the server writes it, if no string in it needs an escape.
+_STRING: Final = r'"([^"\\\x00-\x1f]+)"'
+_NUMBER: Final = "(0|[1-9][0-9]{0,17})"
+_CALL_HEADER: Final = re.compile(
+    rf'\{{"Type":"(Rpc|Return)","Size":{_NUMBER},"To":{_STRING},"Token":{_STRING},'
+    rf'"From":{_STRING}(?:,"Enc":"(json|b64)")?,"Id":{_NUMBER}\}}\n'
+)
+
+
+def split_call(payload: str) -> tuple[dict[str, Any], str] | None:
+    """Return header and body of a request or answer; None if the header needs the JSON parser."""
+    # Takes a third of the time of the parser and the checks.
+    if (match := _CALL_HEADER.match(payload)) is None:
+        return None
+    kind, size, to, token, sender, enc, id_ = match.groups()
+    header = {"Type": kind, "Size": int(size), "To": to, "Token": token, "From": sender}
+    if enc is not None:
+        header["Enc"] = enc
+    header["Id"] = int(id_)
+    return header, payload[match.end() :]
 
 
 def check_header(header: dict[str, Any]) -> None:

@@ -100,7 +100,11 @@ class Node(NodeBase):
 
     def reply(self, message: Message, body: Any) -> None:
         """Answer a message whose sender gave a token (the SQL function ``return``)."""
-        self._session.run_steps(self._state.reply(message, body))
+        try:
+            self._session.run(calls.return_(message.sender, message.token or "", body))
+        except calls.NOTHING_SENT:
+            message.is_answered = False
+            raise
 
     def reply_error(self, message: Message, reason: str) -> None:
         """Answer that the request failed (``return_error``): the caller gets CallFailed."""
@@ -233,13 +237,15 @@ class Node(NodeBase):
         """Call a node and return the body of its answer; raise CallTimeout if none comes."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        with self._state.pending_call(node) as pending:
+        pending = self._state.begin_call(node)
+        try:
             self._session.run_within(seconds, calls.rpc(node, pending.token, body))
             pending.on_sent()
-            answer = self._next_answer(pending, deadline)
-        if answer is None:
-            raise CallTimeout(f"no answer from {node} within {seconds:g} s")
-        return answer.body
+            if self._has_answer(pending, deadline):
+                return self._session.run_steps(self._state.next_body(pending))
+        finally:
+            self._state.end_call(pending)
+        raise CallTimeout(f"no answer from {node} within {seconds:g} s")
 
     def call_topic(
         self, topic: str, body: Any, *, timeout: Duration = DEFAULT_CALL_TIMEOUT
@@ -247,19 +253,21 @@ class Node(NodeBase):
         """Call all listeners of a topic; yield their answers as they come, until the timeout."""
         seconds = seconds_of(timeout, "timeout")
         deadline = monotonic() + seconds
-        with self._state.pending_call("") as pending:
+        pending = self._state.begin_call("")
+        try:
             self._session.run_within(seconds, calls.topic_send(topic, body, pending.token))
             pending.on_sent()
-            while (answer := self._next_answer(pending, deadline)) is not None:
-                yield answer
+            while self._has_answer(pending, deadline):
+                yield self._session.run_steps(self._state.next_answer(pending, self))
+        finally:
+            self._state.end_call(pending)
 
-    def _next_answer(self, pending: PendingCall, deadline: float) -> Message | None:
+    def _has_answer(self, pending: PendingCall, deadline: float) -> bool:
+        """Wait for an answer until the deadline."""
         self._session.wait(lambda: pending.answers, deadline, limits_heartbeat=True)
-        if pending.answers:
-            return self._session.run_steps(self._state.next_answer(pending, self))
-        if self._state.is_stopped:
+        if not pending.answers and self._state.is_stopped:
             raise self._state.stopped_error("while it waited for an answer")
-        return None
+        return bool(pending.answers)
 
     # Receiving
 

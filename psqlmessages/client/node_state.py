@@ -6,7 +6,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -33,6 +32,7 @@ from psqlmessages.client.messages import (
     PendingCall,
     Replier,
     check_header,
+    split_call,
 )
 from psqlmessages.client.options import Options
 from psqlmessages.client.registration import Registration
@@ -42,7 +42,6 @@ from psqlmessages.exceptions import (
     CallFailed,
     ConnectionLost,
     IdentTaken,
-    InvalidArgument,
     MessagesError,
     NodeClosed,
     NotAuthorized,
@@ -139,10 +138,18 @@ class NodeState:
     def feed(self, channel: str, payload: str) -> None:
         """Process one notification; raise no error, even if it is malformed."""
         self.counters.received += 1
-        if channel == self.channel and (parts := self._headers.split(payload)) is not None:
-            self.inbox.append(Notification(*parts, payload))
-        else:
-            self._feed_uncached(channel, payload)
+        if channel == self.channel:
+            if (parts := self._headers.split(payload)) is not None:
+                self.inbox.append(Notification(*parts, payload))
+                return
+            if (parts := split_call(payload)) is not None:
+                self._feed_message(Notification(*parts, payload))
+                return
+        self._feed_uncached(channel, payload)
+
+    def _feed_message(self, notification: Notification) -> None:
+        if notification.header["Type"] != RETURN or not self._deliver_answer(notification):
+            self.inbox.append(notification)
 
     def _feed_uncached(self, channel: str, payload: str) -> None:
         """Process a notification of another channel, or one whose header must be parsed."""
@@ -176,8 +183,7 @@ class NodeState:
             if is_unread and len(self.inbox) >= _MAX_UNREAD_EVENTS:
                 self.counters.dropped_events += 1
                 return
-        if header["Type"] != RETURN or not self._deliver_answer(notification):
-            self.inbox.append(notification)
+        self._feed_message(notification)
 
     def take(self) -> Notification | None:
         """Take the oldest notification; return None if another thread has taken the last one."""
@@ -188,6 +194,14 @@ class NodeState:
             return None
         self.on_taken()
         return notification
+
+    def take_message(self, replier: Replier) -> Message | None:
+        """Take the oldest message of an AsyncNode, if its body is in the notification."""
+        if not self.inbox or self.inbox[0].is_large or self.is_stopped:
+            return None
+        if (notification := self.take()) is None:
+            return None
+        return self.create_message(notification, notification.text, replier)
 
     def next_message(self, timeout: Duration | None, replier: Replier) -> Steps[Message | None]:
         """Return the next message; None if none comes within ``timeout``, or at ``stop``."""
@@ -256,38 +270,33 @@ class NodeState:
 
     # Calls and their answers
 
-    @contextmanager
-    def pending_call(
+    def begin_call(
         self, callee: str, on_answer: Callable[[], object] = lambda: None
-    ) -> Iterator[PendingCall]:
+    ) -> PendingCall:
         """Collect the answers to a call with a new token; ``callee`` is "" if a topic is called."""
         self._call_count += 1
         pending = PendingCall(f"{self._token_prefix}{self._call_count}", callee, on_answer)
         self._pending[pending.token] = pending
-        try:
-            yield pending
-        finally:
-            del self._pending[pending.token]
+        return pending
+
+    def end_call(self, pending: PendingCall) -> None:
+        """Collect no more answers to a call."""
+        del self._pending[pending.token]
+
+    def pending_calls(self) -> list[PendingCall]:
+        """Return the calls that wait for answers, oldest first."""
+        return list(self._pending.values())
 
     def end_waits(self) -> None:
         """End all pending calls and waits of an AsyncNode, which was stopped."""
         self.on_stop()
         self.wait_lists.wake_all()
-        for pending in list(self._pending.values()):
+        for pending in self.pending_calls():
             pending.add(self.stopped_error("while it waited for an answer"))
 
     def stopped_error(self, when: str) -> NodeClosed:
         """Create the error of a wait that ``stop`` ended."""
         return NodeClosed(f"node {self.ident} was stopped {when}")
-
-    def reply(self, message: Message, body: Any) -> Steps[None]:
-        """Answer a message whose sender gave a token."""
-        try:
-            yield calls.return_(message.sender, message.token or "", body)
-        except (InvalidArgument, TypeError, ValueError, psycopg.Error):
-            # Nothing was sent, so the program may still call reply_error.
-            message.is_answered = False
-            raise
 
     def wait_published(self, topic: str, timeout: Duration) -> Steps[bool]:
         """Wait until a subscription should be read; return False at the timeout."""
@@ -302,20 +311,36 @@ class NodeState:
         """Whether any call is pending."""
         return bool(self._pending)
 
+    def next_body(self, pending: PendingCall) -> Steps[Any]:
+        """Return the body of the next answer; raise the error in it, or that ended the wait."""
+        notification, text = yield from self._next_answer(pending)
+        try:
+            enc = notification.header.get("Enc")
+            return None if text is None else wire.decode(text, enc)
+        except MalformedPayload as error:
+            self._on_malformed(error)
+            raise MessagesError(f"{self.ident}: the answer is malformed") from None
+
     def next_answer(self, pending: PendingCall, replier: Replier) -> Steps[Message]:
         """Return the next answer; raise the error that it contains, or that ended the wait."""
-        notification = pending.answers.popleft()
-        if isinstance(notification, MessagesError):
-            raise notification
-        text = yield from fetch_text(notification, self)
-        if notification.header.get("Err", "0") != "0":
-            raise error_for(
-                int(notification.header["Err"]), text or notification.header.get("Errstr", "")
-            )
+        notification, text = yield from self._next_answer(pending)
         message = self.create_message(notification, text, replier)
         if message is None:
             raise MessagesError(f"{self.ident}: the answer is malformed")
         return message
+
+    def _next_answer(self, pending: PendingCall) -> Steps[tuple[Notification, str | None]]:
+        notification = pending.answers.popleft()
+        if isinstance(notification, MessagesError):
+            raise notification
+        text = notification.text
+        if notification.is_large:
+            text = yield from fetch_text(notification, self)
+        if notification.header.get("Err", "0") != "0":
+            raise error_for(
+                int(notification.header["Err"]), text or notification.header.get("Errstr", "")
+            )
+        return notification, text
 
     # Connection
 
@@ -389,7 +414,7 @@ class NodeState:
         self.heartbeat.on_connected(now)
         self.wakeups.on_connected()
         self.wait_lists.wake_all()
-        for pending in list(self._pending.values()):
+        for pending in self.pending_calls():
             pending.on_connected()
         if lost_at is not None:
             self.counters.reconnects += 1
@@ -405,7 +430,7 @@ class NodeState:
         self.heartbeat.on_connection_lost(now)
         self.backoff.on_connection_lost(now)
         self.log.warning("%s: the connection is lost: %s", self.ident, error_line(reason))
-        for pending in list(self._pending.values()):
+        for pending in self.pending_calls():
             pending.fail(ConnectionLost(f"{self.ident}: the connection was lost during the call"))
 
     def on_reconnect_failed(self, reason: object, now: float) -> None:
@@ -471,7 +496,7 @@ class NodeState:
     def _on_event(self, header: dict[str, Any]) -> None:
         event, ident = header["Evt"], header.get("Ident", "")
         self.registration.on_event(event, ident, header.get("Topic", ""))
-        for pending in list(self._pending.values()):
+        for pending in self.pending_calls():
             if pending.callee == ident:
                 pending.on_event(event)
 

@@ -34,7 +34,7 @@ class SqlStatement(NamedTuple):
 Script = Generator[SqlStatement, Rows, T]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TransactionCall(Call[T]):
     """A call that runs a script instead of one statement; the result is that of the script.
 

@@ -1,13 +1,14 @@
 """Headers that are known are split without parsing, and mean what parsing would say."""
 
 import json
+import re
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from psqlmessages import wire
-from psqlmessages.client.messages import HeaderCache
+from psqlmessages.client.messages import HeaderCache, split_call
 
 
 def payload(number: int, body: str = "body", size: int | None = None, **more: Any) -> str:
@@ -44,3 +45,14 @@ def test_what_is_not_like_it_or_must_not_be_kept_is_left_to_parsing():
     assert [known(FIRST).split(unlike) for unlike in UNLIKE] == [None] * len(UNLIKE)
     for never in (TWICE, payload(1, To="T", From="B", Token="t")):
         assert known(never).split(never) is None
+
+
+@given(names, names, st.sampled_from([{}, {"Enc": "b64"}]), st.text())
+def test_a_request_is_split_as_parsing_does_or_not_at_all(
+    to: str, sender: str, more: dict[str, str], body: str
+):
+    text = payload(7, body, To=to, Token="mac t", From=sender, **more).replace("Topic", "Rpc", 1)
+    is_plain = to and sender and not re.search(r'["\\\x00-\x1f]', to + sender)
+    assert split_call(text) == (tuple(wire.parse(text)) if is_plain else None)
+    for old, new in ("Rpc", "Sys"), ('"Id":7', '"Err":"1","Id":7'), ('"Id":7', '"Id":07'):
+        assert split_call(text.replace(old, new)) is None
