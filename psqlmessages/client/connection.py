@@ -342,6 +342,10 @@ class Connection(PreparedCallsMixin, psycopg.Connection[tuple[Any, ...]]):
         """Run a prepared statement that returns one row of JSON or text; raise psycopg's errors."""
         return self.wait(self._statements.execute(self.pgconn, sql, params))
 
+    def execute_prepared_many(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Run prepared statements in one transaction; see :meth:`execute_prepared`."""
+        return self.wait(self._statements.execute_many(self.pgconn, statements))
+
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """Run a psycopg generator, as each psycopg method does, with a time limit."""
         return super().wait(with_time_limit(gen, self.answer_seconds), *args, **kwargs)
@@ -357,7 +361,7 @@ class AsyncConnection(PreparedCallsMixin, psycopg.AsyncConnection[tuple[Any, ...
     async def execute_prepared_many(
         self, statements: Sequence[tuple[str, tuple[Any, ...]]]
     ) -> list[Any]:
-        """Run prepared statements in one transaction; see :meth:`execute_prepared`."""
+        """See :meth:`Connection.execute_prepared_many`."""
         return await self.wait(self._statements.execute_many(self.pgconn, statements))
 
     async def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:

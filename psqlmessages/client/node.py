@@ -239,7 +239,7 @@ class Node(NodeBase):
         deadline = monotonic() + seconds
         pending = self._state.begin_call(node)
         try:
-            self._session.run_within(seconds, calls.rpc(node, pending.token, body))
+            self._session.run(calls.rpc(node, pending.token, body), seconds)
             pending.on_sent()
             if self._has_answer(pending, deadline):
                 return self._session.run_steps(self._state.next_body(pending))
@@ -255,7 +255,7 @@ class Node(NodeBase):
         deadline = monotonic() + seconds
         pending = self._state.begin_call("")
         try:
-            self._session.run_within(seconds, calls.topic_send(topic, body, pending.token))
+            self._session.run(calls.topic_send(topic, body, pending.token), seconds)
             pending.on_sent()
             while self._has_answer(pending, deadline):
                 yield self._session.run_steps(self._state.next_answer(pending, self))

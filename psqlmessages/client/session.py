@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from time import monotonic
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from psqlmessages.client import calls
+from psqlmessages.client.call_queue import Batch, CallQueue, QueuedCall, run_batch
 from psqlmessages.client.calls import Call
 from psqlmessages.client.connect import Connector
 from psqlmessages.client.connection import (
@@ -61,6 +64,8 @@ class NodeSession:
         self._connection: Connection | None = None
         self._buffer: NotificationBuffer | None = None
         self._io = threading.RLock()
+        # Calls of threads that wait for ``_io``.
+        self._queue = CallQueue()
         self._reader_changed = threading.Condition()
         self._reader_thread_id: int | None = None
         self._calling_thread_id: int | None = None
@@ -133,24 +138,77 @@ class NodeSession:
         if self.is_closed or self._is_closing:
             raise NodeClosed(f"node {self._state.ident} is closed")
 
-    def run(self, call: Call[T]) -> T:
-        """Run one call; without a connection, first wait up to ``reconnect_wait`` for one."""
-        with self._io:
-            return self._run_on(self._wait_for_connection(), call)
+    def run(self, call: Call[T], seconds: float = inf) -> T:
+        """Run one call; without a connection, first wait up to ``reconnect_wait`` for one.
 
-    def run_within(self, seconds: float, call: Call[T]) -> T:
-        """Run one call with a time limit of ``seconds``, or ``probe_timeout`` if that is longer."""
+        The time limit is ``seconds``, or ``probe_timeout`` if that is longer. Calls of several
+        threads that wait while another one runs share a round trip.
+        """
         seconds = max(seconds, self._options.probe_timeout.total_seconds())
-        until = monotonic() + seconds
+        if self._io.acquire(blocking=False):
+            try:
+                return self._run_alone(call, seconds)
+            finally:
+                self._io.release()
+        if not call.may_share_round_trip or threading.current_thread() is threading.main_thread():
+            # Ctrl-C may interrupt the main thread: then only its own call fails.
+            with self._acquire(seconds):
+                return self._run_alone(call, seconds)
+        return self._run_together(call, seconds)
+
+    def _run_alone(self, call: Call[T], seconds: float) -> T:
+        if seconds == inf:
+            return self._run_on(self._wait_for_connection(), call)
+        connection = self._wait_for_connection(monotonic() + seconds)
+        with connection.limit_answer_time(seconds):
+            return self._run_on(connection, call)
+
+    def _run_together(self, call: Call[T], seconds: float) -> T:
+        """Queue a call; the first of the waiting threads that gets the lock runs all calls."""
+        queued = QueuedCall(call, Future(), inf, threading.get_ident())
+        self._queue.append(queued)
+        try:
+            with self._acquire(seconds):
+                while not queued.future.done():
+                    self._run_batch(seconds)
+        except BaseException:
+            queued.future.cancel()
+            raise
+        result: T = queued.future.result()
+        return result
+
+    @contextmanager
+    def _acquire(self, seconds: float) -> Iterator[None]:
         # If the network stalls, another thread may hold the lock for up to ``answer_timeout``.
         if not self._io.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             raise ConnectionLost(f"node {self._state.ident} got no answer from the server")
         try:
-            connection = self._wait_for_connection(until)
-            with connection.limit_answer_time(seconds):
-                return self._run_on(connection, call)
+            yield
         finally:
             self._io.release()
+
+    def _run_batch(self, seconds: float) -> None:
+        connection = self._wait_for_connection(monotonic() + seconds)
+        batch = self._queue.take_batch()
+        steps = run_batch(
+            batch, self._state, partial(is_broken, connection), self._process_notifications
+        )
+        try:
+            self._calling_thread_id = threading.get_ident()
+            self._state.counters.calls += sum(map(len, batch))
+            with connection.limit_answer_time(seconds):
+                lost = run_steps(steps, partial(self._execute_batch, connection))
+            if lost is not None:
+                self._drop_connection(lost)
+        finally:
+            self._end_calls()
+
+    @staticmethod
+    def _execute_batch(connection: Connection, batch: Batch) -> list[Any]:
+        """Run groups of calls in one transaction; return the answer of each group."""
+        if len(batch) > 1:
+            return connection.execute_prepared_many([group.statement for group in batch])
+        return [connection.execute_prepared(*group.statement) for group in batch]
 
     def _run_on(self, connection: Connection, call: Call[T]) -> T:
         """Run a call, record its success, and process the notifications that it has read."""
@@ -165,12 +223,16 @@ class NodeSession:
             self._drop_connection(error)
             raise
         finally:
-            self._calling_thread_id = None
-            self._used_at = monotonic()
-            self._process_notifications()
-            if self._is_closing:
-                self._disconnect()
+            self._end_calls()
         return answer
+
+    def _end_calls(self) -> None:
+        """Process the notifications that calls have read; close the session if that is due."""
+        self._calling_thread_id = None
+        self._used_at = monotonic()
+        self._process_notifications()
+        if self._is_closing:
+            self._disconnect()
 
     @staticmethod
     def _execute_call(connection: Connection, call: Call[T]) -> T:
