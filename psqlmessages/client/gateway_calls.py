@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from psqlmessages.client.calls import Call, check_names, raise_for_error, read_payload
+from psqlmessages.client.calls import Call, Merging, check_names, raise_for_error, read_payload
 from psqlmessages.client.registration import JOIN_CALLS, UNDOES
 from psqlmessages.exceptions import MessagesError
 from psqlmessages.retry import MAX_LOCK_WAIT_SECONDS
@@ -17,6 +17,13 @@ Answer = dict[str, Any]
 _CALL_AS: Final = (
     "SELECT CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0} ELSE u.answer{1} END"
     " FROM (SELECT messages.use(%s) AS answer OFFSET 0) AS u"
+)
+# One statement for the calls of many nodes: each row selects its node, then calls the function.
+_CALL_MANY_AS: Final = (
+    "SELECT json_build_object('Err', '0', 'Answers', json_agg("
+    "CASE WHEN u.answer ->> 'Err' = '0' THEN messages.{0}({1}) ELSE u.answer END))"
+    " FROM (SELECT n.*, messages.use(n.ident) AS answer"
+    " FROM unnest({2}, %b::text[]) AS n ({1}, ident) OFFSET 0) AS u"
 )
 # In the FROM clause, set_config takes effect before the function runs, and lasts until the commit.
 _CALL_AS_WITH_TIMEOUT: Final = _CALL_AS + ", set_config('lock_timeout', %s, true)"
@@ -51,6 +58,16 @@ FUNCTIONS: Final = {
 NODE_FUNCTIONS: Final = ("init", "deinit", "crash", "use")
 
 
+def _merging(function: str, count: int) -> Merging:
+    columns = ", ".join(f"argument_{n}" for n in range(count))
+    arrays = ", ".join(["%b::text[]"] * count)
+    sql = _CALL_MANY_AS.format(function, columns, arrays)
+    return Merging(sql, tuple(range(count + 1)), lambda answer, _: list(answer["Answers"]))
+
+
+_MERGINGS: Final = {function: _merging(function, count) for function, count in _SHARING.items()}
+
+
 def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
     """Call a function as a node of the session, also if another node acted before.
 
@@ -70,6 +87,7 @@ def call_as(ident: str, function: str, *arguments: str | None) -> Call[Answer]:
         _read_data if is_text else raise_for_error,
         may_share_round_trip=function in _SHARING,
         ident=ident,
+        merging=_MERGINGS.get(function),
     )
 
 
