@@ -31,7 +31,7 @@ class Node(NodeBase):
     """A named sender and receiver of messages; ``with`` registers and deregisters it.
 
     If the connection is lost, the node reconnects and then yields the local event "reconnected".
-    Threads may share a node.
+    Threads may share a node: calls that wait while another one runs share a round trip.
     """
 
     def __init__(self, ident: str, dsn: str = "", *, options: Options | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from math import inf
 from time import monotonic
 from typing import Any, TypeVar
@@ -202,6 +203,10 @@ class NodeSession:
                 self._drop_connection(lost)
         finally:
             self._end_calls()
+            # If this thread was interrupted, nobody knows the results of the others.
+            interrupted = ConnectionLost(f"node {self._state.ident}: the call was interrupted")
+            for queued in chain.from_iterable(batch):
+                queued.fail(interrupted)
 
     @staticmethod
     def _execute_batch(connection: Connection, batch: Batch) -> list[Any]:

@@ -168,3 +168,24 @@ async def test_a_receiver_that_falls_behind_loses_nothing(new_async_node: NewNod
         topical = (m async for m in node2 if m.type == "Topic")
         received = [int((await anext(topical)).body[:6]) for _ in range(5_000)]
         assert received == list(range(5_000))
+
+
+@in_a_loop
+async def test_each_of_several_calls_ends_at_its_own_timeout(new_async_node: NewNode):
+    ended = []
+
+    async def call(node: AsyncNode, seconds: float) -> None:
+        with pytest.raises(exceptions.CallTimeout, match=f"no answer .* within {seconds:g} s"):
+            await node.call("NODE2", "x", timeout=seconds)
+        ended.append(seconds)
+
+    async with new_async_node("NODE1") as node, new_async_node("NODE2") as other:
+        async with asyncio.TaskGroup() as tasks:
+            for seconds in 0.3, 0.1, 0.5, 0.1:
+                tasks.create_task(call(node, seconds))
+            answered = tasks.create_task(node.call("NODE2", "wanted", timeout=SOON))
+            async for message in other.messages():
+                if message.content == "wanted":
+                    break
+            await message.reply("answer")
+        assert (ended, answered.result()) == ([0.1, 0.1, 0.3, 0.5], "answer")
