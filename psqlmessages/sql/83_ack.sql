@@ -85,6 +85,7 @@ CREATE OR REPLACE FUNCTION messages._lock_leased_elements(
     client_id text,
     leases text[],
     OUT ids bigint[],
+    OUT valid_leases text[],
     OUT error json
 )
 LANGUAGE plpgsql
@@ -98,9 +99,11 @@ BEGIN
     IF error IS NULL THEN
         -- Lock in the order of ids, so that two calls cannot deadlock. The plan must use the primary key and a hash of
         -- the leases: IS TRUE prevents a join, which might read the whole table.
-        SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.queue_id) INTO ids, v_queues
+        SELECT coalesce(array_agg(e.id), '{}'), coalesce(array_agg(e.id || '.' || e.lease), '{}'),
+               array_agg(e.queue_id)
+        INTO ids, valid_leases, v_queues
         FROM (
-            SELECT h.id, h.queue_id FROM psqlmessages_element AS h
+            SELECT h.id, h.lease, h.queue_id FROM psqlmessages_element AS h
             WHERE h.id = ANY (v_parsed.ids) AND (h.id || '.' || h.lease IN (SELECT unnest(leases))) IS TRUE
             ORDER BY h.id FOR UPDATE
         ) AS e;
@@ -110,29 +113,32 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._lock_leased_elements IS
-    'Lock the elements of these leases and return their ids; or the error of _parse_leases or _leased_elements_error.';
+    'Lock the elements of these leases, and return their ids and the valid leases; or the error of _parse_leases or _leased_elements_error.';
 
 
 CREATE OR REPLACE FUNCTION messages._leases_answer(
     leases text[],
-    done_ids bigint[],
+    valid_leases text[],
     dead_ids bigint[] DEFAULT '{}'
 )
 RETURNS json
 LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF cardinality(done_ids) = cardinality(leases) AND dead_ids = '{}' THEN
-        RETURN ('{"Err":"0","Done":[' || rtrim(repeat('true,', cardinality(done_ids)), ',') || ']}')::json;
+    IF cardinality(valid_leases) = cardinality(leases) AND dead_ids = '{}' THEN
+        RETURN ('{"Err":"0","Done":[' || rtrim(repeat('true,', cardinality(leases)), ',') || ']}')::json;
     END IF;
     RETURN (
-        SELECT '{"Err":"0","Done":' || json_agg(l.id = ANY (done_ids) ORDER BY l.ordinal)
+        SELECT '{"Err":"0","Done":' || json_agg(l.is_valid ORDER BY l.ordinal)
             || CASE
-                WHEN dead_ids <> '{}' THEN ',"DeadLettered":' || json_agg(l.id = ANY (dead_ids) ORDER BY l.ordinal)
+                WHEN dead_ids <> '{}'
+                THEN ',"DeadLettered":' || json_agg(l.is_valid AND l.id = ANY (dead_ids) ORDER BY l.ordinal)
                 ELSE ''
             END || '}'
         FROM (
-            SELECT split_part(u.lease, '.', 1)::bigint AS id, u.ordinal FROM unnest(leases) WITH ORDINALITY AS u (lease, ordinal)
+            -- An element may have a valid lease and expired ones here.
+            SELECT split_part(u.lease, '.', 1)::bigint AS id, u.lease IN (SELECT unnest(valid_leases)) AS is_valid, u.ordinal
+            FROM unnest(leases) WITH ORDINALITY AS u (lease, ordinal)
         ) AS l
     )::json;
 END
@@ -192,9 +198,11 @@ BEGIN
         WITH deleted AS (
             DELETE FROM psqlmessages_element AS e
             WHERE e.id = ANY (v_parsed.ids) AND (e.id || '.' || e.lease IN (SELECT unnest(leases))) IS TRUE
-            RETURNING e.id, e.queue_id
+            RETURNING e.id, e.lease, e.queue_id
         )
-        SELECT coalesce(array_agg(d.id), '{}') AS ids, array_agg(d.queue_id) AS queues INTO v_deleted FROM deleted AS d;
+        SELECT coalesce(array_agg(d.id), '{}') AS ids, coalesce(array_agg(d.id || '.' || d.lease), '{}') AS valid_leases,
+               array_agg(d.queue_id) AS queues
+        INTO v_deleted FROM deleted AS d;
         v_error := messages._leased_elements_error(client_id, leases, v_deleted.ids, v_deleted.queues);
         IF v_error IS NOT NULL THEN
             -- Roll back the DELETE.
@@ -207,7 +215,7 @@ BEGIN
         PERFORM messages._add_queue_counts(v_queue.id, commits => v_queue.commits);
     END LOOP;
     PERFORM messages._schedule_housekeeping_if_due();
-    RETURN messages._leases_answer(leases, v_deleted.ids);
+    RETURN messages._leases_answer(leases, v_deleted.valid_leases);
 END
 $$;
 
@@ -293,7 +301,7 @@ BEGIN
     END IF;
     v_dead := messages._roll_back_elements(v_leased.ids, v_delay);
     PERFORM messages._schedule_housekeeping_if_due();
-    RETURN messages._leases_answer(leases, v_leased.ids, v_dead);
+    RETURN messages._leases_answer(leases, v_leased.valid_leases, v_dead);
 END
 $$;
 
@@ -327,7 +335,7 @@ BEGIN
     PERFORM messages._reset_scan_start(q.id), messages._notify_waiting_readers(q) FROM psqlmessages_queue AS q
     WHERE q.id = ANY (ARRAY(SELECT e.queue_id FROM psqlmessages_element AS e WHERE e.id = ANY (v_leased.ids)));
     PERFORM messages._schedule_housekeeping_if_due();
-    RETURN messages._leases_answer(leases, v_leased.ids);
+    RETURN messages._leases_answer(leases, v_leased.valid_leases);
 END
 $$;
 
