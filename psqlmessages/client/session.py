@@ -75,6 +75,7 @@ class NodeSession:
         # When the last call ended.
         self._used_at = 0.0
         self._is_closing = False
+        self._is_connecting = False
         self.is_closed = False
 
     def open(self) -> None:
@@ -108,9 +109,14 @@ class NodeSession:
             self._reader_changed.notify_all()
 
     def close(self) -> None:
-        """Stop, deregister and disconnect."""
+        """Stop, deregister and disconnect.
+
+        An attempt to connect may last as long as ``connect_timeout``: its thread disconnects.
+        """
         self._is_closing = True
         self.stop()
+        if self._is_connecting:
+            return
         if threading.get_ident() in (self._reader_thread_id, self._calling_thread_id):
             # A signal handler has interrupted a call or wait, which closes the session at its end.
             return
@@ -387,6 +393,17 @@ class NodeSession:
             self._state.on_reconnect_failed(error, monotonic())
 
     def _connect(self) -> None:
+        # `close` sets its flag first and reads this one second, so one of the two sees the other.
+        self._is_connecting = True
+        try:
+            self._raise_if_closed()
+            self._connect_and_register()
+        finally:
+            self._is_connecting = False
+            if self._is_closing:
+                self._disconnect()
+
+    def _connect_and_register(self) -> None:
         connection = self._connector.connect()
         buffer = NotificationBuffer(connection.pgconn)
         try:

@@ -56,6 +56,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         self._thread: threading.Thread | None = None
         self._calling_thread_id: int | None = None
         self._is_closing = False
+        self._is_connecting = False
         self.closed_event = threading.Event()
 
     def open(self) -> None:
@@ -87,10 +88,13 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
         """Close or release the connection, and end the thread.
 
         If a signal handler calls this during a call of the same thread, that call does it at its
-        end.
+        end. An attempt to connect may last as long as ``connect_timeout``: its thread does it then.
         """
         self._is_closing = True
         self._waker.wake()
+        if self._is_connecting:
+            self.closed_event.set()
+            return
         this_thread = threading.current_thread()
         if self._calling_thread_id == this_thread.ident:
             return
@@ -100,8 +104,6 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             self._disconnect()
 
     def _disconnect(self) -> None:
-        if self.closed_event.is_set():
-            return
         buffer, self._buffer = self._buffer, None
         if buffer is not None:
             belongs_to_owner = buffer.connection is self._owners_connection
@@ -263,6 +265,17 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
                 return
 
     def _connect(self) -> None:
+        # `close` sets its flag first and reads this one second, so one of the two sees the other.
+        self._is_connecting = True
+        try:
+            self._raise_if_closed()
+            self._set_buffer(self._connect_buffer())
+        finally:
+            self._is_connecting = False
+            if self._is_closing:
+                self._disconnect()
+
+    def _connect_buffer(self) -> Buffer:
         try:
             connection = psycopg.Connection.connect(self._dsn, autocommit=True)
         except psycopg.OperationalError as error:
@@ -277,7 +290,7 @@ class BusConnection(BusConnectionBase[psycopg.Connection[Any]]):
             buffer.close()
             connection.close()
             raise
-        self._set_buffer(buffer)
+        return buffer
 
     def _set_buffer(self, buffer: Buffer) -> None:
         self._buffer = buffer

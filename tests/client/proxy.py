@@ -29,6 +29,7 @@ class Proxy:
         self._frozen: set[socket.socket] = set()
         self._orders: deque[tuple[Callable[[], object], threading.Event]] = deque()
         self._is_stalling_new = self._is_ending = False
+        self.accepted = 0
         self.port = self._listener.getsockname()[1]
 
     def stall(self, lost: Lost = "all", *, new: bool = False) -> None:
@@ -116,6 +117,7 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        self.accepted += 1
         server = socket.create_connection(self._target)
         self._clients[client], self._servers[server] = server, client
         if self._is_stalling_new:

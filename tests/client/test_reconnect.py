@@ -32,6 +32,7 @@ from tests.client.nodes import (
 )  # fmt: skip
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
+from tests.django.waiting import wait_until
 from tests.sql.conftest import World
 
 # Finds out soon that a network stalls, but not sooner than a machine may stand still.
@@ -206,6 +207,18 @@ def test_calls_wait_while_the_server_is_away(new_node: NewNode, far: str, proxy:
     assert list(node.messages()) == []
     assert monotonic() - started < PROMPTLY
     assert 0 < len([r for r in caplog.records if r.levelno >= logging.WARNING]) < 6
+
+
+@pytest.mark.usefixtures("long_closing")
+def test_close_waits_for_no_attempt_to_connect(new_node: NewNode, far: str, proxy: Proxy):
+    node = new_node("NODE1", far + " connect_timeout=60", WATCHFUL)
+    proxy.stall(new=True)
+    with running(node):
+        wait_until(lambda: proxy.accepted > 1)
+        started = monotonic()
+        node.close()
+        assert monotonic() - started < PROMPTLY
+        proxy.heal()
 
 
 @in_a_loop

@@ -98,6 +98,17 @@ def test_a_publish_on_a_stalled_network_ends(stalling: NewBus, proxy: Proxy):
     bus.publish("A", "x")
 
 
+def test_close_waits_for_no_attempt_to_connect(stalling: NewBus, proxy: Proxy):
+    bus = stalling()
+    proxy.stall(new=True)
+    wait_until(lambda: proxy.accepted > 1)
+    started = monotonic()
+    bus.close()
+    assert monotonic() - started < PROMPTLY
+    assert bus.connection is None
+    proxy.heal()
+
+
 def test_calls_wait_for_an_absent_server(stalling: NewBus, proxy: Proxy, caplog):
     bus = stalling(options=replace(WATCHFUL, reconnect_wait=timedelta(seconds=0.3)))
     proxy.refuse()
