@@ -317,7 +317,10 @@ class NotificationQueueFull(MessagesError):
 class ConnectionShared(ServerUnreachable):
     """A pooler shares connections among clients, so notifications would not arrive."""
 
-    hint = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
+    hint = (
+        "connect to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES),"
+        " or set pool_mode = session in pgbouncer.ini"
+    )
 
 
 class NotInstalled(MessagesError):

@@ -163,7 +163,7 @@ def queue(context: CheckContext) -> Iterator[Finding]:
         yield wrong(
             f"{found}; role {role} cannot see which backends hold it back",
             "once it is full, every NOTIFY and every send fails",
-            f"GRANT pg_read_all_stats TO {role}; then run doctor again",
+            f"GRANT pg_read_all_stats TO {role}; -- then run doctor again",
         )
     for holder in holders:
         yield holder_finding(usage, *holder)
@@ -187,7 +187,7 @@ def holder_finding(
         f" which {problem} for {seconds:.0f} s",
         "it receives nothing, and the server stores all notifications until it reads them;"
         " once the queue is full, every NOTIFY and every send fails",
-        f"SELECT pg_terminate_backend({pid}); to prevent it:"
+        f"SELECT pg_terminate_backend({pid}); -- to prevent it:"
         f" ALTER ROLE {role} SET idle_in_transaction_session_timeout = '60s'",
     )
 
@@ -208,7 +208,7 @@ def commit_lock_finding(waiting: int, seconds: float, holder: int, event: str | 
         f"{waiting} commits wait, the longest for {seconds:.0f} s, for pid {holder}"
         f" (which waits for {event or 'nothing visible'})",
         "transactions with notifications commit one at a time: one that hangs blocks all senders",
-        f"SELECT pg_cancel_backend({holder}); if it waits for SyncRep, check the standby that"
+        f"SELECT pg_cancel_backend({holder}); -- if it waits for SyncRep, check the standby that"
         " synchronous_standby_names names",
     )
 
@@ -286,7 +286,7 @@ def installed(context: CheckContext) -> Iterator[Finding]:
     yield wrong(
         f"functions of another version: {found}, this package has {digest()}",
         "calls may fail, or behave differently from the documentation of this version",
-        f"{fix} (or use the version of psqlmessages that the database has)",
+        f"{fix}  # or use the version of psqlmessages that the database has",
     )
 
 
@@ -315,8 +315,13 @@ def clock(context: CheckContext) -> Iterator[Finding]:
     yield wrong(
         f"the server's clock is {abs(seconds):.0f} s {word} that of this machine",
         "bodies expire by the server's clock, and times in logs of the two machines do not agree",
-        "timedatectl set-ntp true (on the machine whose clock is wrong)",
+        "timedatectl set-ntp true  # on the machine whose clock is wrong",
     )
+
+
+CONNECT_DIRECTLY = (
+    "connect nodes to PostgreSQL itself (in Django: by an alias 'direct' in DATABASES)"
+)
 
 
 def listening(context: CheckContext) -> Iterator[Finding]:
@@ -335,7 +340,7 @@ def listening(context: CheckContext) -> Iterator[Finding]:
     yield wrong(
         f"a notification did not arrive within {NOTIFICATION_TIMEOUT_SECONDS:g} s",
         "nodes on this connection receive nothing",
-        "connect nodes to PostgreSQL itself, or through a pooler with pool_mode = session",
+        f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
     )
 
 
@@ -351,5 +356,5 @@ def pooler(context: CheckContext) -> Iterator[Finding]:
             f"a pooler that shares connections by {found.value}",
             "a node needs its own connection: it would lose its registration and its messages"
             " (calls without a node work: topic_send_as, and send in Django)",
-            "connect nodes to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini",
+            f"{CONNECT_DIRECTLY}, or set pool_mode = session in pgbouncer.ini",
         )

@@ -151,11 +151,11 @@ def rules(context: CheckContext) -> Iterator[Finding]:
         if exists:
             found = f"{rules_name} the role {role}, which has been dropped and created again"
             why = "the new role has the permissions of the former one"
-            fix = f"{delete}; or, if they are meant for the new role, {confirm}"
+            fix = f"{delete}; -- or, if they are meant for the new role, {confirm}"
         else:
             found = f"{rules_name} the role {role}, which does not exist"
             why = "a new role with this name gets their permissions"
-            fix = f"{delete}; or create the role"
+            fix = f"{delete}; -- or create the role"
         yield wrong(found, f"rules refer to a role by name: {why}", fix)
 
 
@@ -178,7 +178,7 @@ def _superuser_finding(owner: str) -> Finding:
     return wrong(
         f"the superuser {owner} owns the schema messages",
         "its functions run with the privileges of their owner: a bug could expose the server",
-        f"ALTER ROLE {owner} NOSUPERUSER (or have an ordinary role own the database and migrate)",
+        f"ALTER ROLE {owner} NOSUPERUSER; -- or let an ordinary role own the database and migrate",
     )
 
 
@@ -188,7 +188,7 @@ def _check_owners_of_objects(context: CheckContext, owner: str, quoted: str) -> 
         return
     roles = ", ".join(sorted({role for _, role in rows}))
     statements = "; ".join(f"ALTER {name} OWNER TO {quoted}" for name, _ in rows[:_MAX_STATEMENTS])
-    more = f"; and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
+    more = f"; -- and {len(rows) - _MAX_STATEMENTS} more" if len(rows) > _MAX_STATEMENTS else ""
     yield wrong(
         f"{len(rows)} functions or tables belong to {roles}, not to {owner}",
         "the owner of a function can replace it, and it runs with the owner's privileges",

@@ -38,7 +38,7 @@ RULES = (
 REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
 PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
 POP = "SELECT body::int FROM messages.pop('W', 'Q')"
-MEND = "connect to PostgreSQL itself, or set pool_mode = session in pgbouncer.ini"
+MEND = "(in Django: by an alias 'direct' in DATABASES), or set pool_mode = session in pgbouncer.ini"
 
 
 @pytest.fixture(autouse=True)

@@ -342,11 +342,11 @@ def test_doctor_names_the_session_that_fills_it(world: World, examined: Callable
             examined(doctor_checks.queue),
             examined(doctor_checks.queue, world.server.url()),
         )
-        world.superuser().execute(found.fix.partition(";")[0])
+        world.superuser().execute(found.fix)
     assert found.state is FindingState.WRONG
     assert f"perhaps held back by pid {pid} (postgres, forgetful)" in found.found
     assert "is idle in transaction" in found.found
-    assert f"SELECT pg_terminate_backend({pid})" in found.fix
+    assert found.fix.startswith(f"SELECT pg_terminate_backend({pid}); -- ")
     assert blind.fix.startswith("GRANT pg_read_all_stats TO psqlmessages")
     # LISTENER may lag behind, too.
     world.close()
@@ -399,7 +399,7 @@ def test_doctor_names_a_commit_that_blocks_senders(world: World, examined: Calla
                 pool.submit(commit, statement)
                 wait_until(lambda event=event: pids and superuser.query(WAITS, event, pids[-1]))
             found = examined(doctor_checks.commit_lock)
-            superuser.execute(found.fix.partition(";")[0])
+            superuser.execute(found.fix)
         finally:
             reload(STANDBY.format("RESET", ""))
     assert found.state is FindingState.WRONG
