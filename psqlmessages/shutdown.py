@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
@@ -45,10 +46,12 @@ def stop_on_signals(
 
 
 def exit_after(seconds: float) -> None:
-    """End the process with exit code 1 after this time, unless it has ended before.
+    """End the process with exit code 1 after this time, unless all threads have ended before.
 
     Prints the stack of each thread. Without this, Python may hang at exit, since it waits for all
     threads. PostgreSQL rolls back the open transactions of the process.
     """
     # The timer thread does not need the interpreter. Callable from signal handlers.
     faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    # Called when all threads have ended. Python's clean-up may then take seconds on a busy machine.
+    atexit.register(faulthandler.cancel_dump_traceback_later)

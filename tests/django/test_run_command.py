@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -22,7 +23,21 @@ from tests.django.waiting import answer_to, wait_until
 from tests.reliability.counts import report, size
 from tests.sql.conftest import Program, World
 
+# Python's own clean-up takes longer than STOP_SECONDS.
+SLOW_EXIT = """
+import atexit, signal, time
+from psqlmessages.shutdown import stop_on_signals
+atexit.register(time.sleep, 2)
+with stop_on_signals(lambda: None, "stopping", 1):
+    signal.raise_signal(signal.SIGTERM)
+"""
 BLOCKED = "SELECT count(*) = %s FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def test_an_orderly_stop_is_a_success_however_long_python_takes_to_exit():
+    run = [sys.executable, "-c", SLOW_EXIT]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "stopping\n")
 
 
 @pytest.fixture
