@@ -112,7 +112,7 @@ def _with_token_check(application: Application) -> Application:
     async def admit(scope: Any, receive: Any, send: Any) -> None:
         claim = await in_thread(auth.read_token, _bearer_token(scope) or "")
         admission = (
-            {REFUSED_KEY: "the token is altered or has expired"}
+            {REFUSED_KEY: "the token is altered, has expired, or is one for REST"}
             if claim is None
             else {"user": claim.user, EXPIRY_KEY: claim.expires_at}
         )

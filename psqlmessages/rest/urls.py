@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import URLPattern, path, re_path
@@ -26,39 +26,52 @@ def patterns() -> list[Any]:
     ]
 
 
+class AcceptedInput(NamedTuple):
+    """The query arguments of an operation, and whether it reads a body."""
+
+    arguments: set[str]
+    has_body: bool
+
+
 def _strict_urls(api: Any) -> tuple[list[URLPattern], str, str]:
-    """Return the URLs of the API. Their views refuse unknown query arguments."""
+    """Return the URLs of the API. Their views refuse arguments and bodies that they ignore."""
     patterns, app, namespace = api.urls
-    # Names of the query arguments, by route and method.
-    arguments: dict[str, dict[str, set[str]]] = {}
+    # By route and method.
+    inputs: dict[str, dict[str, AcceptedInput]] = {}
     for route, operations in api.get_openapi_schema(path_prefix="/")["paths"].items():
-        arguments[route.lstrip("/")] = {
-            method.upper(): {
-                parameter["name"]
-                for parameter in operation.get("parameters", ())
-                if parameter["in"] == "query"
-            }
+        inputs[route.lstrip("/")] = {
+            method.upper(): AcceptedInput(
+                {
+                    parameter["name"]
+                    for parameter in operation.get("parameters", ())
+                    if parameter["in"] == "query"
+                },
+                "requestBody" in operation,
+            )
             for method, operation in operations.items()
         }
     strict = []
     for pattern in patterns:
         # OpenAPI writes a route as q/{ns}, Django as q/<str:ns>.
         route = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", str(pattern.pattern))
-        by_method = arguments.get(route)
+        by_method = inputs.get(route)
         strict.append(_strict_pattern(pattern, by_method) if by_method else pattern)
     return strict, app, namespace
 
 
-def _strict_pattern(pattern: URLPattern, arguments_by_method: dict[str, set[str]]) -> URLPattern:
+def _strict_pattern(pattern: URLPattern, by_method: dict[str, AcceptedInput]) -> URLPattern:
     view = pattern.callback
 
     @wraps(view)
     async def strict_view(request: HttpRequest, **path_arguments: Any) -> HttpResponse:
         # None for an unsupported method, which the view itself refuses with status 405.
-        known = arguments_by_method.get(request.method)
-        if known is not None and (unknown := sorted(set(request.GET) - known)):
-            listed = ", ".join(sorted(known))
+        accepted = by_method.get(request.method)
+        if accepted is not None and (unknown := sorted(set(request.GET) - accepted.arguments)):
+            listed = ", ".join(sorted(accepted.arguments))
             return _error(400, f"unknown query argument {unknown[0]!r:.100}; known: {listed}")
+        if accepted is not None and not accepted.has_body and request.read(1):
+            known = ", ".join(sorted(accepted.arguments)) or "none"
+            return _error(400, f"{request.method} takes no body here; query arguments: {known}")
         response: HttpResponse = await view(request, **path_arguments)
         if response.status_code != 405:
             return response

@@ -297,6 +297,8 @@ def test_what_is_not_there_is_404(worker: Caller):
         405,
         "PUT is not supported here, only DELETE, GET, PATCH, POST",
     )
+    refused = worker.call("PATCH", at("orders"), b'{"max_tries": 3}')
+    assert (refused.status, refused.detail.split(";")[0]) == (400, "PATCH takes no body here")
     for method, argument in (("GET", "reserved=1"), ("POST", "dealy=60")):
         refused = worker.call(method, f"{at('orders')}?{argument}", b"x")
         name = argument.split("=")[0]
