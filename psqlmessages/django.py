@@ -16,7 +16,7 @@ from django.db import DatabaseError, transaction
 
 from psqlmessages import rpc_client
 from psqlmessages.client import calls, queue_calls, stream_calls
-from psqlmessages.client.durations import Duration
+from psqlmessages.client.durations import Duration, as_timedelta
 from psqlmessages.client.node import Node
 from psqlmessages.client.options import DEFAULT_CALL_TIMEOUT, Options
 from psqlmessages.client.queue_calls import DEFAULT_DURATION, Element, Headers
@@ -36,7 +36,7 @@ from psqlmessages.orm import (
 )
 from psqlmessages.retry import RateLimitedLogger
 from psqlmessages.rules import code as rules
-from psqlmessages.wire import encode_many
+from psqlmessages.wire import encode_many, list_bodies
 
 __all__ = [
     "acall",
@@ -147,7 +147,7 @@ def send_many(
 
     Returns 0 if there are no listeners. Bytes cannot be mixed with other values. See :func:`send`.
     """
-    bodies = list(bodies)
+    bodies = list_bodies(bodies)
     ident = own_ident(ident)
     texts, enc = encode_many(bodies)
     names = calls.check_names(ident, topic)
@@ -196,7 +196,7 @@ def publish_many(
 
     Bytes cannot be mixed with other values.
     """
-    bodies = list(bodies)
+    bodies = list_bodies(bodies)
     ident = own_ident(ident)
     return _publish(stream_calls.publish_many(ident, topic, bodies), using, ident, topic, bodies)
 
@@ -382,6 +382,8 @@ def reserve(
     element returns with one more try: to the end of the queue, or after ``delay``. Call it outside
     of ``atomic``.
     """
+    if delay is not None:
+        as_timedelta(delay, "delay")  # an error here, not in place of the block's exception
     job = next(iter(reserve_many(queue, 1, duration, ident=ident, using=using)), None)
     try:
         with transaction.atomic(using=resolve_alias(using)):
@@ -405,6 +407,8 @@ async def areserve(
     using: str | None = None,
 ) -> AsyncIterator[ReservedElement | None]:
     """Handle one element in asynchronous code; see :func:`reserve`. There is no transaction."""
+    if delay is not None:
+        as_timedelta(delay, "delay")
     jobs = await sync_to_async(reserve_many)(queue, 1, duration, ident=ident, using=using)
     job = next(iter(jobs), None)
     try:

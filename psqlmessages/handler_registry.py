@@ -72,6 +72,10 @@ class HandlerRegistry:
         ``ordered``, the function gets the messages of one topic one after the other, in their
         order; but messages behind a failed one are not delayed until its retry.
         """
+        if not isinstance(topic, str) or not topic:
+            raise TypeError(
+                f'@on_topic needs the name of a topic: @on_topic("ORDERS"), not {topic!r}'
+            )
         if tries < 1:
             raise ValueError(f"tries must be at least 1, not {tries}")
 
@@ -109,7 +113,11 @@ class HandlerRegistry:
             self._rpcs[node] = Handler(function, "", node, atomic, tries=1)
             return function
 
-        return register if function is None else register(function)
+        if function is None:
+            return register
+        if not callable(function):
+            raise TypeError(f"@on_rpc names the node with node=: @on_rpc(node={function!r})")
+        return register(function)
 
     def match(self, message: Message, node: str | None) -> list[Handler]:
         """List the handlers of a message that ``node`` received, in the order of registration.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -138,11 +138,19 @@ def decode(text: str, enc: str | None) -> Any:
     raise MalformedPayload(f"unknown encoding {enc!r:.100}")
 
 
-def encode_many(values: list[Any]) -> tuple[list[str], str | None]:
+def list_bodies(values: Iterable[Any]) -> list[Any]:
+    """Return the bodies of a call that sends many; a single str or bytes is an error."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"bodies must be a list or another iterable of bodies, not {values!r:.100}")
+    return list(values)
+
+
+def encode_many(values: Iterable[Any]) -> tuple[list[str], str | None]:
     """Encode values that are sent in one call; return their texts and the encoding of all.
 
     If str and JSON values are mixed, all are encoded as JSON; receivers get the original values.
     """
+    values = list_bodies(values)
     if all(isinstance(value, str) for value in values):
         return [_check_storable(value) for value in values], None
     bodies = [EncodedBody.of(value) for value in values]
@@ -177,8 +185,8 @@ def _check_storable(text: str) -> str:
 def _to_json(value: Any) -> str:
     try:
         text = _encoder.encode(value)
-    except TypeError as error:
-        raise TypeError(
+    except (TypeError, ValueError) as error:
+        raise type(error)(
             f"a body of type {type(value).__name__} cannot be sent: {error}"
             " (a body must be str, bytes or a JSON value)"
         ) from None

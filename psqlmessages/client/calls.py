@@ -124,6 +124,13 @@ class BackendInfo(NamedTuple):
     clock: str
 
 
+def check_int(value: int, name: str) -> int:
+    """Check a number of a call; ``name`` is the argument's name."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r:.100}")
+    return value
+
+
 def check_names(*values: str) -> tuple[str, ...]:
     """Check names and tokens: each must be a str that PostgreSQL can store.
 
@@ -131,7 +138,9 @@ def check_names(*values: str) -> tuple[str, ...]:
     """
     for value in values:
         if not isinstance(value, str):
-            raise TypeError(f"a name or token must be a str, not {type(value).__name__}")
+            raise TypeError(
+                f"a name or token must be a str, not {type(value).__name__}: {value!r:.100}"
+            )
         if "\0" in value:
             raise ValueError(f"a name or token cannot contain a NUL character: {value!r:.100}")
         if not value.isascii():
@@ -352,7 +361,7 @@ def topic_send(topic: str, body: Any, token: str = "") -> Call[None]:
 
 def topic_send_many(topic: str, bodies: Iterable[Any], token: str = "") -> Call[int]:
     """Send many bodies in one call and one transaction; return their number."""
-    texts, enc = encode_many(list(bodies))
+    texts, enc = encode_many(bodies)
     return _sending_call(
         _TOPIC_SEND_MANY,
         (*check_names(topic), texts, _token_or_none(token), enc),

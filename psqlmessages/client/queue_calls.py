@@ -16,6 +16,7 @@ from psqlmessages import wire
 from psqlmessages.client.calls import (
     Call,
     Merging,
+    check_int,
     check_names,
     raise_for_error,
     read_changed,
@@ -184,7 +185,7 @@ def push(
             _encode_headers(headers),
             _check_mature(mature),
             _delay_seconds(delay),
-            tries,
+            check_int(tries, "tries"),
             _check_key(key),
         )
         merging = None
@@ -213,7 +214,7 @@ def push_many(
 
     ``headers`` and ``keys`` have one entry per body. Bytes cannot be mixed with other values.
     """
-    texts, enc = encode_many(list(bodies))
+    texts, enc = encode_many(bodies)
     return Call(
         "SELECT messages.push_many(%s, %s, %b::text[], %s, %b::text[], %s, %s, %s, %b::text[])",
         (
@@ -225,7 +226,7 @@ def push_many(
             else None,
             _check_mature(mature),
             _delay_seconds(delay),
-            tries,
+            check_int(tries, "tries"),
             _one_per_body("keys", map(_check_key, keys), texts) if keys is not None else None,
         ),
         lambda answer: [int(id_) for id_ in raise_for_error(answer)["Ids"]],
@@ -238,7 +239,7 @@ def pop(ident: str, queue: str, count: int = 1) -> SqlStatement:
     """Create the statement that takes and removes elements; :func:`elements` reads its rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.pop(%s, %s, %s::int)",  # noqa: S608
-        (*check_names(ident, queue), count),
+        (*check_names(ident, queue), check_int(count, "count")),
     )
 
 
@@ -248,7 +249,7 @@ def reserve(
     """Create the statement that leases elements for some time; :func:`elements` reads its rows."""
     return SqlStatement(
         f"SELECT {COLUMNS} FROM messages.reserve(%s, %s, %s::int, %s::float8)",  # noqa: S608
-        (*check_names(ident, queue), count, seconds_of(duration, "duration")),
+        (*check_names(ident, queue), check_int(count, "count"), seconds_of(duration, "duration")),
     )
 
 

@@ -165,7 +165,7 @@ def publish(ident: str, topic: str, body: Any) -> Call[Published]:
 
 def publish_many(ident: str, topic: str, bodies: Iterable[Any]) -> Call[Published]:
     """Publish many bodies in one call and one transaction, in their order."""
-    texts, enc = encode_many(list(bodies))
+    texts, enc = encode_many(bodies)
     return Call(
         _PUBLISH_MANY,
         (*check_names(ident, topic), texts, enc),

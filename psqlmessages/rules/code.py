@@ -10,6 +10,7 @@ from datetime import timedelta
 from django.db import connections, transaction
 from django.db.backends.utils import CursorWrapper
 
+from psqlmessages.client.durations import Duration, seconds_of
 from psqlmessages.orm import resolve_alias
 
 DEFAULT_TIMEOUT = timedelta(minutes=1)
@@ -37,7 +38,8 @@ class Rule:
     (administer: RW, and change its settings or remove it). The default is "RW", for ``rpc`` "W".
     ``role`` is the PostgreSQL role that may act as the node, by default the one as which Django
     connects. ``timeout``, a timedelta or a number of seconds, is how long large bodies and
-    answers are stored. Raises ValueError if a mode does not fit, or not one destination is given.
+    answers are stored. Raises ValueError if a mode does not fit, the timeout is not positive, or
+    not one destination is given.
     """
 
     node: str
@@ -46,13 +48,15 @@ class Rule:
     rpc: str | None = None
     mode: str = ""
     role: str | None = None
-    timeout: timedelta | float = DEFAULT_TIMEOUT
+    timeout: Duration = DEFAULT_TIMEOUT
 
     def __post_init__(self) -> None:
         given = [name for name in ("topic", "queue", "rpc") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
             raise ValueError(f"a rule has exactly one of topic, queue and rpc: this has {found}")
+        if seconds_of(self.timeout, "timeout") <= 0:
+            raise ValueError(f"the timeout of a rule must be positive, not {self.timeout!r}")
         if self.mode and self.mode not in MODES[self.type]:
             raise ValueError(
                 f"mode {self.mode!r}: for a {self.type} rule it is {' or '.join(MODES[self.type])}"
@@ -71,9 +75,8 @@ class Rule:
     @property
     def values(self) -> tuple[str, int]:
         """Mode, and timeout in seconds."""
-        timeout = self.timeout
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        return self.mode or ("W" if self.type == "Rpc" else "RW"), math.ceil(seconds)
+        mode = self.mode or ("W" if self.type == "Rpc" else "RW")
+        return mode, math.ceil(seconds_of(self.timeout, "timeout"))
 
 
 def apply(rules: Iterable[Rule], *, using: str | None = None) -> int:

@@ -78,7 +78,7 @@ def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewN
         (exceptions.IdentNotAuthorized, "", new_node, "NODE2", world.server.url("user1")),
         (ValueError, "NUL", node.topic_send, "ORDERS", "a\0"),
         (ValueError, "cannot contain a NUL", node.topic_send, "OR\0DERS", "x"),
-        (TypeError, "a name or token must be a str, not int", node.topic_send, 5, "x"),
+        (TypeError, "a name or token must be a str, not int: 5", node.topic_send, 5, "x"),
     ):
         with pytest.raises(error, match=words or None):
             call(*arguments)

@@ -76,6 +76,7 @@ WRONG = (
     ({"mode": "W"}, "this has none"),
     ({"rpc": "A", "mode": "RW"}, "mode 'RW': for a Rpc rule it is W"),
     ({"queue": "A", "mode": "O"}, "mode 'O': for a Queue rule it is W or R or RW"),
+    ({"queue": "A", "timeout": 0}, "the timeout of a rule must be positive, not 0"),
 )
 
 

@@ -370,6 +370,8 @@ def test_the_block_of_a_reservation_has_one_effect_or_gives_back(stored: World):
     with reserve("orders") as nothing:
         assert nothing is None
     push("orders", "x")
+    with pytest.raises(TypeError, match="delay must be"), reserve("orders", delay="5"):
+        pass
 
     def handle(then: Callable[[], object], seconds: float = 60) -> None:
         with reserve("orders", seconds, delay=0) as job:

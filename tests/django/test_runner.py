@@ -346,3 +346,7 @@ def test_a_message_goes_to_the_handlers_that_name_its_topic_or_node_closest():
         registry.on_rpc(named("second"))
     with pytest.raises(ValueError, match="at least 1, not 0"):
         registry.on_topic("ORDERS", tries=0)
+    with pytest.raises(TypeError, match="needs the name of a topic"):
+        registry.on_topic(named("third"))
+    with pytest.raises(TypeError, match=r"@on_rpc\(node='worker'\)"):
+        registry.on_rpc("worker")

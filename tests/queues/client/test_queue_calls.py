@@ -133,6 +133,13 @@ def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader:
         writer.push_many("Q", ["a"], keys=[])
     with pytest.raises(TypeError, match="cannot be mixed"):
         writer.push_many("Q", [b"a", "b"])
+    with pytest.raises(TypeError, match="another iterable of bodies, not 'ab'"):
+        writer.push_many("Q", "ab")
+    for call in (partial(writer.push, "Q", "x", tries="5"), partial(reader.pop, "Q", "5")):
+        with pytest.raises(TypeError, match="must be an int, not str: '5'"):
+            call()
+    with pytest.raises(ValueError, match="a body of type float cannot be sent"):
+        writer.push("Q", math.inf)
     for text in ("\0", "\ud800"):
         with pytest.raises(ValueError, match=r"NUL|surrogate"):
             writer.push("Q", text)
