@@ -31,6 +31,9 @@ RULES = [
     "user3 ASKER* Rpc OTHER W 10", "user1 ME Queue QBOTH A 10", "user1 ME Queue QREAD R 10",
     "user1 ME Queue QWRITE W 10", "user1 ME Queue QUNUSED RW 10", "user1 ME Queue QNONE A 10",
     "user2 OTHER Queue QELSE RW 10",
+    # They would allow names that are too long, and patterns as names.
+    "user1 x* Topic BOTH RW 10", "user1 ME Topic x* RW 10", "user1 ME Rpc x* W 10",
+    "user1 x* Queue QBOTH A 10", "user1 ME Queue x* A 10",
 ]  # fmt: skip
 STATE = (
     "auth", "session", "client", "topic", "membership", "observation", "subscription", "queue",
@@ -105,6 +108,7 @@ ANSWERS = ["return", "return_error"]
 ASKING = ["rpc", *ANSWERS]
 PUSHES, TAKES = ["push", "push_many"], ["pop", "reserve", "take"]
 ENDS = ["commit", "rollback", "release"]
+NO_PATTERN = {*WITH_TOPIC} - {"topic_observe", "topic_unobserve", "stream_horizons"}
 # Which functions need which mode; `RW`: both.
 MODES = {
     "W": [*SENDS, *PUBLISHES, "topic_notify", "topic_unnotify", "publish_staged"],
@@ -185,6 +189,7 @@ CASES = [
     *wrong(5, ["init", "connect_stream"], 0, "NOBODY", "OTHER", ident=GIVEN),
     *wrong(9, WITH_TOPIC, "BOTH", "NOWHERE", "both", "100% 'of'\n$topic", topic=GIVEN),
     *wrong(9, ["subscribe_from"], 1, "BO*", topic=GIVEN),
+    *wrong(9, NO_PATTERN, "BOTH", "x*", topic=GIVEN),
     *wrong(10, SENDS, "BOTH", "QUIET", topic=GIVEN),
     *wrong(12, ["get_data"], 0, json.dumps({"Dkey": EXPIRED}), dkey=EXPIRED),
     *wrong(13, ["get_data"], 0, json.dumps({"Dkey": UNKNOWN}), dkey=UNKNOWN),
@@ -192,8 +197,8 @@ CASES = [
     *wrong(14, ASKING, 1, "", None),
     *wrong(15, ASKING, 0, "", None),
     *wrong(15, [*AS_NODE, *WITH_QUEUE, *ENDS], 0, "", None),
-    *wrong(16, [*AS_NODE, *WITH_QUEUE], 0, "NOBODY", "ME*", ident=GIVEN),
-    *wrong(16, ["rpc", *ENDS], 0, "NOBODY", ident=GIVEN),
+    *wrong(16, [*AS_NODE, *WITH_QUEUE], 0, "NOBODY", "x*", ident=GIVEN),
+    *wrong(16, ["rpc", *ENDS], 0, "NOBODY", "x*", ident=GIVEN),
     *wrong(17, ["rpc"], 0, "ABSENT", ident=GIVEN),
     Case(17, "topic_send_as", ("AWAY", "BOTH", "body", "TOKEN"), {"ident": "AWAY"}),
     *wrong(
@@ -247,7 +252,7 @@ CASES = [
     *wrong(60, ["configure_queue"], 4, 0, -1, argument="key_timeout"),
     *wrong(60, ["renew"], 2, 0.0, -1.0, argument="duration"),
     *wrong(61, ["subscription"], 0, "ME", ident="ME", topic="BOTH"),
-    *wrong(62, WITH_QUEUE, "QBOTH", "Q*", queue=GIVEN),
+    *wrong(62, WITH_QUEUE, "QBOTH", "Q*", "x*", queue=GIVEN),
     *wrong(62, ["sizes"], 1, "QREAD", queue=GIVEN),
     *wrong(62, ["pause", "resume", "remove_queue"], 1, "QNONE", queue=GIVEN),
     *wrong(
