@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 # The file to which each test appends its counts; not set in an ordinary run of the tests.
 FILE_VARIABLE = "RELIABILITY_COUNTS"
 # If set, the tests run in full size, as for docs/explanation/reliability.md.
 FULL_VARIABLE = "RELIABILITY_FULL"
+PLURAL = re.compile(r"(kill|prune|table|event|process|element|line|answer)(es|s)\b")
 UNITS = {"seconds": "s", "megabytes": "MB", "kilobytes": "kB", "bytes": "bytes"}
 
 
@@ -40,4 +42,6 @@ def _format_count(name: str, value: object) -> str:
     if last in UNITS:
         return " ".join([*words, text, UNITS[last]])
     label = name.replace("_", " ")
+    if value == 1:
+        label = PLURAL.sub(r"\1", label, count=1)
     return f"{text} {label}" if isinstance(value, int) else f"{label} {text}"
