@@ -76,8 +76,8 @@ def test_stalled_and_absent_databases_time_out(far: Caller, rest: World, ways: t
     assert waiting.result(50).data == b"second"
     waiting = waits_at_far()
     other.refuse()
-    for method in ("POST", "GET"):
-        answer = at_far(method, b"x")
+    for method, body in (("POST", b"x"), ("GET", None)):
+        answer = at_far(method, body)
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
     assert waiting.result(50).status == 503
     # The other namespace goes on.
