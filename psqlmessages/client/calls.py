@@ -65,8 +65,9 @@ class Call(Generic[T]):
 
     @property
     def character_count(self) -> int:
-        """Approximate number of characters sent to the server."""
-        return sum([len(value) for value in self.params if isinstance(value, str | list)])
+        """Number of characters of the texts sent to the server, also of those in lists."""
+        lists = [value if isinstance(value, list) else [value] for value in self.params]
+        return sum([len(text) for texts in lists for text in texts if isinstance(text, str)])
 
     @property
     def must_follow_events(self) -> bool:
