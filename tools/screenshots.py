@@ -19,6 +19,25 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 VIEW = {"width": 1280, "height": 640}
 # After this time, the charts show enough traffic.
 TRAFFIC_MILLISECONDS = 4 * 60 * 1000
+# A page shows rates after this time.
+RATE_MILLISECONDS = 12_000
+
+
+# Run in Django's shell: elements without a consumer, and calls without a rule.
+PROBLEMS = """
+import asyncio, contextlib
+from psqlmessages.django import push, send
+from psqlmessages.exceptions import MessagesError
+from psqlmessages.monitor.refused_writer import write_counts
+from psqlmessages.testing import allow_queue
+allow_queue("invoices")
+allow_queue("invoices", ident="shop")
+for number in range(3):
+    push("invoices", {"order": number})
+    with contextlib.suppress(MessagesError):
+        send("INVOICES", {"order": number}, ident="shop")
+asyncio.run(write_counts())
+"""
 
 
 def log_in(page: Page, username: str, password: str, to: str) -> None:
@@ -41,6 +60,7 @@ def main() -> None:
         example_process = Example(project, url, seconds=10 * 60, PORT=str(free_port()))
         with chromium() as browser, closing(example_process) as example:
             job = start_job(example.ready(), "traffic")
+            make_problems(example.folder, example.database_url)
             try:
                 take_all(browser, example)
             finally:
@@ -57,6 +77,13 @@ def start_job(example: Example, *arguments: str) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
+def make_problems(folder: Path, database_url: str) -> None:
+    """Make what the first page of the monitor shows."""
+    environment = {**os.environ, "DATABASE_URL": database_url}
+    command = [sys.executable, "manage.py", "shell", "-c", PROBLEMS]
+    subprocess.run(command, cwd=folder, env=environment, check=True)
+
+
 def take_all(browser: Browser, example: Example) -> None:
     """Visit the pages, and take a picture of each."""
     visitors = Visitors(browser, example.field("address"))
@@ -65,32 +92,7 @@ def take_all(browser: Browser, example: Example) -> None:
     log_in(other, "admin", example.field("password"), "/chat/")
     expect(page.locator(LIVE)).to_be_visible()
     page.wait_for_timeout(TRAFFIC_MILLISECONDS)
-    save(page, "monitor")
-    page.goto("/monitor/")
-    expect(page.locator(LIVE)).to_be_visible()
-    save(page, "now")
-    for name in ("streams", "nodes"):
-        page.goto(f"/monitor/{name}/")
-        expect(page.locator(LIVE)).to_be_visible()
-        save(page, name)
-    page.goto("/monitor/nodes/")
-    expect(page.locator(LIVE)).to_be_visible()
-    save(page, "nodes")
-    page.goto("/monitor/topics/DEMO.ORDERS/")
-    expect(page.locator(LIVE)).to_be_visible()
-    expect(page.locator("#chart .plot").first).to_be_visible()
-    expect(page.locator("#tail li")).not_to_have_count(0)
-    page.set_viewport_size({"width": 1280, "height": 1200})
-    save(page, "topic")
-    page.set_viewport_size({"width": 1280, "height": 900})
-    page.goto("/monitor/queues/")
-    expect(page.locator(LIVE)).to_be_visible()
-    expect(page.locator("tbody tr")).not_to_have_count(0)
-    page.wait_for_timeout(TRAFFIC_MILLISECONDS)
-    save(page, "queues")
-    page.goto("/monitor/exchanges/")
-    expect(page.locator(".edge.copy.busy")).to_have_count(4)
-    save(page, "exchanges")
+    take_monitor(page)
     take_traffic(page, example)
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto("/admin/psqlmessages/auth/")
@@ -104,12 +106,43 @@ def take_all(browser: Browser, example: Example) -> None:
         raise SystemExit(f"the pages have errors: {errors}")
 
 
+# By name of the picture: the page, its height, and what must be visible on it.
+MONITOR_PAGES = {
+    "monitor": ("topics/", 640, "#topics tr"),
+    "now": ("", 640, ".problems li"),
+    "queue": ("queues/invoices/", 1000, "tbody tr, #history .plot"),
+    "topic": ("topics/DEMO.ORDERS/", 1200, "#chart .plot, #tail li"),
+    "exchanges": ("exchanges/", 900, ".edge.copy.busy"),
+}
+# Taken in the dark scheme and on a narrow screen too.
+MAIN_PAGES = ("now", "monitor", "topic")
+
+
+def take_monitor(page: Page) -> None:
+    """Take pictures of the monitor, some of them in the dark scheme and on a narrow screen too."""
+    for name, (path, height, visible) in MONITOR_PAGES.items():
+        page.set_viewport_size({"width": 1280, "height": height})
+        page.goto(f"/monitor/{path}")
+        expect(page.locator(LIVE)).to_be_visible()
+        for selector in visible.split(", "):
+            expect(page.locator(selector).first).to_be_visible()
+        page.wait_for_timeout(RATE_MILLISECONDS)
+        save(page, name)
+        if name in MAIN_PAGES:
+            page.emulate_media(color_scheme="dark")
+            save(page, f"{name}-dark")
+            page.set_viewport_size({"width": 390, "height": 844})
+            page.emulate_media(color_scheme="light")
+            page.wait_for_timeout(RATE_MILLISECONDS)
+            save(page, f"{name}-narrow")
+
+
 def take_traffic(page: Page, example: Example) -> None:
     """Take pictures of a topic's traffic, and of a report of the last minutes."""
     page.set_viewport_size({"width": 1280, "height": 1220})
     page.goto("/monitor/traffic/topic/?name=DEMO.PRICES&window=10&seconds=600")
     expect(page.locator(LIVE)).to_be_visible()
-    expect(page.locator("#shares .main-svg").first).to_be_visible()
+    expect(page.locator("#shares .plot").first).to_be_visible()
     expect(page.locator("#senders tr")).not_to_have_count(0)
     save(page, "traffic")
     file = example.folder / "report.html"
@@ -117,7 +150,7 @@ def take_traffic(page: Page, example: Example) -> None:
         raise SystemExit("the job report failed")
     page.set_viewport_size({"width": 1280, "height": 1600})
     page.goto(file.as_uri())
-    expect(page.locator("#shares .main-svg").first).to_be_visible()
+    expect(page.locator("#shares .plot").first).to_be_visible()
     save(page, "report")
 
 
