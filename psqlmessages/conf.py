@@ -57,6 +57,7 @@ class Settings:
     PROBLEM_TRANSACTION_SECONDS: int = _setting("E026", 10, 1, 86_400)
     PROBLEM_QUEUE_PERCENT: int = _setting("E027", 10, 1, 100)
     PROBLEM_RESTART_SECONDS: int = _setting("E028", 900, 0, 7 * 86_400)
+    PROBLEM_REFUSED_CALLS: int = _setting("E031", 1, 1, 1_000_000)
     HEALTH_TOKEN: str = _setting("E029", "")
     HISTORY_DAYS: int = _setting("E030", 7, 0, 3650)
 

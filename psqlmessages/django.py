@@ -26,6 +26,7 @@ from psqlmessages.client.transactions import SqlStatement
 from psqlmessages.exceptions import LeaseExpired, MessagesError, NoListeners
 from psqlmessages.handler_registry import registry
 from psqlmessages.orm import (
+    counting_refused_calls,
     direct_dsn,
     fetch,
     own_ident,
@@ -156,7 +157,8 @@ def send_many(
         # An error rolls back the bodies sent before it, but not the outer transaction.
         with transaction.atomic(using=resolve_alias(using)):
             for (answer,) in fetch(_SEND_MANY, (*names, enc, texts), using):
-                calls.raise_for_error(answer)
+                with counting_refused_calls(names):
+                    calls.raise_for_error(answer)
     except NoListeners:
         if require_listener:
             raise

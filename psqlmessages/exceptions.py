@@ -42,17 +42,17 @@ class MessagesError(Exception):
             cls.number = number
             classes_by_number[number] = cls
 
+    @property
+    def values(self) -> dict[str, str]:
+        """The values that the text names, such as the ident, the type and the destination."""
+        match = re.fullmatch(self._pattern, self.text, re.DOTALL) if self._pattern else None
+        return match.groupdict() if match else {}
+
     def __str__(self) -> str:
         numbered = f"{self.number}: {self.text}" if self.number is not None else self.text
         if not self._pattern:
             return f"{numbered} ({self.hint})" if self.hint else numbered
-        match = re.fullmatch(self._pattern, self.text, re.DOTALL)
-        values = {
-            "ident": "NODE",
-            "type": "Topic",
-            "dest": "TOPIC",
-            **(match.groupdict() if match else {}),
-        }
+        values = {"ident": "NODE", "type": "Topic", "dest": "TOPIC", **self.values}
         quoted = {key: value.replace("'", "''") for key, value in values.items()}
         return f"{numbered} ({self.hint.format(**quoted)})"
 
@@ -63,10 +63,11 @@ def error_for(number: int, text: str) -> MessagesError:
     return error_class(text) if error_class else MessagesError(text, number=number)
 
 
-def _insert_rule(ident: str, type_: str, dest: str, mode: str) -> str:
+def insert_rule(ident: str, type_: str, dest: str, mode: str) -> str:
+    """Return the statement that adds a rule."""
     columns = "(role, ident, type, dest, mode, timeout)"
     values = f"('ROLE', '{ident}', '{type_}', '{dest}', '{mode}', 60)"
-    return f"allow it with: INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
+    return f"INSERT INTO messages.auth {columns} VALUES {values}"  # noqa: S608
 
 
 class InvalidArgument(MessagesError):
@@ -126,7 +127,7 @@ class NotAuthorized(MessagesError):
 class DestinationNotAuthorized(NotAuthorized, number=2):
     """No rule lets this node use this topic, queue or node."""
 
-    hint = _insert_rule("NODE", "{type}", "{dest}", "W")
+    hint = "allow it with: " + insert_rule("NODE", "{type}", "{dest}", "W")
     _pattern = "cannot use (?P<type>.*) to (?P<dest>.*)"
 
 
@@ -134,12 +135,13 @@ class ModeNotAuthorized(NotAuthorized, number=3):
     """A rule for this topic or queue exists, but not for this mode (W, R, O or A)."""
 
     hint = "allow it by adding the mode to the rule in messages.auth"
+    _pattern = "cannot auth (?P<mode>.*) with (?P<type>.*?) (?P<dest>.*)"
 
 
 class IdentNotAuthorized(NotAuthorized, number=5):
     """No rule lets this PostgreSQL role register this node name."""
 
-    hint = "no rule names this node for this role; " + _insert_rule(
+    hint = "no rule names this node for this role; allow it with: " + insert_rule(
         "{ident}", "Topic", "TOPIC", "RW"
     )
     _pattern = "there are no permissions for ident (?P<ident>.*)"
@@ -178,7 +180,9 @@ class NotExistent(MessagesError):
 class TopicNotExistent(NotExistent, number=9):
     """No rule names exactly this topic, and no node has created it under a pattern rule."""
 
-    hint = "no rule names this topic; " + _insert_rule("NODE", "Topic", "{dest}", "RW")
+    hint = "no rule names this topic; allow it with: " + insert_rule(
+        "NODE", "Topic", "{dest}", "RW"
+    )
     _pattern = "Topic (?P<dest>.*) is not existent"
 
 
@@ -189,7 +193,9 @@ class MessageNotExistent(NotExistent, number=13):
 class IdentNotExistent(NotExistent, number=16):
     """No rule names the receiving node."""
 
-    hint = "no rule names this node; " + _insert_rule("{ident}", "Topic", "TOPIC", "RW")
+    hint = "no rule names this node; allow it with: " + insert_rule(
+        "{ident}", "Topic", "TOPIC", "RW"
+    )
     _pattern = "Client (?P<ident>.*) don't exist"
 
 
@@ -230,7 +236,7 @@ class NoListeners(Unreachable, number=10):
 
     hint = (
         "start a node that listens, or use a stream or a queue, which store messages; if no rule"
-        " lets the node listen, " + _insert_rule("NODE", "Topic", "{dest}", "R")
+        " lets the node listen, allow it with: " + insert_rule("NODE", "Topic", "{dest}", "R")
     )
     _pattern = "cannot listeners for Topic (?P<dest>.*)"
 

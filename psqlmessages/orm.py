@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -11,6 +13,7 @@ from psycopg import Error, pq
 from psycopg.conninfo import make_conninfo
 
 from psqlmessages.client.calls import Call, translate_error
+from psqlmessages.client.refused_calls import refused_calls
 from psqlmessages.conf import get_settings
 from psqlmessages.exceptions import MessagesError
 
@@ -79,7 +82,22 @@ def own_ident(ident: str | None = None) -> str:
 def run(call: Call[T], using: str | None) -> T:
     """Run a call; an error in its answer is raised, but does not break the transaction."""
     rows = fetch(call.sql, call.params, using)
-    return call.read(rows[0][0] if rows else None)
+    with counting_refused_calls(call.params):
+        return call.read(rows[0][0] if rows else None)
+
+
+@contextmanager
+def counting_refused_calls(params: Sequence[Any] | Mapping[str, Any]) -> Iterator[None]:
+    """Count a call that is refused in the block; its first parameter, or ``ident``, is the node."""
+    try:
+        yield
+    except MessagesError as error:
+        if isinstance(params, Mapping):
+            ident = params.get("ident", "")
+        else:
+            ident = params[0] if params else ""
+        refused_calls.record(str(ident), error)
+        raise
 
 
 def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
@@ -88,7 +106,8 @@ def fetch(sql: str, params: Any, using: str | None) -> list[tuple[Any, ...]]:
         try:
             cursor.execute(sql, params)
         except DatabaseError as error:
-            raise_messages_error(error)
+            with counting_refused_calls(params):
+                raise_messages_error(error)
             raise
         return cursor.fetchall()
 

@@ -1,5 +1,6 @@
 """Pytest fixtures for projects: ``pytest_plugins = ["psqlmessages.pytest_plugin"]``."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +10,17 @@ from psqlmessages.rpc_client import close_callers
 
 
 @pytest.fixture(autouse=True)
-def _close_sessions_of_calls() -> Iterator[None]:
-    """Close the sessions of ``call``: PostgreSQL does not drop a database with open sessions."""
+def _close_sessions() -> Iterator[None]:
+    """Close the sessions of ``call`` and of the history's writer.
+
+    PostgreSQL does not drop a database with open sessions.
+    """
     yield
     close_callers()
+    # A WebSocket that a test opened has started the writer of the history. If no test opens one,
+    # do not import the modules of the monitor.
+    if writer := sys.modules.get("psqlmessages.monitor.minute_writer"):
+        writer.stop_writer()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from inspect import iscoroutinefunction
 
 from django.db import connections, transaction
 from django.urls import URLPattern, URLResolver, include, path, register_converter
+from django.views.i18n import JavaScriptCatalog
 
 from psqlmessages.monitor import graph, nodes, now, queues, streams, traffic, views
 from psqlmessages.monitor.healthz import healthz
@@ -42,6 +43,12 @@ urlpatterns = [
     path("monitor/history/", history_data, name="monitor_history"),
     path("monitor/send/", send_test_message, name="monitor_send"),
     path("monitor/stored/", stored_messages, name="monitor_stored"),
+    # The translations of texts in the scripts: the catalog "djangojs" of this app or the project.
+    path(
+        "monitor/texts.js",
+        JavaScriptCatalog.as_view(packages=["psqlmessages"]),
+        name="monitor_texts",
+    ),
     path("monitor/rule/", views.add_rule, name="monitor_rule"),
     path("healthz", healthz, name="healthz"),
     path("metrics", metrics, name="metrics"),

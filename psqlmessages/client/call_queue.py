@@ -155,10 +155,10 @@ def run_batch(
             later = yield from run_batch(second, state, is_broken, process_notifications)
             return lost or later
         translated = translate_error(error, is_broken=is_lost)
-        _fail(batch, translated)
+        _fail(batch, translated, state)
         return translated if isinstance(translated, ConnectionLost) else None
     except Exception as error:  # noqa: BLE001 - raised in the callers
-        _fail(batch, error)
+        _fail(batch, error, state)
         return None
     refused: Batch = []
     for group, answer in zip(batch, answers, strict=True):
@@ -167,7 +167,7 @@ def run_batch(
         try:
             results = group.split_answer(answer)
         except Exception as error:  # noqa: BLE001 - raised in the callers
-            _fail([group], error)
+            _fail([group], error, state)
             continue
         if results is None:
             refused += group.single_calls()
@@ -180,8 +180,9 @@ def run_batch(
     return (yield from run_batch(refused, state, is_broken, process_notifications))
 
 
-def _fail(batch: Batch, error: Exception) -> None:
+def _fail(batch: Batch, error: Exception, state: NodeState) -> None:
     for queued in chain.from_iterable(batch):
+        state.on_call_failed(queued.call, error)
         queued.fail(error)
 
 
@@ -190,6 +191,7 @@ def _resolve(queued: QueuedCall, answer: Any, state: NodeState) -> None:
     try:
         result = queued.call.read(answer)
     except Exception as error:  # noqa: BLE001 - raised in the caller
+        state.on_call_failed(queued.call, error)
         queued.fail(error)
         return
     state.on_call_succeeded(queued.call, result)

@@ -35,6 +35,7 @@ from psqlmessages.client.messages import (
     split_call,
 )
 from psqlmessages.client.options import Options
+from psqlmessages.client.refused_calls import refused_calls
 from psqlmessages.client.registration import Registration
 from psqlmessages.client.transactions import Steps, Wait
 from psqlmessages.client.wakeups import PUBLISHED, WaitLists, WakeupCounters
@@ -362,6 +363,7 @@ class NodeState:
                     yield calls.end_backend(self.backend)
                 raise
             except NotAuthorized as error:
+                refused_calls.record(ident, error)
                 if ident == self.ident:
                     raise
                 self._drop_registration(ident, "init", ident, error)
@@ -381,6 +383,7 @@ class NodeState:
             except MessagesError as error:
                 if error.number is None:
                     raise
+                refused_calls.record(ident, error)
                 function, topic = call.registers or ("", "")
                 self._drop_registration(ident, function, topic, error)
 
@@ -406,6 +409,10 @@ class NodeState:
             if call.registers[0] == "init" and result:
                 # The session has a new channel if an administrator had disconnected its nodes.
                 self.channel = result
+
+    def on_call_failed(self, call: Call[Any], error: Exception) -> None:
+        """Record a call that failed."""
+        refused_calls.record(call.ident or self.registration.acting or self.ident, error)
 
     def on_connected(self, now: float) -> None:
         """Record a new connection with all nodes registered; after a loss, queue "reconnected"."""

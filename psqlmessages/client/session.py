@@ -233,6 +233,9 @@ class NodeSession:
         except ConnectionLost as error:
             self._drop_connection(error)
             raise
+        except MessagesError as error:
+            self._state.on_call_failed(call, error)
+            raise
         finally:
             self._end_calls()
         return answer

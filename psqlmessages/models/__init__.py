@@ -1,7 +1,7 @@
 """Tables of psqlmessages. SQL reads and writes them; Django creates and shows them."""
 
 from psqlmessages.models.exchanges import Destination, Exchange, ExchangeCount
-from psqlmessages.models.minutes import HistoryPeriod, QueueMinute, TopicMinute
+from psqlmessages.models.minutes import HistoryPeriod, QueueMinute, RefusedCall, TopicMinute
 from psqlmessages.models.nodes import Body, Client, Membership, Observation, Session, Topic
 from psqlmessages.models.pipeline import PipelineJob, Traffic
 from psqlmessages.models.queues import Element, ElementKey, Queue, QueueCount
@@ -24,6 +24,7 @@ __all__ = [
     "Queue",
     "QueueCount",
     "QueueMinute",
+    "RefusedCall",
     "Session",
     "StreamMessage",
     "Subscription",

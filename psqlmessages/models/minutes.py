@@ -1,4 +1,4 @@
-"""Models of the history: what happened in each minute, and the periods that are known."""
+"""Models of the history: counts per minute, the periods that are known, and refused calls."""
 
 from typing import ClassVar
 
@@ -69,3 +69,30 @@ class HistoryPeriod(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} from {self.starts_at} to {self.ends_at or 'now'}"
+
+
+class RefusedCall(models.Model):
+    """Calls of a node that lacked a rule, as counted by the processes that made them.
+
+    ``type``, ``dest`` and ``mode`` are "" if the error did not name them. The row without an ident
+    has the calls whose rules were too many for a row of their own. The count begins again after an
+    hour without such a call.
+    """
+
+    ident = NameField()
+    type = models.CharField(max_length=5, db_collation="C")
+    dest = NameField()
+    mode = models.CharField(max_length=2, db_collation="C")
+    count = models.BigIntegerField()
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["ident", "type", "dest", "mode"], name="refused_call_is_unique"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.count} calls of {self.ident} to {self.dest}"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from psqlmessages.monitor.history import (
     HISTORY_SECONDS,
-    MAX_TOPICS,
     RATE_SECONDS,
     MessageRecord,
     TopicHistory,
@@ -16,6 +15,7 @@ from psqlmessages.monitor.history import (
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.queries import MAX_RULES, RuleRow
 from psqlmessages.monitor.status import AWAY
+from psqlmessages.monitor.topic_list import PAGE_SIZE, TopicPage, TopicQuery
 
 if TYPE_CHECKING:
     from psqlmessages.monitor.observer import Observer
@@ -48,7 +48,8 @@ class Broadcast:
         self._first_unsent_second = int(time.time())
         # Changes of the topic list that were not sent yet.
         self._changed_topics: dict[str, TopicHistory] = {}
-        self._removed_names: set[str] = set()
+        # The viewed pages of the list, as they were sent.
+        self._sent_pages: dict[TopicQuery, TopicPage] = {}
         self._sent_fields: dict[str, Any] = {}
 
     def send_snapshot(self, viewer: Viewer, now: float) -> None:
@@ -68,11 +69,15 @@ class Broadcast:
         self._collect_rows(now, is_new_second=is_new_second)
         sends_rows = is_new_second or len(self._changed_topics) <= _MAX_ROWS_PER_TICK
         changes = self._common_changes(now)
-        has_changes = bool(changes) or (sends_rows and bool(self._changed_topics))
+        has_changes = (
+            bool(changes)
+            or (sends_rows and bool(self._changed_topics))
+            or self._sent_pages != self._observer.pages
+        )
         if not has_changes and now - self._sent_at < _HEARTBEAT_SECONDS:
             return
         common = to_json({"now": now, **changes})
-        rows = to_json(self._take_rows(second)) if sends_rows else "{}"
+        lists = self._encode_lists(second, sends_rows=sends_rows)
         details = self._encode_details(second)
         for viewer in list(self._observer.viewers):
             if not viewer.has_snapshot or not viewer.is_ready():
@@ -80,7 +85,7 @@ class Broadcast:
             if viewer.is_behind or not viewer.is_checked:
                 self.send_snapshot(viewer, now)
             elif viewer.topic is None:
-                viewer.send_frame("update", common, rows)
+                viewer.send_frame("update", common, lists[viewer.query])
             else:
                 key = (viewer.topic, viewer.access.can_view_bodies)
                 viewer.send_frame("update", common, details[key])
@@ -92,23 +97,34 @@ class Broadcast:
 
     def _collect_rows(self, now: float, *, is_new_second: bool) -> None:
         history = self._observer.history
-        changed, removed = history.take_changes()
+        changed = history.take_changes()
         self._changed_topics.update((topic.name, topic) for topic in changed)
-        self._removed_names.update(removed)
         if is_new_second:
             # Rates of recently active topics change even if no message arrives.
             active = history.topics_since(now - RATE_SECONDS - 2)
             self._changed_topics.update((topic.name, topic) for topic in active)
 
-    def _take_rows(self, second: int) -> dict[str, Any]:
-        topics = self._observer.history.topics
-        changed = [
-            topic for name, topic in self._changed_topics.items() if topics.get(name) is topic
-        ]
-        removed = sorted(name for name in self._removed_names if name not in topics)
-        self._changed_topics, self._removed_names = {}, set()
-        # Two points of the sparkline: the previous one may have been incomplete when it was sent.
-        return {"topics": [topic_row(topic, second, 2) for topic in changed], "gone": removed}
+    def _encode_lists(self, second: int, *, sends_rows: bool) -> dict[TopicQuery, str]:
+        """Encode the changes of the viewed pages of the list of topics."""
+        topics, pages = self._observer.history.topics, self._observer.pages
+        changed = self._changed_topics if sends_rows else {}
+        lists = {}
+        for query in {each.query for each in self._observer.viewers if each.topic is None}:
+            page, sent = pages.get(query, TopicPage()), self._sent_pages.get(query)
+            new = set(page.names).difference(sent.names if sent else ())
+            # Two points of the sparkline: the previous one may have been incomplete when it was
+            # sent.
+            rows = [
+                topic_row(topics[name], second, _BUCKETS if name in new else 2)
+                for name in page.names
+                if name in topics and (name in new or name in changed)
+            ]
+            is_changed = query in pages and page != sent
+            lists[query] = to_json({"topics": rows, **_list_json(query, page, is_changed)})
+        if sends_rows:
+            self._changed_topics = {}
+        self._sent_pages = dict(pages)
+        return lists
 
     def _common_changes(self, now: float) -> dict[str, Any]:
         """Collect the changes that every page shows: new events, status, health, topic count."""
@@ -145,13 +161,20 @@ class Broadcast:
                 "now": now,
                 **self._common_fields(now),
                 "events": [event._asdict() for event in history.events],
-                "limit": MAX_TOPICS,
                 "may_see_bodies": viewer.access.can_view_bodies,
             }
         )
         if viewer.topic is None:
-            rows = [topic_row(topic, second, _BUCKETS) for topic in history.topics.values()]
-            return common, to_json({"topics": rows})
+            page = self._observer.pages.get(viewer.query)
+            names = page.names if page is not None else ()
+            rows = [
+                topic_row(history.topics[name], second, _BUCKETS)
+                for name in names
+                if name in history.topics
+            ]
+            known = page is not None
+            shown = _list_json(viewer.query, page or TopicPage(), known)
+            return common, to_json({"topics": rows, **shown})
         return common, self._encode_topic(viewer.topic, viewer.access.can_view_bodies, second)
 
     def _common_fields(self, now: float) -> dict[str, Any]:
@@ -159,7 +182,7 @@ class Broadcast:
         return {
             "state": observer.status.as_json(now),
             "health": observer.health and asdict(observer.health),
-            "topics_there": observer.history.topic_count,
+            "topic_count": observer.history.topic_count,
         }
 
     def _encode_topic(
@@ -179,6 +202,13 @@ class Broadcast:
 
 
 # Contents of frames
+
+
+def _list_json(query: TopicQuery, page: TopicPage, is_included: bool) -> dict[str, Any]:
+    """Describe a page of the list of topics, if it is known and has changed."""
+    if not is_included:
+        return {}
+    return {"list": {**query._asdict(), "size": PAGE_SIZE, **page._asdict()}}
 
 
 def topic_row(topic: TopicHistory, second: int, bucket_count: int) -> dict[str, Any]:
@@ -243,8 +273,8 @@ def topic_details(
 def topic_members(topic: TopicHistory, limit: int = _MAX_NAMES) -> dict[str, Any]:
     """Return the first ``limit`` senders and listeners of a topic, and how many there are."""
     return {
-        "notifiers": sorted(topic.senders)[:limit],
-        "notifier_count": len(topic.senders),
+        "senders": sorted(topic.senders)[:limit],
+        "sender_count": len(topic.senders),
         "listeners": sorted(topic.listeners)[:limit],
         "listener_count": len(topic.listeners),
     }

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from psqlmessages.models.names import is_name
 from psqlmessages.monitor.access import VIEW_MONITOR, MonitorAccess, load_access
 from psqlmessages.monitor.observer import get_observer
+from psqlmessages.monitor.topic_list import TopicQuery, parse_query
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.revalidation import in_thread
 from psqlmessages.relay.socket import NOT_ALLOWED, Receive, Socket
@@ -24,9 +25,9 @@ _ACCESS_TEXT: Final = f"the monitor needs a staff user with the permission {VIEW
 class MonitorConsumer(Socket):
     """The WebSocket of one page: parses its requests. The observer sends the frames.
 
-    ``?topic=NAME`` selects one topic instead of the topic list. Requests are
-    ``{"op":"watch","topic":…}``, with null for the topic list, and ``{"op":"echo","n":…}``: the
-    page has read the frame with this number.
+    ``?topic=NAME`` selects one topic instead of the list of topics. Requests are
+    ``{"op":"watch","topic":…}``; ``{"op":"list","q":…,"sort":…,"page":…}``, all optional, for a
+    page of the list; and ``{"op":"echo","n":…}``: the page has read the frame with this number.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,7 @@ class MonitorConsumer(Socket):
         self._viewer = Viewer(
             self._requested_topic(), self._access, send=self.put, close=self.close
         )
+        self._viewer.query = self._requested_list()
         get_observer().add(self._viewer)
 
     async def on_frame(self, text: str) -> None:
@@ -64,8 +66,8 @@ class MonitorConsumer(Socket):
                 viewer.on_echo(number)
             case {"op": "watch", "topic": str(topic)} if is_name(topic):
                 get_observer().watch(viewer, topic)
-            case {"op": "watch", "topic": None}:
-                get_observer().watch(viewer, None)
+            case {"op": "list", **values} if query := parse_query(values):
+                get_observer().watch_list(viewer, query)
             case _:
                 self.close(MALFORMED, "malformed request")
 
@@ -95,6 +97,14 @@ class MonitorConsumer(Socket):
         query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
         topic = query.get("topic", [""])[0]
         return topic if is_name(topic) else None
+
+    def _requested_list(self) -> TopicQuery:
+        """Return the page of the list in the URL; the first page if it is malformed."""
+        text = self.scope.get("query_string", b"").decode("latin-1")
+        values: dict[str, Any] = {name: each[0] for name, each in parse_qs(text).items()}
+        if values.get("page", "").isdecimal():
+            values["page"] = int(values["page"][:9])
+        return parse_query(values) or TopicQuery()
 
 
 def _parse(text: str) -> Any:

@@ -77,6 +77,9 @@ RATE_SECONDS: Final = 5
 # Evict this many topics at a time, so that new topics seldom cause a sort of all topics.
 _EVICTED_TOPICS: Final = MAX_TOPICS // 10
 
+# Crashes by a restart of PostgreSQL arrive for this long: each session's is found by housekeeping.
+_RESTART_SECONDS: Final = 60.0
+
 # By event: the set of nodes that it changes, and whether it adds the node.
 _MEMBERSHIP_EVENTS: Final = {
     "topic_notify": ("senders", True),
@@ -139,14 +142,22 @@ class TopicHistory:
         return self.per_second.total(0, self.per_second.newest).messages
 
 
+# The event that takes the place of the crashes of all nodes at a restart of PostgreSQL.
+RESTARTED: Final = "restarted"
+
+
 class EventRecord(NamedTuple):
-    """A system event, and the time at which it arrived."""
+    """A system event, and the time at which it arrived.
+
+    ``nodes``: of a restart of PostgreSQL, the number of nodes that lost their connections.
+    """
 
     number: int
     at: float
     event: str
     ident: str
     topic: str
+    nodes: int = 0
 
 
 class History:
@@ -159,11 +170,13 @@ class History:
         self.topics: dict[str, TopicHistory] = {}
         self.topic_count = 0
         self.events: deque[EventRecord] = deque(maxlen=MAX_EVENTS)
-        # Names of the topics that changed or were removed since the last take_changes().
+        # Until a node has connected again, its crash is a consequence of the restart.
+        self._restart: EventRecord | None = None
+        self._connected_since_restart: set[str] = set()
+        # Names of the topics that changed since the last take_changes().
         self._changed: set[str] = set()
-        self._removed: set[str] = set()
-        # Topics with an open page, which are not evicted.
-        self.viewed: frozenset[str] = frozenset()
+        # Topics that an open page shows, which are not evicted.
+        self.viewed: set[str] = set()
         # Messages and events are numbered in order of arrival: the number of the newest one.
         self.number = 0
         # The messages whose bodies are stored, by number: the oldest is evicted first.
@@ -196,8 +209,35 @@ class History:
 
     def add_event(self, event: str, ident: str, topic: str, at: float) -> None:
         """Record an event, and update the topic's senders and listeners."""
-        self.events.append(EventRecord(self._next_number(), at, event, ident, topic))
+        if event == "connect" and self._restart is not None:
+            self._connected_since_restart.add(ident)
+        if not (event == "crash" and self._count_in_restart(ident, at)):
+            self.events.append(EventRecord(self._next_number(), at, event, ident, topic))
         self.apply_event(event, ident, topic)
+
+    def on_restart(self, at: float) -> None:
+        """Record that PostgreSQL was restarted, as one event; it replaces crashes since then."""
+        crashed = [event for event in self.events if event.event == "crash" and event.at >= at]
+        for event in crashed:
+            self.events.remove(event)
+        self._restart = EventRecord(self._next_number(), at, RESTARTED, "", "", len(crashed))
+        self._connected_since_restart.clear()
+        self.events.append(self._restart)
+
+    def _count_in_restart(self, ident: str, at: float) -> bool:
+        """Count a crash as one of the last restart, if that was a short time ago."""
+        restart = self._restart
+        if (
+            restart is None
+            or at - restart.at > _RESTART_SECONDS
+            or ident in self._connected_since_restart
+            or restart not in self.events
+        ):
+            return False
+        self.events.remove(restart)
+        self._restart = restart._replace(number=self._next_number(), nodes=restart.nodes + 1)
+        self.events.append(self._restart)
+        return True
 
     def apply_event(self, event: str, ident: str, topic: str) -> None:
         """Update a topic's senders and listeners from an event; idempotent."""
@@ -230,13 +270,11 @@ class History:
             if self.topics[name].created_number <= number:
                 self._remove(name)
 
-    def take_changes(self) -> tuple[list[TopicHistory], list[str]]:
-        """Return the topics that changed since the last call, and the names of removed topics."""
+    def take_changes(self) -> list[TopicHistory]:
+        """Return the topics that changed since the last call."""
         changed = [self.topics[name] for name in self._changed if name in self.topics]
-        removed = [name for name in self._removed if name not in self.topics]
         self._changed.clear()
-        self._removed.clear()
-        return changed, removed
+        return changed
 
     def topics_since(self, at: float) -> Iterator[TopicHistory]:
         """Yield the topics with a message at or after this time."""
@@ -266,7 +304,6 @@ class History:
     def _remove(self, name: str) -> None:
         for message in self.topics.pop(name).tail:
             self._evict_body(message)
-        self._removed.add(name)
 
     def _add_to_tail(self, topic: TopicHistory, message: MessageRecord) -> None:
         topic.tail.append(message)

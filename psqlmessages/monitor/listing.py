@@ -14,11 +14,15 @@ from django.db import DatabaseError, connections, router, transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.http import urlencode
+from django.utils.translation import get_language
+from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.models import Auth
 from psqlmessages.models.names import NAME_CHARACTERS
 
 PAGE_SIZE: Final = 100
+# The labels of the further parameters.
+_CHOICE_LABELS: Final = {"state": _("State")}
 _MAX_PAGE: Final = 10_000
 FRAGMENT: Final = "fragment"
 
@@ -151,7 +155,12 @@ class ListPage:
     def selects(self) -> list[dict[str, Any]]:
         """The further parameters with their choices."""
         return [
-            {"name": name, "value": self.query.chosen[name], "choices": labels.items()}
+            {
+                "name": name,
+                "label": _CHOICE_LABELS[name],
+                "value": self.query.chosen[name],
+                "choices": labels.items(),
+            }
             for name, labels in self.definition.choices.items()
         ]
 
@@ -233,9 +242,11 @@ _results_lock: Final = Lock()
 def shared(key: Hashable, read: Callable[[], T]) -> T:
     """Call ``read``, or return its result for this key of the last second.
 
-    All viewers in this process share the results, so many open pages cost one query. They share an
-    error of the database too, so that they do not wait for the same timeout one after the other.
+    All viewers with the same language in this process share the results, so many open pages cost
+    one query. They share an error of the database too, so that they do not wait for the same
+    timeout one after the other.
     """
+    key = (get_language(), key)
     with _results_lock:
         result = _results.setdefault(key, _SharedResult())
         _results.move_to_end(key)

@@ -14,6 +14,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from psqlmessages import silent_connections
+from psqlmessages.client.refused_calls import refused_calls
 from psqlmessages.conf import get_settings
 from psqlmessages.exchanges.engine.counters import BUCKET_SECONDS, Histogram
 from psqlmessages.exchanges.store.definitions import namespaces
@@ -306,6 +307,8 @@ class MetricsCollector:
         yield problem_family(self._problems)
         text = "Django connections closed because an answer was lost"
         yield _counter("lost_answers", text, [((), silent_connections.count_closed())])
+        text = "Calls of this process that were refused because a rule is missing"
+        yield _counter("refused_calls", text, [((), refused_calls.total)])
         yield from _hub_metrics()
         yield from _topic_metrics()
 

@@ -1,4 +1,7 @@
-"""Writer of the history: counts messages and elements per minute, in one process at a time."""
+"""Writer of the history: counts messages and elements per minute, in one process at a time.
+
+Its thread also writes the refused calls of this process.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from psqlmessages.client.connection import AsyncConnection
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.conf import get_settings
 from psqlmessages.monitor.names import new_ident
+from psqlmessages.monitor.refused_writer import write_repeatedly
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
 from psqlmessages.relay.hub import Hub, get_hub
@@ -356,7 +360,10 @@ class WriterThread(threading.Thread):
 
     async def _write(self) -> None:
         try:
-            await MinuteWriter().run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(write_repeatedly())
+                if get_settings().HISTORY_DAYS:
+                    group.create_task(MinuteWriter().run())
         except Exception:
             logger.exception("the history is not written any longer: restart this process")
 
@@ -365,8 +372,14 @@ _threads: list[WriterThread] = []
 
 
 def start_writer() -> None:
-    """Start a writer in this process, unless there is one or HISTORY_DAYS is 0."""
-    if not _threads and get_settings().HISTORY_DAYS:
+    """Start to write the history and the refused calls of this process, unless it does so."""
+    if not _threads:
         _threads.append(WriterThread())
-        atexit.register(_threads[0].stop)
+        atexit.register(stop_writer)
         _threads[0].start()
+
+
+def stop_writer() -> None:
+    """Stop the writer of this process if there is one; ``start_writer`` starts another."""
+    while _threads:
+        _threads.pop().stop()

@@ -24,7 +24,7 @@ from psqlmessages.monitor.listing import (
     shared,
 )
 from psqlmessages.monitor.names import object_url
-from psqlmessages.monitor.problems import format_age
+from psqlmessages.monitor.problems import format_age, rule_statement
 from psqlmessages.monitor.stream_status import (
     SubscriptionStatus,
     read_subscriptions,
@@ -185,6 +185,7 @@ class NodeStatus:
     queues: list[tuple[str, str]] = field(default_factory=list)
     subscriptions: list[SubscriptionStatus] = field(default_factory=list)
     rules: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
 
 
 _CONNECTION_QUERY: Final = f"""
@@ -224,6 +225,12 @@ _QUEUES_QUERY: Final = f"""
     )
     ORDER BY q.name LIMIT {_MAX_NAMES}
 """  # noqa: S608
+_REFUSED_QUERY: Final = f"""
+    SELECT r.type::text, r.dest::text, r.mode::text, r.count, r.first_at, r.last_at
+    FROM psqlmessages_refusedcall AS r
+    WHERE r.ident = %s ORDER BY r.last_at DESC, r.id LIMIT {_MAX_NAMES}
+"""  # noqa: S608
+_REFUSED_NAMES: Final = ("type", "dest", "mode", "count", "first_at", "last_at")
 _RULE_NAMES: Final = ("id", "role", "ident", "type", "dest", "mode", "timeout")
 
 
@@ -236,7 +243,7 @@ def node(request: HttpRequest, name: str = "") -> HttpResponse:
     if not is_name(name) or name.endswith("*"):
         raise Http404("This is not a valid node name.")
     status = shared(("node", name), lambda: _read_node(name))
-    if not (status.connection or status.rules or status.subscriptions):
+    if not (status.connection or status.rules or status.subscriptions or status.refused):
         raise Http404("There is no node with this name, and no rule for it.")
     context = {
         **common_context(request),
@@ -259,6 +266,7 @@ def _read_node(name: str) -> NodeStatus:
         queues=_links("queue", _first(fetch(_QUEUES_QUERY, [names]))),
         subscriptions=read_subscriptions(node=name)[0],
         rules=[dict(zip(_RULE_NAMES, row, strict=True)) for row in fetch(_RULES_QUERY, [names])],
+        refused=[_refused(name, row) for row in fetch(_REFUSED_QUERY, [name])],
     )
     if connection is not None:
         for kind, links in (("notify", status.sends), ("listen", status.listens)):
@@ -266,6 +274,12 @@ def _read_node(name: str) -> NodeStatus:
             links.extend(_links("topic", topics))
         status.observes.extend(_first(fetch(_PATTERNS_QUERY, [connection.id])))
     return status
+
+
+def _refused(name: str, row: tuple[Any, ...]) -> dict[str, Any]:
+    values = dict(zip(_REFUSED_NAMES, row, strict=True))
+    statement = rule_statement(name, values["type"], values["dest"], values["mode"])
+    return {**values, "statement": statement}
 
 
 def _first(rows: list[tuple[Any, ...]]) -> list[str]:

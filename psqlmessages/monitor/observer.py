@@ -14,10 +14,11 @@ from weakref import WeakKeyDictionary
 import psycopg
 
 from psqlmessages.monitor.broadcast import Broadcast
-from psqlmessages.monitor.history import MAX_TOPICS, History
+from psqlmessages.monitor.history import History
 from psqlmessages.monitor.names import new_ident
 from psqlmessages.monitor.queries import Health, MonitorReader, RuleRow, read_health
 from psqlmessages.monitor.status import MonitorStatus
+from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.orm import direct_dsn
 from psqlmessages.relay.frames import HubMessage
@@ -42,7 +43,8 @@ logger = logging.getLogger("psqlmessages")
 class Observer:
     """The monitor's receiver at the hub: records messages and events, and updates the viewers.
 
-    ``rules`` are the rules for the topics with an open page.
+    ``rules`` are the rules for the topics with an open page, ``pages`` the viewed pages of the list
+    of topics.
     """
 
     def __init__(self, find_hub: Callable[[], Hub], reader: MonitorReader) -> None:
@@ -52,6 +54,7 @@ class Observer:
         self.status = MonitorStatus()
         self.health: Health | None = None
         self.rules: dict[str, list[RuleRow]] = {}
+        self.pages: dict[TopicQuery, TopicPage] = {}
         self._find_hub = find_hub
         self._hub = find_hub()
         self._reader = reader
@@ -62,6 +65,9 @@ class Observer:
         self._has_viewers = asyncio.Event()
         # Events since the last query of topics began; its result may be older than these events.
         self._recent_events: deque[tuple[str, str, str]] = deque(maxlen=10_000)
+        # When PostgreSQL was started, and when the hub lost it.
+        self._started_at: float | None = None
+        self._lost_at = 0.0
         self._log = RateLimitedLogger(logger)
 
     # Viewers
@@ -87,6 +93,11 @@ class Observer:
         viewer.topic, viewer.is_behind = topic, True
         self._wakeup.set()
 
+    def watch_list(self, viewer: Viewer, query: TopicQuery) -> None:
+        """Switch a viewer to another page of the list of topics."""
+        viewer.query = query
+        self.watch(viewer, None)
+
     # Receiver of the hub
 
     def deliver(self, message: HubMessage) -> None:
@@ -102,6 +113,7 @@ class Observer:
         self._recent_events.append((event, ident, topic))
         if event == "connection_lost":
             self.status.on_connection_lost(at)
+            self._lost_at = at
         elif event == "reconnected":
             self.status.on_reconnected(at)
             self._wakeup.set()
@@ -143,8 +155,9 @@ class Observer:
         await self._hub.leave(self)
         await self._reader.close()
         self.history, self.status = History(), MonitorStatus()
-        self.health, self.ident = None, ""
+        self.health, self.ident, self._started_at = None, "", None
         self.rules.clear()
+        self.pages.clear()
 
     async def _wait_until_unused(self) -> None:
         while True:
@@ -205,17 +218,27 @@ class Observer:
 
     async def _read_topics(self) -> None:
         history = self.history
-        history.viewed = viewed = frozenset(each.topic for each in self.viewers if each.topic)
+        started_at = await self._reader.read_start_time()
+        if self._started_at not in (None, started_at):
+            history.on_restart(self._lost_at)
+        self._started_at = started_at
+        pages = {
+            query: await self._reader.read_page(query, history.topics.values(), int(time.time()))
+            for query in {each.query for each in self.viewers if each.topic is None}
+        }
+        viewed = {each.topic for each in self.viewers if each.topic}
+        history.viewed = viewed.union(*(page.names for page in pages.values()))
         self._recent_events.clear()
-        known_topics = history.topics.keys() | viewed
         number_at_query = history.number
-        rows = await self._reader.read_topics(known_topics, max(0, MAX_TOPICS - len(known_topics)))
+        active = {t.name for t in history.topics.values() if t.last_at}
+        rows = await self._reader.read_topics(active | history.viewed)
         history.apply_rows(rows, number_at_query)
+        self.pages = pages
         for event in self._recent_events:
             history.apply_event(*event)
         history.topic_count = await self._reader.count_topics()
         self.rules = {name: await self._reader.read_rules(name) for name in viewed}
-        self.status.on_read()
+        self.status.on_read(time.time())
 
     async def _refresh_health(self) -> None:
         while True:

@@ -9,6 +9,8 @@ from enum import StrEnum
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from django.utils.translation import gettext, ngettext
+
 from psqlmessages.cli.doctor_checks import (
     COMMIT_LOCK_QUERY,
     HOLDERS_QUERY,
@@ -18,15 +20,17 @@ from psqlmessages.cli.doctor_checks import (
     commit_lock_finding,
     holder_finding,
     transaction_finding,
-    wrong,
 )
 from psqlmessages.cli.output import one_line
+from psqlmessages.exceptions import insert_rule
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
 
 Rows = Sequence[Sequence[Any]]
+
+_DOCTOR: Final = "psqlmessages doctor"
 
 # A check lists this number of problems, the oldest or largest first.
 MAX_PER_CHECK: Final = 20
@@ -110,9 +114,9 @@ def database_problem() -> Problem:
         "database",
         "",
         Severity.ERROR,
-        "PostgreSQL cannot be reached.",
+        gettext("PostgreSQL cannot be reached."),
         None,
-        "Check that the server runs, then run: psqlmessages doctor",
+        gettext("Check that the server runs, then run: {command}").format(command=_DOCTOR),
     )
 
 
@@ -123,9 +127,9 @@ def process_problems(parts: Iterable[str]) -> list[Problem]:
             "process",
             part,
             Severity.ERROR,
-            f"The part “{part}” of this server process does not work.",
+            gettext("The part “{part}” of this server process does not work.").format(part=part),
             None,
-            "Look into the log of the process, and restart it if this stays.",
+            gettext("Look into the log of the process, and restart it if this stays."),
         )
         for part in parts
     ]
@@ -136,26 +140,29 @@ def _unchecked(check: ProblemCheck) -> Problem:
         "unchecked",
         check.name,
         Severity.WARNING,
-        f"The check “{check.name}” could not run: its query took too long or is not allowed.",
+        gettext(
+            "The check “{check}” could not run: its query took too long or is not allowed."
+        ).format(check=check.name),
         None,
-        "Run: psqlmessages doctor",
+        gettext("Run: {command}").format(command=_DOCTOR),
     )
 
 
 def format_age(age: timedelta) -> str:
     """Format a duration for people, as in ``3 min``."""
     seconds = max(0, int(age.total_seconds()))
-    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
+    if seconds >= 2 * 86_400:
+        return gettext("{number} days").format(number=seconds // 86_400)
+    if seconds >= 2 * 3600:
+        return gettext("{number} h").format(number=seconds // 3600)
+    if seconds >= 2 * 60:
+        return gettext("{number} min").format(number=seconds // 60)
+    return gettext("{number} s").format(number=seconds)
 
 
-def format_count(number: int, noun: str) -> str:
-    """Format a number of things that was counted up to MAX_COUNTED."""
-    if number > MAX_COUNTED:
-        return f"Over {MAX_COUNTED:,} {noun}s"
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _format_count(number: int) -> str:
+    """Format a number of things that were counted up to MAX_COUNTED."""
+    return f"> {MAX_COUNTED:,}" if number > MAX_COUNTED else f"{number:,}"
 
 
 # Queues
@@ -174,10 +181,7 @@ _OLDEST: Final = """
         ORDER BY e.available_at LIMIT 1
     ) AS oldest (at)
 """
-UNROUTED: Final = {
-    "__no_route__": "found no route",
-    "__too_many_hops__": "passed too many exchanges",
-}
+UNROUTED: Final = ("__no_route__", "__too_many_hops__")
 _IS_DEAD: Final = """(
     q.name IN ('__no_route__', '__too_many_hops__')
     OR q.name IN (SELECT d.dead_letter_queue FROM psqlmessages_queue AS d)
@@ -194,12 +198,25 @@ _DEAD_LETTERS_QUERY: Final = f"""
 
 def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
-        if queue in UNROUTED:
-            sentence = f"{format_count(number, 'element')} {UNROUTED[queue]}: see “{queue}”."
-            cure = "Correct the selectors of the exchanges, then redrive the elements."
+        cure = gettext("Correct the selectors of the exchanges, then redrive the elements.")
+        if queue == "__no_route__":
+            text = ngettext(
+                "{number} element found no route: see “{queue}”.",
+                "{number} elements found no route: see “{queue}”.",
+                number,
+            )
+        elif queue in UNROUTED:
+            text = ngettext(
+                "{number} element passed too many exchanges: see “{queue}”.",
+                "{number} elements passed too many exchanges: see “{queue}”.",
+                number,
+            )
         else:
-            sentence = f"{format_count(number, 'dead letter')} in “{queue}”."
-            cure = "Read why they failed, correct the cause, then redrive or delete them."
+            text = ngettext(
+                "{number} dead letter in “{queue}”.", "{number} dead letters in “{queue}”.", number
+            )
+            cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
+        sentence = text.format(number=_format_count(number), queue=queue)
         link = Link("queue", queue)
         yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
 
@@ -219,13 +236,21 @@ _WAITING_QUERY: Final = f"""
 
 def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, since, has_consumer in rows:
-        sentence = f"The oldest element of “{queue}” has waited for {format_age(now - since)}"
         if has_consumer:
-            severity, sentence = Severity.WARNING, f"{sentence}: its consumers are too slow."
-            cure = "Start more consumers; see whether the same elements fail repeatedly."
+            severity = Severity.WARNING
+            text = gettext(
+                "The oldest element of “{queue}” has waited for {age}: its consumers are too slow."
+            )
+            cure = gettext("Start more consumers; see whether the same elements fail repeatedly.")
         else:
-            severity, sentence = Severity.ERROR, f"{sentence}: no consumer takes elements."
-            cure = "Start its worker: python manage.py psqlmessages run NODE, or exchange run"
+            severity = Severity.ERROR
+            text = gettext(
+                "The oldest element of “{queue}” has waited for {age}: no consumer takes elements."
+            )
+            cure = gettext("Start its worker: {command}").format(
+                command="python manage.py psqlmessages run NODE"
+            )
+        sentence = text.format(queue=queue, age=format_age(now - since))
         yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
 
 
@@ -238,10 +263,12 @@ _PAUSED_QUERY: Final = f"""
 
 def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
     for queue, number, since in rows:
-        sentence = (
-            f"The queue “{queue}” is paused: {format_count(number, 'element').lower()} waiting."
-        )
-        cure = "Resume the queue when its consumers are ready."
+        sentence = ngettext(
+            "The queue “{queue}” is paused: {number} element waiting.",
+            "The queue “{queue}” is paused: {number} elements waiting.",
+            number,
+        ).format(queue=queue, number=_format_count(number))
+        cure = gettext("Resume the queue when its consumers are ready.")
         link = Link("queue", queue)
         yield Problem("paused", queue, Severity.WARNING, sentence, link, cure, since)
 
@@ -276,18 +303,26 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
     for name, is_running, queue, workers, last_beat, missing_rule, waiting_since in rows:
         if not is_running:
             severity, since = Severity.WARNING, waiting_since
-            sentence = f"The exchange “{name}” is stopped, and elements wait in “{queue}”."
-            cure = f"Start it: python manage.py psqlmessages exchange start {quote(name)}"
+            sentence = gettext("The exchange “{name}” is stopped, and elements wait in “{queue}”.")
+            command = f"python manage.py psqlmessages exchange start {quote(name)}"
+            cure = gettext("Start it: {command}").format(command=command)
         elif not workers:
             severity, since = Severity.ERROR, last_beat
-            silence = "" if since is None else f" for {format_age(now - since)}"
-            sentence = f"No worker has run the exchange “{name}”{silence}."
-            cure = f"Start one: python manage.py psqlmessages exchange run {quote(name)}"
+            if since is None:
+                sentence = gettext("No worker has run the exchange “{name}”.")
+            else:
+                sentence = gettext("No worker has run the exchange “{name}” for {age}.")
+            command = f"python manage.py psqlmessages exchange run {quote(name)}"
+            cure = gettext("Start one: {command}").format(command=command)
         else:
             severity, since = Severity.ERROR, None
-            sentence = f"The exchange “{name}” is blocked: it lacks a rule."
+            sentence = gettext("The exchange “{name}” is blocked: it lacks a rule.")
             namespace, _, statement = missing_rule.partition(": ")
-            cure = f"Run in the database {namespace}: {statement}"
+            cure = gettext("Run in the database {database}: {statement}").format(
+                database=namespace, statement=statement
+            )
+        age = "" if since is None else format_age(now - since)
+        sentence = sentence.format(name=name, queue=queue, age=age)
         yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
 
 
@@ -302,10 +337,12 @@ _JOBS_QUERY: Final = f"""
 def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for job, state, since, error in rows:
         if state == "failed":
-            sentence = f"The job “{job}” has failed: {error or 'it left no error'}"[:300]
+            text = gettext("The job “{job}” has failed: {error}")
         else:
-            sentence = f"The job “{job}” has sent no heartbeat for {format_age(now - since)}."
-        cure = "Start the job again, or delete it in the admin if it is not needed."
+            text = gettext("The job “{job}” has sent no heartbeat for {age}.")
+        reason = error or gettext("it left no error")
+        sentence = text.format(job=job, error=reason, age=format_age(now - since))[:300]
+        cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
         yield Problem("jobs", job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
 
@@ -332,18 +369,84 @@ _SUBSCRIPTIONS_QUERY: Final = f"""
 
 def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for ident, topic, since, pinged_at, number in rows:
-        lag = f"{format_count(number, 'message')}, {format_age(now - since)} behind"
         if pinged_at < since:
             severity = Severity.ERROR
-            silence = format_age(now - pinged_at)
-            sentence = f"“{ident}” has not read the stream “{topic}” for {silence}: {lag}."
-            cure = f"Start the node “{ident}”, or delete its subscription if it is not needed."
+            text = ngettext(
+                "“{node}” has not read the stream “{topic}” for {silence}: {number} message,"
+                " {age} behind.",
+                "“{node}” has not read the stream “{topic}” for {silence}: {number} messages,"
+                " {age} behind.",
+                number,
+            )
+            cure = gettext("Start the node “{node}”, or delete its subscription if it is unused.")
         else:
             severity = Severity.WARNING
-            sentence = f"“{ident}” reads the stream “{topic}” too slowly: {lag}."
-            cure = f"See what keeps the node “{ident}” busy, and read larger batches."
+            text = ngettext(
+                "“{node}” reads the stream “{topic}” too slowly: {number} message, {age} behind.",
+                "“{node}” reads the stream “{topic}” too slowly: {number} messages, {age} behind.",
+                number,
+            )
+            cure = gettext("See what keeps the node “{node}” busy, and read larger batches.")
+        cure = cure.format(node=ident)
+        sentence = text.format(
+            node=ident,
+            topic=topic,
+            number=_format_count(number),
+            age=format_age(now - since),
+            silence=format_age(now - pinged_at),
+        )
         link, name = Link("stream", topic), f"{ident}/{topic}"
         yield Problem("subscriptions", name, severity, sentence, link, cure, since)
+
+
+# Refused calls, as recorded by the processes that made them
+
+REFUSED_MINUTES: Final = 10
+_REFUSED_QUERY: Final = f"""
+    SELECT r.ident::text, r.type::text, r.dest::text, r.mode::text, r.count, r.first_at
+    FROM psqlmessages_refusedcall AS r
+    WHERE r.last_at > statement_timestamp() - interval '{REFUSED_MINUTES} min' AND r.count >= %s
+    ORDER BY r.count DESC, r.ident, r.type, r.dest, r.mode LIMIT {MAX_PER_CHECK}
+"""  # noqa: S608
+
+
+def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[Problem]:
+    for ident, type_, dest, mode, number, since in rows:
+        if not ident:
+            link = Link("nodes")
+            text = ngettext(
+                "{number} call of other nodes was refused.",
+                "{number} calls of other nodes were refused.",
+                number,
+            )
+        elif not dest:
+            link = Link("node", ident)
+            text = ngettext(
+                "{number} call as “{node}” was refused: no rule names this node.",
+                "{number} calls as “{node}” were refused: no rule names this node.",
+                number,
+            )
+        else:
+            link = Link("node", ident)
+            text = ngettext(
+                "{number} call of “{node}” to “{dest}” was refused: a rule is missing.",
+                "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
+                number,
+            )
+        sentence = text.format(number=f"{number:,}", node=ident, dest=dest)
+        cure = gettext("Read the log of the programs for the errors.")
+        if ident:
+            cure = gettext("Stop the calls, or allow them: {statement}").format(
+                statement=rule_statement(ident, type_, dest, mode)
+            )
+        name = " ".join(filter(None, (ident, type_, dest, mode)))
+        yield Problem("refused_calls", name, Severity.WARNING, sentence, link, cure, since)
+
+
+def rule_statement(ident: str, type_: str, dest: str, mode: str) -> str:
+    """Return the statement that adds a missing rule; words in capitals are to be replaced."""
+    names = (ident, type_ or "Topic", dest or "TOPIC", mode or "W")
+    return insert_rule(*(name.replace("'", "''") for name in names))
 
 
 # The server
@@ -354,40 +457,84 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
         is_full = 100 * usage >= settings.PROBLEM_QUEUE_PERCENT
         severity = Severity.ERROR if is_full else Severity.WARNING
         if holder[0] is not None:
-            finding = holder_finding(usage, *holder)
-            since = now - timedelta(seconds=holder[-1])
-            name = f"pid {holder[1]}"
+            has_node, pid, role, program, state, wait, seconds = holder
+            since = now - timedelta(seconds=seconds)
+            name = f"pid {pid}"
+            if has_node:
+                text = gettext(
+                    "Notification queue: {usage} full; held back by pid {pid} ({role}, {program}),"
+                    " which {activity} for {age}."
+                )
+            else:
+                text = gettext(
+                    "Notification queue: {usage} full; perhaps held back by pid {pid} ({role},"
+                    " {program}), which {activity} for {age}."
+                )
+            if wait == "ClientWrite":
+                activity = gettext("has not read its notifications")
+            else:
+                activity = gettext("is {state}").format(state=state)
+            sentence = text.format(
+                usage=f"{usage:.4%}",
+                pid=pid,
+                role=role,
+                program=program or gettext("no name"),
+                activity=activity,
+                age=format_age(timedelta(seconds=seconds)),
+            )
+            cure = holder_finding(usage, *holder).fix
         elif is_full:
-            why = "once it is full, every send fails"
-            fix = "Run psqlmessages doctor as a member of pg_read_all_stats: it names the sessions."
-            finding, since, name = wrong(f"{usage:.4%} full", why, fix), None, ""
+            since, name = None, ""
+            sentence = gettext("Notification queue: {usage} full.").format(usage=f"{usage:.4%}")
+            cure = gettext(
+                "Run psqlmessages doctor as a member of pg_read_all_stats: it names the sessions."
+            )
         else:
             continue
-        sentence = f"Notification queue: {finding.found}."
         link = Link("topics")
-        yield Problem("notification_queue", name, severity, sentence, link, finding.fix, since)
+        yield Problem("notification_queue", name, severity, sentence, link, cure, since)
 
 
 def _commit_lock(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for waiting, seconds, holder in rows:
         if waiting and seconds >= MIN_LOCK_SECONDS:
-            finding = commit_lock_finding(waiting, seconds, holder, None)
             since = now - timedelta(seconds=seconds)
-            sentence = f"NOTIFY lock: {finding.found}."
+            sentence = ngettext(
+                "NOTIFY lock: {number} commit waits, for {age}, for pid {pid}.",
+                "NOTIFY lock: {number} commits wait, the longest for {age}, for pid {pid}.",
+                waiting,
+            ).format(number=waiting, age=format_age(timedelta(seconds=seconds)), pid=holder)
+            cure = commit_lock_finding(waiting, seconds, holder, None).fix
             link = Link("topics")
-            yield Problem("commit_lock", "", Severity.ERROR, sentence, link, finding.fix, since)
+            yield Problem("commit_lock", "", Severity.ERROR, sentence, link, cure, since)
 
 
 def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for row in rows[:MAX_PER_CHECK]:
-        pid, transaction, prepared, _, _, seconds, waiting = row
-        finding = transaction_finding(*row)
+        pid, transaction, prepared, role, program, seconds, waiting = row
         severity = Severity.ERROR if waiting else Severity.WARNING
         since = None if seconds is None else now - timedelta(seconds=seconds)
         name = f"pid {pid}" if prepared is None else transaction
-        sentence = f"{finding.found[0].upper()}{finding.found[1:]}."
-        link = Link("transactions")
-        yield Problem("transactions", name, severity, sentence, link, finding.fix, since)
+        if prepared is None:
+            text = gettext(
+                "Pid {pid} ({role}, {program}) has been in a transaction for {age};"
+                " sessions that wait for it: {number}."
+            )
+        else:
+            text = gettext(
+                "The prepared transaction {prepared} of {role} has been open for {age};"
+                " sessions that wait for it: {number}."
+            )
+        sentence = text.format(
+            pid=pid,
+            prepared=prepared,
+            role=role,
+            program=program or gettext("no name"),
+            age=gettext("unknown") if since is None else format_age(now - since),
+            number=waiting,
+        )
+        link, cure = Link("transactions"), transaction_finding(*row).fix
+        yield Problem("transactions", name, severity, sentence, link, cure, since)
 
 
 _START_QUERY: Final = """
@@ -398,8 +545,10 @@ _START_QUERY: Final = """
 
 def _restart(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
     for (since,) in rows:
-        sentence = f"PostgreSQL was started {format_age(now - since)} ago."
-        cure = "Nodes reconnect automatically. If this was not planned, read the server's log."
+        sentence = gettext("PostgreSQL was started {age} ago.").format(age=format_age(now - since))
+        cure = gettext(
+            "Nodes reconnect automatically. If this was not planned, read the server's log."
+        )
         yield Problem("restart", "", Severity.WARNING, sentence, Link("nodes"), cure, since)
 
 
@@ -437,6 +586,13 @@ CHECKS: Final[tuple[ProblemCheck, ...]] = (
         _SUBSCRIPTIONS_QUERY,
         lambda settings: [settings.PROBLEM_LAG_SECONDS],
         _subscriptions,
+    ),
+    ProblemCheck(
+        "refused_calls",
+        "Calls were refused because a rule is missing",
+        _REFUSED_QUERY,
+        lambda settings: [settings.PROBLEM_REFUSED_CALLS],
+        _refused_calls,
     ),
     ProblemCheck(
         "notification_queue",

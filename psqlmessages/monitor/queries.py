@@ -25,17 +25,15 @@ from psqlmessages.client.connect import set_statement_timeout
 from psqlmessages.client.connection import AsyncConnection, is_broken
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.models.names import patterns
+from psqlmessages.monitor.history import TopicHistory
+from psqlmessages.monitor.topic_list import TopicPage, TopicQuery
 from psqlmessages.orm import database_dsn
 
 _QUERY_TIMEOUT_SECONDS: Final = 2
 MAX_RULES: Final = 200
 
 _TOPICS_QUERY: Final = """
-    SELECT v.topic, v.notifiers, v.listeners
-    FROM messages.list_topics(%(known)s::text[] || ARRAY(
-        SELECT t.name::text FROM psqlmessages_topic AS t
-        WHERE t.name <> ALL (%(known)s) ORDER BY t.name LIMIT %(others)s
-    )) AS v
+    SELECT v.topic, v.notifiers, v.listeners FROM messages.list_topics(%s::text[]) AS v
 """
 _RULES_QUERY: Final = """
     SELECT a.id, a.ident, a.role, a.dest, a.mode
@@ -86,11 +84,19 @@ class MonitorReader:
                     await connection.close()
                 raise
 
-    async def read_topics(
-        self, known: Iterable[str], others: int
-    ) -> list[tuple[str, list[str], list[str]]]:
-        """Read senders and listeners of known topics, and of the first ``others`` other topics."""
-        return await self.fetch(_TOPICS_QUERY, {"known": list(known), "others": others})
+    async def read_topics(self, names: Iterable[str]) -> list[tuple[str, list[str], list[str]]]:
+        """Read senders and listeners of these topics."""
+        return await self.fetch(_TOPICS_QUERY, [list(names)])
+
+    async def read_page(
+        self, query: TopicQuery, topics: Iterable[TopicHistory], second: int
+    ) -> TopicPage:
+        """Read a page of the list of topics; ``topics`` are those with messages."""
+        rows = await self.fetch(query.sql, query.parameters(topics, second))
+        if not rows and query.page > 1:
+            first = await self.read_page(query._replace(page=1), (), second)
+            return TopicPage((), first.total)
+        return TopicPage(tuple(name for name, _ in rows), rows[0][1] if rows else 0)
 
     async def count_topics(self) -> int:
         """Count the topics in the database."""
@@ -104,6 +110,11 @@ class MonitorReader:
     async def is_observing(self, ident: str) -> bool:
         """Return whether a node is registered and observes all topics."""
         return (await self.fetch(_OBSERVING_QUERY, (ident,)))[0][0]
+
+    async def read_start_time(self) -> float:
+        """Return when PostgreSQL was started, as Unix time."""
+        query = "SELECT extract(epoch FROM pg_postmaster_start_time())::float8"
+        return float((await self.fetch(query))[0][0])
 
     async def read_role(self) -> str:
         """Return the PostgreSQL role of this connection."""

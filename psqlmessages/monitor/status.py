@@ -19,14 +19,16 @@ _READ_FAILURE_SECONDS: Final = 5.0
 class MonitorStatus:
     """The current status of the monitor; times are Unix times.
 
-    ``is_disconnected``: the hub has lost PostgreSQL. ``since``: when the monitor first observed.
-    ``gaps``: recent periods without observation, as (start, end).
+    ``is_disconnected``: the hub has lost PostgreSQL. ``since``: when the monitor first observed;
+    ``live_since``: since when it has observed without a gap. ``gaps``: recent periods without
+    observation, as (start, end).
     """
 
     def __init__(self) -> None:
         self.is_observing = False
         self.is_disconnected = False
         self.since: float | None = None
+        self.live_since: float | None = None
         self.missing_role: str | None = None
         self._reason = ""
         self._was_refused = False
@@ -63,8 +65,10 @@ class MonitorStatus:
         if self.is_observing:
             self._close_gap(now)
 
-    def on_read(self) -> None:
+    def on_read(self, now: float) -> None:
         """Record that the database answered the monitor's queries."""
+        if self.name(now) == AWAY and not self.is_disconnected:
+            self.live_since = now
         self._read_failed_since = None
 
     def on_read_failed(self, now: float) -> None:
@@ -89,16 +93,19 @@ class MonitorStatus:
         return {
             "is": name,
             "since": self.since,
+            "live_since": self.live_since if name == LIVE else None,
             "why": self._reason if name == NOT_OBSERVING else "",
             "missing_role": self.missing_role if name == NOT_OBSERVING else None,
             "gaps": [*self.gaps, *([(self._gap_start, None)] if self._gap_start else [])],
         }
 
     def _open_gap(self, now: float) -> None:
+        self.live_since = None
         if self.since is not None:
             self._gap_start = self._gap_start or now
 
     def _close_gap(self, now: float) -> None:
+        self.live_since = self.live_since or now
         if self._gap_start is not None:
             self.gaps.append((self._gap_start, now))
             self._gap_start = None

@@ -11,6 +11,7 @@ from typing import Final
 from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.json_views import to_json
 from psqlmessages.monitor.status import AWAY, UNCHECKED
+from psqlmessages.monitor.topic_list import TopicQuery
 from psqlmessages.relay.revalidation import MAX_UNCHECKED_SECONDS
 from psqlmessages.relay.socket import TOO_SLOW
 
@@ -24,9 +25,9 @@ _STATUS_INTERVAL_SECONDS: Final = 0.9
 class Viewer:
     """One page: sends it frames, and skips frames while it reads too slowly.
 
-    ``topic`` is the topic of the page; None: the topic list. ``is_behind``: the page has missed a
-    frame, so the next one must be a snapshot. ``has_snapshot``: the broadcast has called
-    ``send_snapshot`` for it. ``send`` and ``close`` are methods of the WebSocket.
+    ``topic`` is the topic of the page; None: the list of topics, its page ``query``. ``is_behind``:
+    the page has missed a frame, so the next one must be a snapshot. ``has_snapshot``: the broadcast
+    has called ``send_snapshot`` for it. ``send`` and ``close`` are methods of the WebSocket.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Viewer:
         close: Callable[[int, str], None],
     ) -> None:
         self.topic = topic
+        self.query = TopicQuery()
         self.access = access
         self.is_behind = True
         self.has_snapshot = False

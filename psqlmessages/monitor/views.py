@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
@@ -107,7 +108,8 @@ def topic(request: HttpRequest, name: str = "") -> HttpResponse:
 def add_rule(request: HttpRequest) -> HttpResponse:
     """Add the rule that lets the monitor observe, which takes effect within two seconds."""
     if not request.user.has_perm(ADD_RULE):
-        return JsonResponse({"error": f"The permission {ADD_RULE} is missing."}, status=403)
+        text = gettext("The permission {permission} is missing.").format(permission=ADD_RULE)
+        return JsonResponse({"error": text}, status=403)
     with connection.cursor() as cursor:
         cursor.execute("SELECT session_user::text")
         (role,) = cursor.fetchone()
@@ -124,7 +126,8 @@ def add_rule(request: HttpRequest) -> HttpResponse:
     if is_new:
         _log_added_rule(request, rule)
     elif rule.mode != Auth.Mode.OBSERVE:
-        text = f"The rule exists with mode {rule.mode}: change its mode to O."
+        text = gettext("The rule exists with mode {mode}: change its mode to O.")
+        text = text.format(mode=rule.mode)
         return JsonResponse({"error": text}, status=409)
     return JsonResponse({"error": ""})
 

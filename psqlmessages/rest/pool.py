@@ -14,6 +14,7 @@ from psqlmessages.client.connection import AsyncConnection, is_broken, is_readab
 from psqlmessages.client.options import complete_conninfo
 from psqlmessages.exceptions import QueueNotExistent, ServerUnreachable
 from psqlmessages.models import Queue
+from psqlmessages.orm import counting_refused_calls
 from psqlmessages.rest.errors import ServiceUnavailable
 
 Row = tuple[Any, ...]
@@ -73,7 +74,8 @@ class Pool:
         Otherwise return the answer. Also raises the errors of ``fetch``.
         """
         ((answer,),) = await self.fetch(f"SELECT messages.{function}", params)
-        return raise_for_error(answer)
+        with counting_refused_calls(params):
+            return raise_for_error(answer)
 
     def _on_task_done(self, task: asyncio.Task[list[Row]]) -> None:
         self._tasks.discard(task)
@@ -90,7 +92,8 @@ class Pool:
             except psycopg.Error as error:
                 is_lost = is_broken(connection, error)
                 await self._return_connection(connection, is_lost=is_lost)
-                raise translate_error(error, is_broken=is_lost) from error
+                with counting_refused_calls(params):
+                    raise translate_error(error, is_broken=is_lost) from error
             except BaseException:
                 await connection.close()
                 raise
@@ -214,7 +217,8 @@ async def call_with_lease(
     a valid one of this queue.
     """
     rows = await pool.fetch(_WITH_LEASE.format(call), (*params, *lease))
-    return raise_for_error(rows[0][0]) if rows else None
+    with counting_refused_calls(params):
+        return raise_for_error(rows[0][0]) if rows else None
 
 
 async def peek(pool: Pool, ident: str, queue: str, max_rows: int, with_bodies: bool) -> str:

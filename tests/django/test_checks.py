@@ -61,6 +61,7 @@ WRONG = (
     ({"HANDLER_SECONDS": 0}, "E016", "between 1 and 86400"),
     ({"HANDLER_CONCURRENCY": 0}, "E022", "between 1 and 1000"),
     ({"HISTORY_DAYS": -1}, "E030", "between 0 and 3650"),
+    ({"PROBLEM_REFUSED_CALLS": 0}, "E031", "between 1 and 1000000"),
     ({"STOP_SECONDS": 0}, "E017", "between 1 and 3600"),
     ({"REQUEST_SECONDS": 0}, "E018", "between 1 and 3600"),
     ({"DATABASE": "nowhere"}, "E019", "an alias of DATABASES"),

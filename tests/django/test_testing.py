@@ -1,15 +1,21 @@
 """The helpers for the tests of projects, in a TestCase and without."""
 
+import inspect
+import time
+
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import transaction
 from django.test import TestCase, override_settings
+from django.utils.module_loading import import_string
 
 from psqlmessages import Message, testing
 from psqlmessages.django import acall, call, send, send_many
 from psqlmessages.exceptions import CallFailed, TopicNotExistent
 from psqlmessages.handler_registry import HandlerRegistry
+from psqlmessages.monitor import minute_writer
+from psqlmessages.relay.asgi import START_WRITER
 from psqlmessages.testing import SentMessages, answered_calls, ask, deliver, sent_messages
 from tests.sql.conftest import World
 
@@ -105,3 +111,27 @@ def test_in_a_real_transaction_a_rollback_undoes_sends(shop: World, sent_message
 def test_the_fixture_answers_calls_with_the_project_s_own_handlers():
     with pytest.raises(CallFailed, match="PRICES has no handler"):
         call("PRICES", 1)
+
+
+def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: pytest.MonkeyPatch):
+    def sessions() -> int:
+        return shop.owner.query(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            f" AND classid = {minute_writer.LOCK_IDS[0]}"
+        )
+
+    from psqlmessages import pytest_plugin
+
+    monkeypatch.setattr(minute_writer, "START_SECONDS", 0)
+    fixture = inspect.unwrap(pytest_plugin._close_sessions)()
+    next(fixture)
+    # As the first WebSocket of a process does.
+    import_string(START_WRITER)()
+    while not sessions():
+        time.sleep(0.01)
+    assert next(fixture, None) is None
+    # The connection is closed; the server process ends a moment later.
+    deadline = time.monotonic() + 60
+    while sessions():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

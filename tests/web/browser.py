@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from django.conf import settings
@@ -21,7 +21,9 @@ from playwright.sync_api import (
 )
 
 from project.postgres import Server
-from tests.web.site import Site
+
+if TYPE_CHECKING:
+    from tests.web.site import Site
 
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -31,6 +33,8 @@ PATIENCE_MILLISECONDS = 60_000
 ROLE = Server.owner
 MONITOR_RULE = f"{ROLE} example.monitor.* Topic * O 60"
 LIVE = '#pill[data-is="live"]'
+# Also of pages of traffic if no job counts.
+CURRENT = '#pill:is([data-is="live"], [data-is="not_counting"])'
 # What a browser itself says if the server does not answer.
 AWAY = r"WebSocket connection|Failed to load resource"
 # What the Content-Security-Policy forbids is an error here: nothing else would show it.
@@ -80,7 +84,7 @@ def hurry(route: Route) -> None:
 class Visitors:
     """Opens pages, each in a browser profile of its own, and hears what is wrong with them."""
 
-    def __init__(self, browser: Browser, url: str, site: Site | None = None) -> None:
+    def __init__(self, browser: Browser, url: str, site: "Site | None" = None) -> None:
         self._browser = browser
         self._url = url
         self._site = site
@@ -149,7 +153,7 @@ def live(page: Page, address: str) -> Page:
 
 
 @pytest.fixture
-def visitors(browser: Browser, site: Site) -> Iterator[Visitors]:
+def visitors(browser: Browser, site: "Site") -> Iterator[Visitors]:
     """Visitors of the site. Nothing may go wrong in their pages but what the test expects."""
     with Visitors(browser, site.url, site) as visitors:
         yield visitors

@@ -148,8 +148,8 @@ class Watcher:
         self.health = frame.get("health", self.health)
         for row in frame.get("topics", ()):
             self.topics[row["topic"]] = row
-        for name in frame.get("gone", ()):
-            self.topics.pop(name, None)
+        if "list" in frame:
+            self.topics = {n: row for n, row in self.topics.items() if n in frame["list"]["names"]}
         self.topic.update(frame.get("topic", {}))
         self.tail += frame.get("topic", {}).get("tail", ())
         for event in frame.get("events", ()):

@@ -29,7 +29,7 @@ from psqlmessages.models import (
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web import test_now
-from tests.web.browser import AWAY, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
+from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
 from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, page_of
 from tests.web.measured import HOSTILE, count, forget, job, report, window
 from tests.web.site import Site
@@ -103,6 +103,22 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, 
     expect(admin.locator(".messagelist")).to_contain_text("LISTENER no longer listens to")
     expect(listeners(page)).to_have_count(0)
     expect(topic.get_by_text("No node listens now.")).to_be_visible()
+
+
+def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World):
+    world.rules(MONITOR_RULE)
+    page = live(visitors("chief"), "/monitor/topics/?q=listener&sort=topic")
+    expect(page.get_by_label("Filter topics")).to_have_value("listener")
+    expect(page.locator("#no-topics")).to_contain_text("No topic matches")
+    world.rule("user2", "LISTENER", "Topic", HOSTILE, "R", 60)
+    world.node("user2", "LISTENER", listen=HOSTILE)
+    expect(page.get_by_role("row").filter(has_text=HOSTILE)).to_be_visible()
+    page.get_by_label("Filter topics").fill("other")
+    page.wait_for_url("**/?q=other&sort=topic")
+    expect(page.locator("#topics tr")).to_have_count(0)
+    page.get_by_role("button", name="Listeners").click()
+    page.wait_for_url("**/?q=other&sort=-listeners")
+    expect(page.locator('th[aria-sort="descending"]')).to_have_text("Listeners")
 
 
 def test_a_test_message_reaches_listeners_and_messages_are_filtered(
@@ -212,10 +228,12 @@ def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors
     job("traffic", lag_seconds=3.25)
     told = page.locator("#jobs tr")
     expect(told).to_contain_text("3.3 s")
+    expect(page.locator("#pill")).to_contain_text("live since")
     PipelineJob.objects.update(seen_at=timezone.now() - timedelta(minutes=90))
     expect(told).to_contain_text("no heartbeat for 1 h")
     expect(told).not_to_contain_text("3.3 s")
     expect(page.locator("#traffic-note")).to_contain_text("is not running")
+    expect(page.locator("#pill")).to_have_text("the job is not running")
 
     row.get_by_role("link", name=HOSTILE).click()
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
@@ -226,6 +244,56 @@ def test_traffic_appears_as_counted_and_uncounted_is_not_zero(visitors: Visitors
     # Known from the oldest window to the newest, of any topic: 31 of them, and the end.
     until(page, f"{AREAS} === '32'")
     expect(page.locator("#rates-note")).to_contain_text("later messages are not counted")
+
+
+# A catalog that marks each text that it is asked for.
+MARKING_CATALOG = """globalThis.django = {
+    gettext: (text) => `«${text}»`, ngettext: (one, many, n) => `«${n === 1 ? one : many}»` };"""
+# Texts and labels with words that the scripts have not asked the catalog for. Words of the page as
+# the server sends it were translated there.
+UNTRANSLATED = """async () => {
+    const html = new DOMParser().parseFromString(await (await fetch(location)).text(), "text/html");
+    const labels = (root) => [...root.querySelectorAll("[title], [aria-label]")]
+        .flatMap((element) => [element.title ?? "", element.ariaLabel ?? ""]);
+    const elements = [...html.querySelectorAll("*")];
+    const attributes = elements.flatMap((element) => [...element.attributes]);
+    const served = html.body.textContent + attributes.map(({ value }) => value).join();
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const texts = labels(document);
+    // Names are in elements of their own, which divide the text of an event.
+    const isMarked = (span) => span?.textContent.startsWith("«");
+    while (walker.nextNode()) {
+        const { data, parentElement: parent } = walker.currentNode;
+        const isSkipped = parent.closest("b, bdi, noscript, script");
+        if (!isSkipped && !isMarked(parent.closest("#events span"))) texts.push(data);
+    }
+    const withoutMarked = (text) => {
+        const shorter = text.replace(/«[^«»]*»/g, "");
+        return shorter === text ? text : withoutMarked(shorter);
+    };
+    const withoutDates = (text) => text.replace(/[0-9]+ [A-Z][a-z]+ 20[0-9]+/g, "");
+    return texts.map((text) => withoutDates(withoutMarked(text)).trim())
+        .filter((text) => /[a-z]{3}/.test(text) && !/[«»]/.test(text) && !served.includes(text));
+}"""
+
+
+def test_each_text_of_the_scripts_can_be_translated(visitors: Visitors, world: World):
+    world.rules(MONITOR_RULE, "user2 L Topic T R 60", "user1 S Topic T W 60")
+    world.node("user2", "L", listen="T")
+    world.node("user1", "S", notify="T").ok("topic_send", "T", "X")
+    new("SORT", "ORDERS", "EU", "AUDIT", is_running=True)
+    window("T", "S", back=20)
+    job("JOB", lag_seconds=3.25)
+    page = visitors("chief")
+    page.route(
+        "**/monitor/texts.js",
+        lambda route: route.fulfill(body=MARKING_CATALOG, content_type="text/javascript"),
+    )
+    for address in ("topics/", "topics/T/", "exchanges/", "traffic/", "traffic/topic/?name=T"):
+        page.goto(f"/monitor/{address}")
+        expect(page.locator(CURRENT)).to_contain_text("«")
+        expect(page.locator("main").get_by_text("«").first).to_be_attached()
+        assert page.evaluate(UNTRANSLATED) == [], address
 
 
 def test_a_report_opens_from_the_disk_and_can_be_read(visitors: Visitors, tmp_path: Path):
@@ -311,7 +379,7 @@ def test_pages_are_readable_and_show_names_as_text(site: Site, visitors: Visitor
         answer = page.goto(address)
         assert answer is not None
         if address.startswith("/monitor/"):
-            expect(page.locator(LIVE)).to_be_visible()
+            expect(page.locator(CURRENT)).to_be_visible()
             expect(page.get_by_text(HOSTILE).first).to_be_attached()
         found = [answer.status != 200, page.locator("script:text-is('alert(1)')").count()]
         found += too_wide(page)

@@ -5,17 +5,19 @@ import json
 import os
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from pytest_django import Settings
 
 from psqlmessages.cli.doctor_checks import MAX_QUEUE_USAGE, QUEUE_USAGE_QUERY
-from psqlmessages.monitor import history, observer, viewer
+from psqlmessages.monitor import history, observer, queries, viewer
 from psqlmessages.monitor.access import MonitorAccess
 from psqlmessages.monitor.broadcast import BODY_BYTES, message_json, topic_details, topic_row
 from psqlmessages.monitor.history import MAX_EVENTS, MAX_MESSAGES, History
 from psqlmessages.monitor.observer import Observer
 from psqlmessages.monitor.queries import MonitorReader, read_health
+from psqlmessages.monitor.topic_list import TopicQuery
 from psqlmessages.monitor.viewer import Viewer
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Pair, World
@@ -175,18 +177,47 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch):
 
 
 @in_loop
-async def test_few_topics_are_shown(stage: Stage, world: World, monkeypatch):
-    monkeypatch.setattr(observer, "MAX_TOPICS", 50)
-    monkeypatch.setattr(history, "MAX_TOPICS", 50)
+async def test_any_of_100_000_topics_is_found_the_busiest_first(
+    stage: Stage, world: World, monkeypatch
+):
+    monkeypatch.setattr(queries, "_QUERY_TIMEOUT_SECONDS", 60)
+    monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", 600.0)
+    world.rules("user1 SENDER Topic T055555 W 60", "user2 LISTENER Topic T055555 R 60")
+    listener, sender = world.node("user2", "LISTENER"), world.node("user1", "SENDER")
+    listener.ok("topic_listen", "T055555")
+    sender.ok("topic_notify", "T055555")
+    page = await stage.live()
+    # Observing is quicker while there are few topics.
     world.execute(
         "INSERT INTO psqlmessages_topic (name)"
-        " SELECT 'T' || lpad(n::text, 5, '0') FROM generate_series(1, 200) AS n"
+        " SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, 100000) AS n"
+        " WHERE n <> 55555"
     )
-    stage.look("T00150")
-    await stage.until(lambda: stage.observer.history.topic_count == 200)
-    shown = stage.observer.history.topics
-    assert len(shown) == 50
-    assert {"T00001", "T00150"} <= shown.keys()
+    world.execute("ANALYZE psqlmessages_topic")
+    stage.observer.watch_list(page, TopicQuery("", "topic"))
+
+    def shown() -> Any:
+        lists = [frame["list"] for frame in stage.frames if "list" in frame]
+        return lists[-1] if lists else None
+
+    await stage.until(lambda: shown() and shown()["total"] == 100_000)
+    assert shown()["names"] == [f"T{number:06}" for number in range(1, 101)]
+    assert max(len(json.dumps(frame)) for frame in stage.frames) < 100_000
+    stage.observer.watch_list(page, TopicQuery())
+    sender.ok("topic_send_many", "T055555", ["x"] * 5)
+    await stage.until(lambda: shown()["names"][0] == "T055555")
+    for query, total, names in (
+        (TopicQuery("t09999"), 10, [f"T09999{digit}" for digit in range(10)]),
+        (TopicQuery("LISTENER"), 1, ["T055555"]),
+        (TopicQuery("T0", "-topic", 1000), 99_999, [f"T{n:06}" for n in range(99, 0, -1)]),
+        (TopicQuery("", "-senders"), 100_000, ["T055555"]),
+        (TopicQuery("nothing"), 0, []),
+    ):
+        stage.observer.watch_list(page, query)
+        await stage.until(lambda query=query: (shown()["search"], shown()["sort"]) == query[:2])
+        assert shown()["names"][: len(names) or 1] == names, query
+        assert shown()["total"] == total, query
+    world.execute("DELETE FROM psqlmessages_topic WHERE name <> 'T055555'")
 
 
 @in_loop
@@ -223,6 +254,34 @@ def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
     assert (shown["count"], shown["rate"], shown["size_rate"]) == (100, 20.0, 140.0)
     assert shown["buckets"] == [NOW // 10 - 1, 0, 100]
     assert [topic_row(kept.topics["B"], NOW + later, 2)["rate"] for later in (5, 6)] == [0.2, 0]
+
+
+def test_a_restart_of_postgresql_is_one_event():
+    kept = History()
+    # Some crashes are known before the restart is.
+    kept.add_event("crash", "A", "", NOW + 1)
+    kept.on_restart(NOW)
+    for event, ident in (("crash", "B"), ("connect", "B"), ("crash", "B")):
+        kept.add_event(event, ident, "", NOW + 2)
+    shown = [(event.event, event.ident, event.nodes) for event in kept.events]
+    assert shown == [("restarted", "", 2), ("connect", "B", 0), ("crash", "B", 0)]
+
+
+@in_loop
+async def test_live_since_begins_again_after_an_outage(stage: Stage, world: World, monkeypatch):
+    await stage.live()
+    status, before = stage.observer.status, stage.observer.status.live_since
+    started = await stage.reader.read_start_time()
+    # A restart is known by another start.
+    monkeypatch.setattr(stage.reader, "read_start_time", AsyncMock(return_value=started + 1))
+    world.superuser().query(
+        "SELECT pg_terminate_backend(s.pid) FROM psqlmessages_session AS s"
+        " JOIN psqlmessages_client AS c ON c.session_id = s.id WHERE c.ident = %s",
+        stage.observer.ident,
+    )
+    await stage.until(lambda: status.live_since and status.live_since != before)
+    assert status.as_json(0)["live_since"] > status.since
+    await stage.until(lambda: "restarted" in [e.event for e in stage.observer.history.events])
 
 
 def test_messages_bodies_and_events_are_bounded(monkeypatch):
@@ -262,11 +321,10 @@ def test_the_busiest_topics_stay_if_there_are_too_many(monkeypatch):
     monkeypatch.setattr(history, "MAX_TOPICS", 10)
     monkeypatch.setattr(history, "_EVICTED_TOPICS", 3)
     kept = History()
-    kept.viewed = frozenset({"quiet"})
+    kept.viewed = {"quiet"}
     kept.apply_rows([("quiet", [], [])], 0)
     for number in range(9):
         for _ in range(number + 1):
             kept.add_message(message(f"T{number}"), "x", NOW)
     kept.add_message(message("new"), "x", NOW)
     assert sorted(kept.topics) == ["T3", "T4", "T5", "T6", "T7", "T8", "new", "quiet"]
-    assert sorted(kept.take_changes()[1]) == ["T0", "T1", "T2"]

@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from threading import Event
+from time import monotonic
 
 import pytest
 from django.contrib.auth.models import User
 from websockets.exceptions import ConnectionClosed
 
+from benchmarks import cpu_time
 from project.postgres import Server
 from tests.sql.conftest import Program, World
 from tests.web.browser import MONITOR_RULE
@@ -121,14 +125,14 @@ def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, wo
     watcher.until(lambda w: "topic_unlisten LISTENER WHO" in w.events)
     watcher.until(lambda w: "topic_unnotify SENDER WHO" in w.events)
     watcher.ask(op="watch", topic="WHO")
-    watcher.until(lambda w: w.topic.get("notifiers") == [])
-    watcher.ask(op="watch", topic=None)
+    watcher.until(lambda w: w.topic.get("senders") == [])
+    watcher.ask(op="list")
     watcher.until(lambda w: "WHO" in w.topics)
 
 
 def members(watcher: Watcher, topic: str) -> tuple[list[str], list[str]] | None:
     row = watcher.topics.get(topic)
-    return row and (row["notifiers"], row["listeners"])
+    return row and (row["senders"], row["listeners"])
 
 
 def test_the_page_of_a_topic_has_its_rules_and_messages_as_they_are(opened: Open, pair: Pair):
@@ -210,10 +214,55 @@ def test_a_busy_topic_makes_few_frames(opened: Open, pair: Pair):
 
 MALFORMED = (
     *("", "[]", "{}", '{"op":"drop"}', "[" * 4000),
-    *('{"op":"watch"}', '{"op":"watch","topic":""}', '{"op":"watch","topic":"a\\u0000"}'),
+    *(
+        '{"op":"watch"}',
+        '{"op":"list","page":"1"}',
+        '{"op":"list","sort":"x"}',
+        '{"op":"watch","topic":""}',
+        '{"op":"watch","topic":"a\\u0000"}',
+    ),
     *('{"op":"watch","topic":"\\ud800"}', '{"op":"echo"}', '{"op":"echo","n":"1"}'),
     '{"op":"echo","n":1' + " " * 5000 + "}",
 )
+
+
+# Measured over this time, at this rate.
+MEASURED_SECONDS, MESSAGES_PER_SECOND = 10, 2000
+
+
+@pytest.mark.nightly
+def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: Site, pair: Pair):
+    """CPU time of the server process, with half of the consoles at the page of the busy topic."""
+    sender, _ = pair("BUSY")
+    is_over, sent = Event(), [0]
+
+    def send() -> None:
+        began = monotonic()
+        while not is_over.wait(max(0, began + sent[0] / MESSAGES_PER_SECOND - monotonic())):
+            sender.ok("topic_send_many", "BUSY", ["x" * 100] * 100)
+            sent[0] += 100
+
+    def look(watcher: Watcher) -> None:
+        with suppress(ConnectionClosed, TimeoutError):
+            while not is_over.is_set():
+                watcher.read()
+
+    shares, rates, consoles = {}, {}, []
+    with ThreadPoolExecutor(21) as threads:
+        threads.submit(send)
+        for number in (1, 20):
+            while len(consoles) < number:
+                topic = "BUSY" if len(consoles) % 2 else None
+                consoles.append(opened(topic, user=f"watcher{len(consoles)}").live())
+                threads.submit(look, consoles[-1])
+            began, used, before = monotonic(), cpu_time.seconds(site.pid), sent[0]
+            is_over.wait(MEASURED_SECONDS)
+            elapsed = monotonic() - began
+            shares[number] = (cpu_time.seconds(site.pid) - used) / elapsed
+            rates[number] = (sent[0] - before) / elapsed
+        is_over.set()
+    print(f"CPU of the server process by number of consoles: {shares}; messages/s: {rates}")
+    assert shares[20] <= 2 * shares[1]
 
 
 def test_malformed_requests_close_the_page(opened: Open):

@@ -13,14 +13,35 @@ from typing import Any
 
 import pytest
 import yaml
+from django.db.transaction import atomic as transaction_of_django
 from django.test import Client, RequestFactory
-from django.utils import timezone
+from django.utils import timezone, translation
 from pytest_django import Settings
 
+from project.postgres import Server
+from psqlmessages.client.async_node import AsyncNode
+from psqlmessages.client.node import Node
+from psqlmessages.client.refused_calls import MAX_RULES, refused_calls
 from psqlmessages.conf import get_settings
-from psqlmessages.models import Element, Exchange, PipelineJob, Queue, Subscription
-from psqlmessages.monitor import listing, metrics, now
+from psqlmessages.django import push as push_element
+from psqlmessages.django import send
+from psqlmessages.exceptions import (
+    IdentNotAuthorized,
+    ModeNotAuthorized,
+    NotAuthorized,
+    TopicNotExistent,
+)
+from psqlmessages.models import (
+    Element,
+    Exchange,
+    PipelineJob,
+    Queue,
+    RefusedCall,
+    Subscription,
+)
+from psqlmessages.monitor import listing, metrics, now, refused_writer
 from psqlmessages.monitor.problems import ALERTS, CHECKS, Problem, database_problem, find_problems
+from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
 from tests.web.desks import visitor
 from tests.web.measured import count, job
@@ -37,6 +58,7 @@ def quiet(database: World, settings: Settings, monkeypatch) -> World:
     monkeypatch.setattr(now, "_QUERY_TIMEOUT_SECONDS", 60.0)
     settings.PSQLMESSAGES = {"NODE": "example", "HEALTH_TOKEN": TOKEN, "PROBLEM_RESTART_SECONDS": 0}
     database.rule("user1", "W", "Queue", "*", "RW", 60)
+    RefusedCall.objects.all().delete()
     return database
 
 
@@ -101,6 +123,15 @@ def transaction(world: World) -> None:
     )
 
 
+def refused(world: World) -> None:
+    world.rule(Server.owner, "example", "Topic", "T", "W", 60)
+    refused_calls.take()
+    for _ in range(3):
+        with pytest.raises(TopicNotExistent):
+            send("O'T", "x", ident="example")
+    asyncio.run(refused_writer.write_counts())
+
+
 # The problem: how to make it, its id, its severity, and words of sentence, URL and cure.
 PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = (
     (dead_letters, "dead_letters:__deadletter__", "error", "1 dead letter in",
@@ -130,6 +161,8 @@ PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = 
      "/monitor/streams/T/", "Start the node"),
     (transaction, "transactions:", "warning", "has been in a transaction for", "open-transactions",
      "messages._terminate("),
+    (refused, "refused_calls:example Topic O'T", "warning", "3 calls of “example” to “O'T” were",
+     "/monitor/nodes/example/", "('ROLE', 'example', 'Topic', 'O''T', 'W', 60)"),
 )  # fmt: skip
 
 
@@ -151,7 +184,9 @@ def read(client: Client, **headers: str) -> list[dict[str, Any]]:
     return response.json()["problems"]
 
 
-def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings: Settings, client: Client):
+def test_each_problem_is_found_alone_with_a_cure(
+    quiet: World, settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
+):
     token = {"Authorization": f"Bearer {TOKEN}"}
     viewer = visitor("view_monitor", "view_queue", "view_subscription", "view_client")
     wrong = []
@@ -160,19 +195,62 @@ def test_each_problem_is_found_alone_with_a_cure(quiet: World, settings: Setting
         PipelineJob.objects.all().delete()
         quiet.rule("user1", "W", "Queue", "*", "RW", 60)
         assert read(client, **token) == []
-        assert "No problems: all 10 checks passed." in viewer.get("/monitor/").text
+        assert "No problems: all 11 checks passed." in viewer.get("/monitor/").text
         if make is transaction:
             settings.PSQLMESSAGES = {**settings.PSQLMESSAGES, "PROBLEM_TRANSACTION_SECONDS": 1}
         make(quiet)
         found = read(client, **token)
         page = viewer.get("/monitor/?fragment=problems").text
+        with monkeypatch.context() as patch:
+            patch.setattr(translation._trans, "gettext", lambda text: f"«{text}»")
+            patch.setattr(translation._trans, "ngettext", lambda one, *_: f"«{one}»")
+            translated = [(p["sentence"], p["cure"]) for p in read(client, **token)]
         expected = (len(found) == 1 and found[0]["id"].startswith(id_)
                     and found[0]["severity"] == severity and words in found[0]["sentence"]
                     and url in found[0]["url"] and cure in found[0]["cure"]
+                    and all(text.startswith(("«", "SELECT")) for text in translated[0])
                     and 'href="/' in page and "\N{RIGHT-TO-LEFT OVERRIDE}" not in page)  # fmt: skip
         if not expected:
             wrong.append(f"{make.__name__}: {found} {page}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_refused_calls_are_recorded_by_node_and_rule_in_few_rows(quiet: World):
+    refused_calls.take()
+    quiet.rules(f"{Server.owner} N Topic T R 60", f"{Server.owner} example Queue Q R 60")
+    for call in (lambda: push_element("Q", 1), lambda: push_element("other", 1)):
+        with pytest.raises(NotAuthorized), transaction_of_django():
+            call()
+    with Node("N", dsn=direct_dsn()) as node, pytest.raises(ModeNotAuthorized):
+        node.topic_notify("T")
+    with pytest.raises(IdentNotAuthorized), Node("stranger", dsn=direct_dsn()):
+        pass
+
+    async def use_session() -> None:
+        async with AsyncNode("N", dsn=direct_dsn()) as other:
+            for _ in range(2):
+                with pytest.raises(ModeNotAuthorized):
+                    await other.topic_notify("T")
+
+    asyncio.run(use_session())
+    asyncio.run(refused_writer.write_counts())
+    rows = RefusedCall.objects.order_by("ident", "dest")
+    assert list(rows.values_list("ident", "type", "dest", "mode", "count")) == [
+        ("N", "Topic", "T", "W", 3), ("example", "Queue", "Q", "W", 1),
+        ("example", "Queue", "other", "", 1), ("stranger", "", "", "", 1),
+    ]  # fmt: skip
+    page = visitor("view_monitor").get("/monitor/nodes/N/").text
+    assert "Refused calls" in page
+    assert (
+        "VALUES (&#x27;ROLE&#x27;, &#x27;N&#x27;, &#x27;Topic&#x27;, &#x27;T&#x27;, &#x27;W&#x27;"
+        in page
+    )
+    # Callers choose names: neither memory nor the table grows with them.
+    for number in range(MAX_RULES + 50):
+        refused_calls.record("N", TopicNotExistent(f"Topic t{number} is not existent"))
+    asyncio.run(refused_writer.write_counts())
+    assert RefusedCall.objects.count() <= 4 + 101
+    assert RefusedCall.objects.get(ident="").count == MAX_RULES + 50 - 99
 
 
 def test_a_check_that_cannot_run_and_a_database_that_is_away_are_problems():

@@ -21,7 +21,7 @@ from psqlmessages.pipeline.report.contents import (
 
 # JavaScript modules, relative to monitor/, in the order of their dependencies.
 _MODULES: Final = (
-    "dom", "format", "panels", "windows", "graph_layout", "graph_draw", "../report/report",
+    "i18n", "dom", "format", "panels", "windows", "graph_layout", "graph_draw", "../report/report",
 )  # fmt: skip
 _STYLES: Final = ("monitor/monitor", "monitor/traffic", "monitor/graph", "report/report")
 _IMPORT: Final = re.compile(r'^import (\{[^}]*\}) from "\./([\w./]+)\.js";$', re.MULTILINE)

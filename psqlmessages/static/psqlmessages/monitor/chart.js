@@ -1,7 +1,8 @@
 /** Chart: messages and bytes per second over the last 10 minutes, as panels. */
 
 import { byId, setText } from "./dom.js";
-import { clock, count, rate, size } from "./format.js";
+import { clock, count, messagesText, rate, size } from "./format.js";
+import { gettext } from "./i18n.js";
 import { BYTES, draw, localTime } from "./panels.js";
 import { wasObserved } from "./sparkline.js";
 
@@ -36,9 +37,9 @@ export class Chart {
       texts: points.map((point, index) => `${clock(times[index])}: ${describe(point[name])}`),
     });
     draw(this.#element, times, 1, [
-      { title: "messages/s", minAxisMax: 5, isStep: true, lines: [line("messages", "accent", (number) => `${count(number)} messages`)] },
-      { title: "bytes/s", minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "second", size)] },
-    ], localTime, "not observed");
+      { title: gettext("messages/s"), minAxisMax: 5, isStep: true, lines: [line("messages", "accent", messagesText)] },
+      { title: gettext("bytes/s"), minAxisMax: 100, isStep: true, axis: BYTES, lines: [line("bytes", "second", size)] },
+    ], localTime, gettext("not observed"));
     showTotals(points);
   }
 }
@@ -56,6 +57,8 @@ function showTotals(points) {
   const mean = total / Math.max(1, known.length);
   setText(
     byId("chart-note"),
-    `${count(total)} messages, ${size(totalBytes)}; mean ${rate(mean)}/s, max ${count(max)} in a second`,
+    gettext("{messages}, {size}; mean {mean}/s, max {max} in a second", {
+      messages: messagesText(total), size: size(totalBytes), mean: rate(mean), max: count(max),
+    }),
   );
 }

@@ -1,22 +1,24 @@
 /** Events: system events as sentences, newest first. */
 
 import { byId, h, show } from "./dom.js";
-import { clock, date } from "./format.js";
+import { clock, count, date } from "./format.js";
+import { gettext, ngettext } from "./i18n.js";
 
 const MAX_EVENTS = 60;
+const RESTARTED = "restarted";
 // The kind of an event, for its colour, and its sentence.
 const SENTENCES = {
-  connect: ["joins", "IDENT connected"],
-  disconnect: ["leaves", "IDENT disconnected"],
-  crash: ["fails", "IDENT crashed: its connection ended"],
-  topic_notify: ["joins", "IDENT sends to TOPIC"],
-  topic_unnotify: ["leaves", "IDENT stopped sending to TOPIC"],
-  topic_none_notify: ["leaves", "TOPIC has no senders left"],
-  topic_listen: ["joins", "IDENT listens to TOPIC"],
-  topic_unlisten: ["leaves", "IDENT stopped listening to TOPIC"],
-  topic_none_listen: ["leaves", "TOPIC has no listeners left"],
-  connection_lost: ["fails", "the monitor lost PostgreSQL"],
-  reconnected: ["joins", "the monitor reached PostgreSQL again"],
+  connect: ["joins", gettext("NODE connected")],
+  disconnect: ["leaves", gettext("NODE disconnected")],
+  crash: ["fails", gettext("NODE crashed: its connection ended")],
+  topic_notify: ["joins", gettext("NODE sends to TOPIC")],
+  topic_unnotify: ["leaves", gettext("NODE stopped sending to TOPIC")],
+  topic_none_notify: ["leaves", gettext("TOPIC has no senders left")],
+  topic_listen: ["joins", gettext("NODE listens to TOPIC")],
+  topic_unlisten: ["leaves", gettext("NODE stopped listening to TOPIC")],
+  topic_none_listen: ["leaves", gettext("TOPIC has no listeners left")],
+  connection_lost: ["fails", gettext("the monitor lost PostgreSQL")],
+  reconnected: ["joins", gettext("the monitor reached PostgreSQL again")],
 };
 
 /** The list of events, optionally of one topic only. */
@@ -39,6 +41,7 @@ export class Events {
     for (const event of frame.events ?? []) {
       if (event.number <= this.#newest) continue;
       this.#newest = event.number;
+      if (event.event === RESTARTED) this.#removeCrashes(event.at);
       if (this.#topic === null || event.topic === this.#topic || !(event.topic || event.ident)) {
         this.#list.prepend(line(event));
       }
@@ -46,15 +49,26 @@ export class Events {
     while (this.#list.children.length > MAX_EVENTS) this.#list.lastChild.remove();
     show(this.#empty, this.#list.children.length === 0);
   }
+
+  /** Remove what a restart of PostgreSQL at this time has caused, and its earlier line. */
+  #removeCrashes(at) {
+    for (const item of [...this.#list.children]) {
+      if (["crash", RESTARTED].includes(item.dataset.event) && Number(item.dataset.at) >= at) item.remove();
+    }
+  }
 }
 
+const restartText = ({ nodes: number }) => ngettext(
+  "PostgreSQL was restarted: {number} node lost its connection",
+  "PostgreSQL was restarted: {number} nodes lost their connections", number, { number: count(number) });
+
 function line(event) {
-  const [kind, sentence] = SENTENCES[event.event] ?? ["leaves", `${event.event} IDENT TOPIC`];
-  const parts = sentence.split(/(IDENT|TOPIC)/).map((part) => {
-    if (part === "IDENT") return h("b", {}, event.ident);
+  const [kind, sentence] = event.event === RESTARTED ? ["fails", restartText(event)] : SENTENCES[event.event] ?? ["leaves", `${event.event} NODE TOPIC`];
+  const parts = sentence.split(/(NODE|TOPIC)/).map((part) => {
+    if (part === "NODE") return h("b", {}, event.ident);
     return part === "TOPIC" ? h("b", {}, event.topic) : part;
   });
   const time = h("time", { datetime: new Date(event.at * 1000).toISOString(), title: date(event.at) });
   time.textContent = clock(event.at);
-  return h("li", { "data-kind": kind }, time, h("span", {}, ...parts));
+  return h("li", { "data-kind": kind, "data-event": event.event, "data-at": event.at }, time, h("span", {}, ...parts));
 }

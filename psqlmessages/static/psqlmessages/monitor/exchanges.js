@@ -3,6 +3,7 @@
 import { byId, setText, show } from "./dom.js";
 import { count, rate, UNKNOWN } from "./format.js";
 import { Graph } from "./graph_draw.js";
+import { gettext, ngettext } from "./i18n.js";
 import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
 import { Table } from "./table.js";
@@ -81,11 +82,12 @@ const queueName = ([ns, queue]) => (ns === home ? queue : `${ns}/${queue}`);
 
 function queueNode({ ns, queue, id, sizes, is_paused: isPaused }, max) {
   const waiting = sizes === null ? UNKNOWN : countText(sizes[0] + sizes[1] + sizes[2], Math.max(...sizes) > max, max);
-  const note = isPaused ? `${waiting}, paused` : waiting;
-  const size = sizes === null ? "number of elements unknown" : `${waiting} elements`;
+  const note = isPaused ? gettext("{number}, paused", { number: waiting }) : waiting;
+  const size = sizes === null ? gettext("number of elements unknown") : gettext("{number} elements", { number: waiting });
+  const label = gettext("Queue {queue}: {size}", { queue: queueName([ns, queue]), size });
   return {
     id: queueId([ns, queue]), kind: "queue", name: queueName([ns, queue]), note,
-    label: `Queue ${queueName([ns, queue])}: ${size}${isPaused ? ", paused" : ""}`,
+    label: isPaused ? `${label}, ${gettext("paused")}` : label,
     url: pageUrl(settings.queueUrl, ns === home ? id : null),
     isIdle: isPaused || sizes === null,
   };
@@ -97,11 +99,11 @@ function exchangeNode(exchange) {
   const isBlocked = exchange.missing_rules.length > 0;
   const isIdle = !exchange.is_running || !exchange.workers || isBlocked;
   // The state of a blocked exchange is too long for its box.
-  const idleNote = isBlocked ? "blocked" : state;
+  const idleNote = isBlocked ? gettext("blocked") : state;
   const note = isIdle ? idleNote : perSecond(takeRate);
   return {
     id: exchangeId(exchange), kind: "exchange", name: exchange.name, note,
-    label: `Exchange ${exchange.name}: ${state}, ${perSecond(takeRate)} taken`,
+    label: gettext("Exchange {name}: {state}, {rate} taken", { name: exchange.name, state, rate: perSecond(takeRate) }),
     url: pageUrl(settings.exchangeUrl, exchange.id),
     isIdle,
   };
@@ -111,21 +113,21 @@ function edgesOf(exchange) {
   const exchangeNodeId = exchangeId(exchange);
   const takeRate = rates.sum(OUTCOMES.map((outcome) => `${exchange.id} ${outcome}`));
   const edges = [
-    edge(`${exchangeNodeId} from`, queueId(exchange.source), exchangeNodeId, "take", takeRate, `taken from ${queueName(exchange.source)} by ${exchange.name}`),
+    edge(`${exchangeNodeId} from`, queueId(exchange.source), exchangeNodeId, "take", takeRate, gettext("taken from {queue} by {exchange}", { queue: queueName(exchange.source), exchange: exchange.name })),
     ...exchange.destinations.map(({ to, is_in_cycle: isInCycle }, position) =>
-      edge(`${exchangeNodeId} ${position}`, exchangeNodeId, queueId(to), "copy", rates.of(`${exchange.id} ${position}`), `copies by ${exchange.name} to ${queueName(to)}`, isInCycle)),
+      edge(`${exchangeNodeId} ${position}`, exchangeNodeId, queueId(to), "copy", rates.of(`${exchange.id} ${position}`), gettext("copies by {exchange} to {queue}", { exchange: exchange.name, queue: queueName(to) }), isInCycle)),
   ];
   for (const [outcome, queue] of Object.entries(UNROUTED)) {
     if (!exchange.counts[outcome]) continue;
     const ref = [exchange.source[0], queue];
-    edges.push(edge(`${exchangeNodeId} ${outcome}`, exchangeNodeId, queueId(ref), "unrouted", rates.of(`${exchange.id} ${outcome}`), `from ${exchange.name} to ${queue}`));
+    edges.push(edge(`${exchangeNodeId} ${outcome}`, exchangeNodeId, queueId(ref), "unrouted", rates.of(`${exchange.id} ${outcome}`), gettext("from {exchange} to {queue}", { exchange: exchange.name, queue })));
   }
   edges[0].isInCycle = exchange.destinations.some((each) => each.is_in_cycle);
   return edges;
 }
 
 function edge(id, from, to, kind, speed, description, isInCycle = false) {
-  const cycle = isInCycle ? ", in a cycle" : "";
+  const cycle = isInCycle ? `, ${gettext("in a cycle")}` : "";
   return {
     id, from, to, kind, isInCycle,
     text: speed === null ? "" : `${rate(speed)}/s`,
@@ -154,10 +156,10 @@ function copyRow({ key, exchange, to, selector, count: copies, is_in_cycle: isIn
   return [
     link(exchange.name, pageUrl(settings.exchangeUrl, exchange.id)),
     queueName(to),
-    selector || "always",
+    selector || gettext("always"),
     perSecond(rates.of(key)),
     count(copies),
-    isInCycle ? "yes" : "",
+    isInCycle ? gettext("yes") : "",
   ];
 }
 
@@ -165,7 +167,7 @@ function queueRow({ ns, queue, id, sizes, is_paused: isPaused }, max) {
   return [
     link(queueName([ns, queue]), pageUrl(settings.queueUrl, ns === home ? id : null)),
     ...[0, 1, 2].map((kind) => (sizes === null ? UNKNOWN : countText(sizes[kind], sizes[kind] > max, max))),
-    isPaused ? "paused" : "",
+    isPaused ? gettext("paused") : "",
   ];
 }
 
@@ -177,15 +179,18 @@ function pageUrl(pattern, id) {
 }
 
 function stateOf({ is_running: isRunning, workers, missing_rules: missingRules }) {
-  if (!isRunning) return "stopped";
-  if (missingRules.length) return `blocked: ${missingRules.map((rule) => `missing rule in ${rule}`).join(" ")}`;
-  if (workers === 0) return "no process";
-  return workers === 1 ? "1 process" : `${count(workers)} processes`;
+  if (!isRunning) return gettext("stopped");
+  if (missingRules.length) {
+    const rules = missingRules.map((rule) => gettext("missing rule in {rule}", { rule })).join(" ");
+    return gettext("blocked: {rules}", { rules });
+  }
+  if (workers === 0) return gettext("no process");
+  return ngettext("{number} process", "{number} processes", workers, { number: count(workers) });
 }
 
-const perSecond = (speed) => (speed === null ? "measuring" : `${rate(speed)}/s`);
+const perSecond = (speed) => (speed === null ? gettext("measuring") : `${rate(speed)}/s`);
 
-const countText = (number, isOverMax, max) => (isOverMax ? `over ${count(max)}` : count(number));
+const countText = (number, isOverMax, max) => (isOverMax ? gettext("over {number}", { number: count(max) }) : count(number));
 
 function showCounts(frame) {
   const { exchanges } = frame;
@@ -195,6 +200,7 @@ function showCounts(frame) {
   show(byId("graph"), exchanges.length > 0);
   show(byId("no-runner"), running.length > 0 && running.every(({ workers }) => workers === 0));
   show(byId("cycle-note"), exchanges.some(({ destinations }) => destinations.some((each) => each.is_in_cycle)));
-  const more = frame.has_more ? `, the first ${count(frame.limit)} by name` : "";
-  setText(byId("graph-note"), exchanges.length ? `${count(exchanges.length)} exchanges${more}; rates are of the last 10 s` : "");
+  const number = ngettext("{number} exchange", "{number} exchanges", exchanges.length, { number: count(exchanges.length) });
+  const shown = frame.has_more ? gettext("the first {number} exchanges by name", { number: count(frame.limit) }) : number;
+  setText(byId("graph-note"), exchanges.length ? `${shown}; ${gettext("rates are of the last 10 s")}` : "");
 }

@@ -1,18 +1,26 @@
 /** Format: numbers, sizes and times for display. */
 
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
-const clockFormat = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
-const dateFormat = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+import { gettext, ngettext } from "./i18n.js";
+
+// Dates are written 31 Dec 2000 in English, and times with 24 hours.
+const language = document.documentElement.lang || "en";
+const dateLanguage = language.startsWith("en") ? "en-GB" : language;
+const whole = new Intl.NumberFormat(language, { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat(language, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const clockFormat = new Intl.DateTimeFormat(dateLanguage, { timeStyle: "medium" });
+const dateFormat = new Intl.DateTimeFormat(dateLanguage, { dateStyle: "medium", timeStyle: "medium" });
 
 const zoneFormat = new Intl.DateTimeFormat("sv-SE", {
   year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
 });
 
-export const UNKNOWN = "unknown";
+export const UNKNOWN = gettext("unknown");
 
 /** A whole number. */
 export const count = (number) => whole.format(number);
+
+/** A number of messages. */
+export const messagesText = (number) => ngettext("{number} message", "{number} messages", number, { number: count(number) });
 
 /** A rate per second, with one decimal if it is below 100. */
 export const rate = (number) => (number === 0 || number >= 100 ? whole : tenth).format(number);
@@ -41,7 +49,7 @@ export function elapsed(seconds) {
 }
 
 /** The time since an event. */
-export const age = (seconds) => (seconds < 1.5 ? "now" : `${elapsed(seconds)} ago`);
+export const age = (seconds) => (seconds < 1.5 ? gettext("now") : gettext("{time} ago", { time: elapsed(seconds) }));
 
 /** The time of day of a Unix time. */
 export const clock = (unix) => clockFormat.format(unix * 1000);

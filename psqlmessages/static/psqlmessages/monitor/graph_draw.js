@@ -10,6 +10,7 @@
 
 import { setText, svg } from "./dom.js";
 import { layout } from "./graph_layout.js";
+import { gettext } from "./i18n.js";
 
 const HEIGHT = 46;
 const MARGIN = 12;
@@ -73,7 +74,7 @@ export class Graph {
     const picture = svg(
       "svg",
       {
-        class: "graph", role: "group", "aria-label": "Queues and exchanges; the tables below show the same data",
+        class: "graph", role: "group", "aria-label": gettext("Queues and exchanges; the tables below show the same data"),
         width: end.x * scale, height: end.y * scale, viewBox: `0 0 ${end.x} ${end.y}`,
       },
       svg("g", {}, ...[...this.#edges.values()].map(({ element }) => element)),

@@ -2,6 +2,7 @@
 
 import { addCard, byId, setText } from "./dom.js";
 import { count, duration, percent, size, UNKNOWN } from "./format.js";
+import { gettext, ngettext } from "./i18n.js";
 
 const QUEUE_LIMIT = 0.1;
 const LOCK_SECONDS = 1;
@@ -12,34 +13,39 @@ const orUnknown = (value, format) => (value === null || value === undefined ? UN
 function queue({ usage, holders }) {
   const holder = holders?.[0];
   const isProblem = usage >= QUEUE_LIMIT || Boolean(holder);
-  let note = holders ? "no session holds it back" : `the blocking session is ${UNKNOWN}`;
+  let note = holders ? gettext("no session holds it back") : gettext("the blocking session is unknown");
   if (holder) {
-    const activity = holder.wait === "ClientWrite" ? "which does not read" : holder.state;
-    note =
-      `${holder.has_node ? "" : "perhaps "}held back by pid ${holder.pid} (${holder.role ?? "?"},` +
-      ` ${holder.program || "no name"}), ${activity} for ${duration(holder.seconds)}`;
+    const values = {
+      pid: holder.pid, role: holder.role ?? "?", program: holder.program || gettext("no name"),
+      activity: holder.wait === "ClientWrite" ? gettext("which does not read") : holder.state, time: duration(holder.seconds),
+    };
+    note = holder.has_node
+      ? gettext("held back by pid {pid} ({role}, {program}), {activity} for {time}", values)
+      : gettext("perhaps held back by pid {pid} ({role}, {program}), {activity} for {time}", values);
   }
   return [orUnknown(usage, percent), orUnknown(usage, () => note), isProblem];
 }
 
 function commitLock({ waiting, waiting_seconds: seconds, waiting_for: pid }) {
   const isProblem = waiting > 0 && seconds >= LOCK_SECONDS;
-  const note = waiting ? `longest wait ${duration(seconds)}, for pid ${pid ?? "?"}` : "commits with notifications";
-  return [orUnknown(waiting, (n) => `${count(n)} waiting`), orUnknown(waiting, () => note), isProblem];
+  const note = waiting
+    ? gettext("longest wait {time}, for pid {pid}", { time: duration(seconds), pid: pid ?? "?" })
+    : gettext("commits with notifications");
+  return [orUnknown(waiting, (n) => gettext("{number} waiting", { number: count(n) })), orUnknown(waiting, () => note), isProblem];
 }
 
 // Each function returns the value, a note, and whether there is a problem.
 const CARDS = [
-  ["Notification queue", queue],
-  ["NOTIFY lock", commitLock],
-  ["Sessions", (health) => [orUnknown(health.sessions, count), orUnknown(health.nodes, (n) => `with ${count(n)} nodes`), false]],
-  ["Large bodies", (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => `${size(n)} on disk`), false]],
-  ["Database round trip", (health) => [orUnknown(health.round_trip, duration), "one small query", health.round_trip > LAG_SECONDS]],
+  [gettext("Notification queue"), queue],
+  [gettext("NOTIFY lock"), commitLock],
+  [gettext("Sessions"), (health) => [orUnknown(health.sessions, count), orUnknown(health.nodes, (n) => ngettext("with {number} node", "with {number} nodes", n, { number: count(n) })), false]],
+  [gettext("Large bodies"), (health) => [orUnknown(health.bodies, (n) => `≈ ${count(n)}`), orUnknown(health.bodies_size, (n) => gettext("{size} on disk", { size: size(n) })), false]],
+  [gettext("Database round trip"), (health) => [orUnknown(health.round_trip, duration), gettext("one small query"), health.round_trip > LAG_SECONDS]],
   [
-    "Lag",
+    gettext("Lag"),
     (health) => [
       orUnknown(health.echo, duration),
-      `database to hub; server to page and back: ${orUnknown(health.lag, duration)}`,
+      gettext("database to hub; server to page and back: {time}", { time: orUnknown(health.lag, duration) }),
       health.echo > LAG_SECONDS || health.lag > LAG_SECONDS,
     ],
   ],

@@ -5,23 +5,26 @@
  *   `is`: "live", or the reason why the data is not live: "connecting", "starting", "away" (the server
  *   has lost PostgreSQL), "not_observing" (a rule is missing), "unchecked" (the user), "silent" (no
  *   frame for 5 s), "lost" (the WebSocket) or "denied" (the page does not reconnect);
- *   `text`: a sentence for the reader; `since`: when the monitor started to observe
+ *   `text`: a sentence for the reader; `since`: since when the monitor has observed without a gap
  */
 
+import { gettext } from "./i18n.js";
+
+const DOCS_URL = "https://psqlmessages.readthedocs.io/en/stable/reference/monitor/";
 const SILENT_MS = 5000;
 const MIN_WAIT_MS = 300;
 const MAX_WAIT_MS = 5000;
 const DENIED = {
-  4401: "You are logged out.",
-  4403: "You no longer have permission to see the monitor.",
+  4401: gettext("You are logged out."),
+  4403: gettext("You no longer have permission to see the monitor."),
 };
 export const TEXTS = {
-  connecting: "Connecting to the server.",
-  starting: "The monitor is starting.",
-  away: "PostgreSQL cannot be reached. The page updates again when the connection is back.",
-  unchecked: "Your permission to see the monitor could not be checked.",
-  silent: "The server has not sent anything for some seconds.",
-  lost: "The connection to the server is lost. The page reconnects automatically.",
+  connecting: gettext("Connecting to the server."),
+  starting: gettext("The monitor is starting."),
+  away: gettext("PostgreSQL cannot be reached. The page updates again when the connection is back."),
+  unchecked: gettext("Your permission to see the monitor could not be checked."),
+  silent: gettext("The server has not sent anything for some seconds."),
+  lost: gettext("The connection to the server is lost. The page reconnects automatically."),
   live: "",
 };
 // Browsers use this code both for a lost connection and for a failed attempt to connect.
@@ -33,11 +36,12 @@ const ABNORMAL_CLOSURE = 1006;
  * @param {object} options
  * @param {string} [options.path] of the WebSocket, by default /ws/monitor/
  * @param {string|null} [options.topic] the topic to show; null for the list
+ * @param {{q?: string, sort?: string, page?: number}} [options.list] which page of the list
  * @param {(frame: object) => void} options.onframe called with a snapshot, then with updates of it
  * @param {(liveness: Liveness) => void} options.onliveness called at each change
- * @returns {{watch: (topic: string|null) => void, close: () => void}}
+ * @returns {{watch: (topic: string) => void, watchList: (list: object) => void, close: () => void}}
  */
-export function connect({ path = "/ws/monitor/", topic = null, onframe, onliveness }) {
+export function connect({ path = "/ws/monitor/", topic = null, list = {}, onframe, onliveness }) {
   let socket = null;
   let state = { is: "starting" };
   let receivedAt = performance.now();
@@ -64,7 +68,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
 
   function report() {
     const { is, text, why, missing_role: missingRole = null } = liveness();
-    const current = { is, text: text || why || TEXTS[is] || "", since: state.since ?? null, missingRole };
+    const current = { is, text: text || why || TEXTS[is] || "", since: state.live_since ?? null, missingRole };
     const key = [current.is, current.text, current.since, current.missingRole].join("\n");
     if (key !== reported) {
       reported = key;
@@ -78,6 +82,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     const address = new URL(path, location.href);
     address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
     if (topic !== null) address.searchParams.set("topic", topic);
+    for (const [name, value] of Object.entries(list)) address.searchParams.set(name, value);
     const opened = (socket = new WebSocket(address));
     opened.onopen = () => (receivedAt = performance.now());
     opened.onmessage = (event) => opened === socket && onFrame(JSON.parse(event.data));
@@ -95,7 +100,7 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
     // Show the new data first, so that old data is never marked as live.
     onframe(frame);
     report();
-    if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify({ op: "echo", n: frame.n }));
+    request({ op: "echo", n: frame.n });
   }
 
   /** The state for a frame without data: a gap begins at the last frame with data. */
@@ -116,9 +121,15 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   }
 
   function closeText(code, reason) {
-    if (reason) return `The server closed the connection: ${reason}. The page reconnects automatically.`;
+    if (reason) {
+      return gettext("The server closed the connection: {reason}. The page reconnects automatically.", { reason });
+    }
     if (code !== ABNORMAL_CLOSURE || hasReceived) return TEXTS.lost;
-    return `There is no WebSocket at ${path}, or the server is down: see https://psqlmessages.readthedocs.io/en/stable/reference/monitor/. The page retries automatically.`;
+    return gettext("There is no WebSocket at {path}, or the server is down: see {url}. The page retries automatically.", { path, url: DOCS_URL });
+  }
+
+  function request(content) {
+    if (socket?.readyState === WebSocket.OPEN) socket.send(JSON.stringify(content));
   }
 
   function onVisible() {
@@ -135,9 +146,11 @@ export function connect({ path = "/ws/monitor/", topic = null, onframe, onlivene
   return {
     watch(name) {
       topic = name;
-      if (socket?.readyState === WebSocket.OPEN) {
-        socket.send(JSON.stringify({ op: "watch", topic }));
-      }
+      request({ op: "watch", topic });
+    },
+    watchList(wanted) {
+      [topic, list] = [null, wanted];
+      request({ op: "list", ...list });
     },
     close() {
       isStopped = true;

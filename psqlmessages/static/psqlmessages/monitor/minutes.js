@@ -1,7 +1,8 @@
 /** Minutes: the chart of the counts per minute of a topic or a queue. Periods that nobody counted are gaps. */
 
 import { byId, setText } from "./dom.js";
-import { count, date, size } from "./format.js";
+import { count, date, messagesText, size } from "./format.js";
+import { gettext } from "./i18n.js";
 import { BYTES, draw, localTime } from "./panels.js";
 
 const INTERVAL_MS = 20_000;
@@ -67,30 +68,30 @@ function show(frame) {
 
 function topicPanels(line) {
   return [
-    { title: "messages/s", minAxisMax: 0, isStep: true, lines: [line("messages", "accent", 0, (number) => `${count(number)} messages`)] },
-    { title: "bytes/s", minAxisMax: 0, isStep: true, axis: BYTES, lines: [line("bytes", "second", 1, size)] },
+    { title: gettext("messages/s"), minAxisMax: 0, isStep: true, lines: [line("messages", "accent", 0, messagesText)] },
+    { title: gettext("bytes/s"), minAxisMax: 0, isStep: true, axis: BYTES, lines: [line("bytes", "second", 1, size)] },
   ];
 }
 
 function queuePanels(line, steps) {
   const waiting = {
-    name: "backlog", colour: "accent", values: steps.map(({ backlog }) => backlog),
-    texts: steps.map(({ at, backlog }) => `${date(at)}: ${count(backlog ?? 0)} in the queue`),
+    name: gettext("backlog"), colour: "accent", values: steps.map(({ backlog }) => backlog),
+    texts: steps.map(({ at, backlog }) => `${date(at)}: ${gettext("{number} in the queue", { number: count(backlog ?? 0) })}`),
   };
   return [
-    { title: "elements in the queue", minAxisMax: 0, isStep: true, lines: [waiting] },
-    { title: "elements/s", minAxisMax: 0, lines: [
-      line("in", "accent", 0, (number) => `${count(number)} in`),
-      line("out", "second", 1, (number) => `${count(number)} out`),
-      line("removed", "third", 2, (number) => `${count(number)} removed`),
+    { title: gettext("elements in the queue"), minAxisMax: 0, isStep: true, lines: [waiting] },
+    { title: gettext("elements/s"), minAxisMax: 0, lines: [
+      line(gettext("in"), "accent", 0, (number) => gettext("{number} in", { number: count(number) })),
+      line(gettext("out"), "second", 1, (number) => gettext("{number} out", { number: count(number) })),
+      line(gettext("removed"), "third", 2, (number) => gettext("{number} removed", { number: count(number) })),
     ] },
   ];
 }
 
 function noteOf(kind, sum, isAnyKnown) {
   if (!isAnyKnown) return chart.dataset.none;
-  if (kind === "topic") return `${count(sum(0))} messages, ${size(sum(1))}`;
-  return `${count(sum(0))} in, ${count(sum(1))} out, ${count(sum(2))} removed`;
+  if (kind === "topic") return `${messagesText(sum(0))}, ${size(sum(1))}`;
+  return gettext("{in} in, {out} out, {removed} removed", { in: count(sum(0)), out: count(sum(1)), removed: count(sum(2)) });
 }
 
 /** The number of seconds from `begin` to `end` in these periods. */

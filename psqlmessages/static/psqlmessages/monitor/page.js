@@ -2,18 +2,20 @@
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock } from "./format.js";
+import { gettext } from "./i18n.js";
 import { connect } from "./live.js";
 
 const PILLS = {
-  live: "live",
-  connecting: "connecting",
-  starting: "starting",
-  not_observing: "not observing",
-  denied: "closed",
+  live: gettext("live"),
+  connecting: gettext("connecting"),
+  starting: gettext("starting"),
+  not_observing: gettext("not observing"),
+  not_counting: gettext("the job is not running"),
+  denied: gettext("closed"),
 };
 const TITLES = {
-  not_observing: "Not observing.",
-  denied: "This page is not live.",
+  not_observing: gettext("Not observing."),
+  denied: gettext("This page is not live."),
 };
 
 /** The data attributes of the element #live. */
@@ -31,13 +33,15 @@ export const now = () => Date.now() / 1000 + clockOffset;
  * @param {string|null} topic the topic to show; null for the list
  * @param {(frame: object) => void} onframe
  * @param {(options: object) => any} [open] by default opens the WebSocket
+ * @param {object} [list] which page of the list
  * @returns {any} the result of open
  */
-export function start(topic, onframe, open = connect) {
+export function start(topic, onframe, open = connect, list = {}) {
   byId("add-rule")?.addEventListener("submit", addRule);
   return open({
     path: settings.socket,
     topic,
+    list,
     onframe(frame) {
       if (frame.now) clockOffset = frame.now - Date.now() / 1000;
       hasData = true;
@@ -57,11 +61,13 @@ export function topicUrl(name) {
 }
 
 function showLiveness(liveness) {
-  const isLive = liveness.is === "live";
+  // The data is up to date also while no job counts.
+  const isLive = ["live", "not_counting"].includes(liveness.is);
   const pill = byId("pill");
   pill.dataset.is = liveness.is;
-  const since = isLive && liveness.since ? ` since ${clock(liveness.since)}` : "";
-  setText(pill, (PILLS[liveness.is] ?? "not live") + since);
+  const isSince = liveness.is === "live" && liveness.since;
+  const text = PILLS[liveness.is] ?? gettext("not live");
+  setText(pill, isSince ? gettext("live since {time}", { time: clock(liveness.since) }) : text);
   document.documentElement.classList.toggle("stale", !isLive);
   byId("banner").dataset.is = liveness.is;
   showBanner(liveness, isLive);
@@ -70,22 +76,22 @@ function showLiveness(liveness) {
 function showBanner({ is, text, missingRole }, isLive) {
   // Connecting and starting are not errors.
   show(byId("banner"), !isLive && is !== "connecting" && is !== "starting");
-  setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? "Not live."));
+  setText(byId("banner-title"), isLive ? "" : (TITLES[is] ?? gettext("Not live.")));
   const sentence = byId("banner-text");
   setText(sentence, missingRole ? ruleText(missingRole) : withAge(is, text));
-  if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, "Log in again"));
+  if (is === "denied") sentence.append(" ", h("a", { href: settings.loginUrl }, gettext("Log in again")));
   show(byId("missing-rule"), Boolean(missingRole));
 }
 
 function withAge(is, text) {
   const isOutdated = hasData && is !== "live" && is !== "not_observing";
-  return isOutdated ? `${text} The numbers are out of date.` : text;
+  return isOutdated ? `${text} ${gettext("The numbers are out of date.")}` : text;
 }
 
 function ruleText(role) {
-  return (
-    `A rule is missing: role ${role}, ident ${settings.ruleIdent}, type Topic, destination *,` +
-    " mode O (observe)."
+  return gettext(
+    "A rule is missing: role {role}, node {node}, type Topic, destination *, mode O (observe).",
+    { role, node: settings.ruleIdent },
   );
 }
 
@@ -97,10 +103,10 @@ async function addRule(event) {
   try {
     const response = await fetch(form.action, { method: "POST", body: new FormData(form) });
     const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
-    const error = isJson ? (await response.json()).error : `The server answered ${response.status}.`;
+    const error = isJson ? (await response.json()).error : gettext("The server answered {status}.", { status: response.status });
     setText(byId("add-rule-error"), error);
   } catch {
-    setText(byId("add-rule-error"), "The server cannot be reached.");
+    setText(byId("add-rule-error"), gettext("The server cannot be reached."));
   } finally {
     button.disabled = false;
   }

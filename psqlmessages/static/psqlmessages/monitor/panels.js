@@ -1,6 +1,7 @@
 /** Panels: charts one above the other with a common time axis, in SVG. */
 
 import { h, svg } from "./dom.js";
+import { gettext } from "./i18n.js";
 
 const NARROW_PIXELS = 560;
 const AXIS_PIXELS = 34;
@@ -10,7 +11,7 @@ const MIN_LABELLED_PIXELS = 96;
 // A line with more points has no dots.
 const MAX_DOTS = 120;
 // Name and colour of the 50th, 95th and 99th percentile.
-const PERCENTILES = [["half", "accent"], ["95 %", "second"], ["99 %", "third"]];
+const PERCENTILES = [[gettext("half"), "accent"], ["95 %", "second"], ["99 %", "third"]];
 const PREFIXES = [[1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]];
 const DAY = 86400;
 const TICK_SECONDS = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 5 * DAY, 10 * DAY, 30 * DAY];
@@ -58,7 +59,7 @@ export function stacked(element, times, window, layers, formatTime = localTime) 
     sums = from.map((sum, index) => sum + layer.values[index]);
     return { ...layer, from, values: sums };
   });
-  draw(element, times, window, [{ title: "messages/s", minAxisMax: 0, isStep: true, isStacked: true, lines }], formatTime);
+  draw(element, times, window, [{ title: gettext("messages/s"), minAxisMax: 0, isStep: true, isStacked: true, lines }], formatTime);
 }
 
 /** A panel with a line for each percentile. `read` returns it, given a value and its index. */

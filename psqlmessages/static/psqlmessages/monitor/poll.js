@@ -1,15 +1,16 @@
 /** Poll: requests data every two seconds. A replacement for live.js with the same callbacks. */
 
+import { gettext } from "./i18n.js";
 import { TEXTS as LIVE_TEXTS } from "./live.js";
 
 const INTERVAL_MS = 2000;
 const TIMEOUT_MS = 6000;
 // A page that becomes visible again reports "silent" if its last answer is older than this.
 const SILENT_MS = 8000;
-const TEXTS = { ...LIVE_TEXTS, connecting: "", lost: "The server cannot be reached. The page retries automatically." };
+const TEXTS = { ...LIVE_TEXTS, connecting: "", lost: gettext("The server cannot be reached. The page retries automatically.") };
 const DENIED = {
-  401: "You are logged out.",
-  403: "You no longer have permission to see the monitor.",
+  401: gettext("You are logged out."),
+  403: gettext("You no longer have permission to see the monitor."),
 };
 
 /**
@@ -17,10 +18,11 @@ const DENIED = {
  *
  * @param {string|(() => string[])} path one URL of JSON, or a function that returns the present URLs
  * @param {(responses: Response[]) => Promise<object>} [read] reads a frame from the answers
+ * @param {(frame: object) => string} [stateOf] the state of the page after a frame
  * @returns {(options: {onframe: (frame: object) => void, onliveness: (liveness: object) => void}) => () => void}
  *   its result requests the data now
  */
-export function polling(path, read = ([response]) => response.json()) {
+export function polling(path, read = ([response]) => response.json(), stateOf = () => "live") {
   const urls = typeof path === "string" ? () => [path] : path;
   return ({ onframe, onliveness }) => {
     let timer = 0;
@@ -29,7 +31,7 @@ export function polling(path, read = ([response]) => response.json()) {
     let since = null;
 
     function report(is, text = TEXTS[is] ?? "") {
-      if (is !== "live") since = null;
+      if (is !== "live" && is !== "not_counting") since = null;
       onliveness({ is, text, since, missingRole: null });
     }
 
@@ -67,7 +69,7 @@ export function polling(path, read = ([response]) => response.json()) {
         receivedAt = performance.now();
         since ??= frame.now;
         onframe(frame);
-        report("live");
+        report(stateOf(frame));
       } catch (error) {
         // A SyntaxError: a proxy may have answered with a page that is not JSON.
         if (![TypeError, DOMException, SyntaxError].some((kind) => error instanceof kind)) throw error;

@@ -2,6 +2,7 @@
 
 import { byId, h, setText, show } from "./dom.js";
 import { clock, date, size } from "./format.js";
+import { gettext } from "./i18n.js";
 
 // The server sends the last 50 when the page opens; an open page keeps more.
 const MAX_MESSAGES = 1000;
@@ -66,7 +67,7 @@ export class Tail {
     const messages = this.#waiting ?? [];
     this.#waiting = isPaused ? [] : null;
     this.#button.setAttribute("aria-pressed", String(isPaused));
-    setText(this.#button, isPaused ? `Paused at ${clock(Date.now() / 1000)}: resume` : "Pause");
+    setText(this.#button, isPaused ? gettext("Paused at {time}: resume", { time: clock(Date.now() / 1000) }) : gettext("Pause"));
     this.#list.classList.toggle("paused", isPaused);
     if (!isPaused) this.#add(messages, false);
   }
@@ -82,9 +83,9 @@ function item(message) {
 
 function labels({ enc, wants_answer: wantsAnswer, is_kept: isKept }) {
   return [
-    enc === "json" ? ["JSON", "the body is a JSON value"] : null,
-    enc === "b64" ? ["base64", "the body is bytes, written as base64"] : null,
-    wantsAnswer ? ["reply", "the sender expects replies"] : null,
-    isKept ? ["large", "the body exceeds the NOTIFY limit and is not fetched for this page"] : null,
+    enc === "json" ? ["JSON", gettext("the body is a JSON value")] : null,
+    enc === "b64" ? ["base64", gettext("the body is bytes, written as base64")] : null,
+    wantsAnswer ? [gettext("reply"), gettext("the sender expects replies")] : null,
+    isKept ? [gettext("large"), gettext("the body exceeds the NOTIFY limit and is not fetched for this page")] : null,
   ].filter(Boolean);
 }

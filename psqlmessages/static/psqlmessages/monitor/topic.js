@@ -4,15 +4,16 @@ import { Chart } from "./chart.js";
 import { addCard, byId, setText } from "./dom.js";
 import { Events } from "./events.js";
 import { age, count, date, rate, size } from "./format.js";
+import { gettext } from "./i18n.js";
 import { now, settings, start } from "./page.js";
 import { Tail } from "./tail.js";
 import { TopicStatus } from "./topic_status.js";
 
 const CARDS = [
-  ["Messages per second", (t) => [rate(t.rate), "mean of 5 s"]],
-  ["Bytes per second", (t) => [size(t.size_rate), "mean of 5 s"]],
-  ["Messages", (t) => [count(t.count), `${size(t.size)} since the monitor started`]],
-  ["Last message", (t) => (t.last ? [age(now() - t.last), date(t.last)] : ["none", "since the monitor started"])],
+  [gettext("Messages per second"), (t) => [rate(t.rate), gettext("mean of 5 s")]],
+  [gettext("Bytes per second"), (t) => [size(t.size_rate), gettext("mean of 5 s")]],
+  [gettext("Messages"), (t) => [count(t.count), gettext("{size} since the monitor started", { size: size(t.size) })]],
+  [gettext("Last message"), (t) => (t.last ? [age(now() - t.last), date(t.last)] : [gettext("none"), gettext("since the monitor started")])],
 ];
 
 const chart = new Chart();

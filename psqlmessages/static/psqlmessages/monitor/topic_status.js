@@ -8,11 +8,18 @@
 
 import { h, setText } from "./dom.js";
 import { age, count, rate, size } from "./format.js";
+import { gettext } from "./i18n.js";
 import { connect } from "./live.js";
 
 const COLUMNS = [
-  ["notifiers", "notifier_count", "Senders", "send", ["W", "RW"]],
-  ["listeners", "listener_count", "Listeners", "listen", ["R", "RW"]],
+  {
+    field: "senders", modes: ["W", "RW"], title: gettext("Senders"), now: gettext("Senders now"),
+    none: gettext("No node sends now."), may: gettext("May send:"), nobody: gettext("No rule allows anyone to send."),
+  },
+  {
+    field: "listeners", modes: ["R", "RW"], title: gettext("Listeners"), now: gettext("Listeners now"),
+    none: gettext("No node listens now."), may: gettext("May listen:"), nobody: gettext("No rule allows anyone to listen."),
+  },
 ];
 
 /** The status of one topic, drawn into an element. */
@@ -35,68 +42,70 @@ export class TopicStatus {
   update(topic, isLive) {
     Object.assign(this.#topic, topic);
     if (!isLive && !this.#drawn) return;
-    const { notifiers, listeners, rules, notifier_count: n, listener_count: l } = this.#topic;
-    const key = JSON.stringify([notifiers, listeners, rules, n, l]);
+    const { senders, listeners, rules, sender_count: n, listener_count: l } = this.#topic;
+    const key = JSON.stringify([senders, listeners, rules, n, l]);
     if (key === this.#drawn) return;
     this.#drawn = key;
     this.#element.replaceChildren(
-      h("div", { class: "status" }, ...COLUMNS.map((kind) => this.#column(...kind))),
+      h("div", { class: "status" }, ...COLUMNS.map((column) => this.#column(column))),
       ...this.#notes(),
     );
   }
 
-  #column(field, countField, title, verb, modes) {
-    const idents = this.#topic[field];
+  #column({ field, modes, title, now, none, may, nobody }) {
+    const names = this.#topic[field];
     const rules = (this.#topic.rules ?? []).filter((rule) => modes.includes(rule.mode));
-    const number = this.#topic[countField];
+    const number = this.#topic[`${field.slice(0, -1)}_count`];
     const heading = h("h3", {}, title, " ", h("span", { class: "count" }, count(number)));
-    const list = h("ul", { class: "present", "aria-label": `${title} now` });
-    list.append(...idents.map((ident) => h("li", {}, h("span", { class: "dot" }), ident)));
-    if (number > idents.length) list.append(h("li", {}, `and ${count(number - idents.length)} more`));
+    const list = h("ul", { class: "present", "aria-label": now });
+    list.append(...names.map((name) => h("li", {}, h("span", { class: "dot" }), h("bdi", {}, name))));
+    if (number > names.length) list.append(h("li", {}, gettext("and {number} more", { number: count(number - names.length) })));
     return h(
       "div", { "data-kind": field },
       heading,
-      number ? list : h("p", { class: "nobody" }, `No node ${verb === "send" ? "sends" : "listens"} now.`),
-      this.#topic.rules === null ? null : this.#rules(rules, idents, verb),
+      number ? list : h("p", { class: "nobody" }, none),
+      this.#topic.rules === null ? null : this.#rules(rules, names, may, nobody),
     );
   }
 
-  #rules(rules, idents, verb) {
-    if (rules.length === 0) return h("p", { class: "allowed" }, `No rule allows anyone to ${verb}.`);
-    const list = h("ul", { class: "rules" }, ...rules.map((rule) => this.#rule(rule, idents)));
-    return h("div", { class: "allowed" }, h("p", {}, `May ${verb}:`), list);
+  #rules(rules, names, may, nobody) {
+    if (rules.length === 0) return h("p", { class: "allowed" }, nobody);
+    const list = h("ul", { class: "rules" }, ...rules.map((rule) => this.#rule(rule, names)));
+    return h("div", { class: "allowed" }, h("p", {}, may), list);
   }
 
-  #rule(rule, idents) {
-    const connected = idents.filter((ident) => matches(ident, rule.ident)).length;
-    const number = rule.ident.endsWith("*") ? `${count(connected)} ` : "";
-    const state = connected ? `${number}connected` : "not connected";
-    const name = this.#ruleUrl
-      ? h("a", { href: this.#ruleUrl.replace(/\b0\b/, rule.id) }, rule.ident)
-      : h("span", {}, rule.ident);
-    const dest = rule.dest === this.#topic.name ? "" : `, rule for ${rule.dest}`;
+  #rule(rule, names) {
+    const connected = names.filter((name) => matches(name, rule.ident)).length;
+    const text = h("bdi", {}, rule.ident);
+    const name = this.#ruleUrl ? h("a", { href: this.#ruleUrl.replace(/\b0\b/, rule.id) }, text) : h("span", {}, text);
+    const { role, dest } = rule;
     return h(
       "li", { class: connected ? "connected" : null },
       name,
-      h("span", { class: "state" }, state),
-      h("span", { class: "role" }, `as role ${rule.role}${dest}`),
+      h("span", { class: "state" }, stateText(connected, rule)),
+      h("span", { class: "role" }, dest === this.#topic.name ? gettext("as role {role}", { role }) : gettext("as role {role}, rule for {dest}", { role, dest })),
     );
   }
 
   #notes() {
     const { rules, has_more_rules: hasMore, is_there: exists } = this.#topic;
-    const observers = (rules ?? []).filter((rule) => rule.mode === "O").map((rule) => rule.ident);
+    const observers = (rules ?? []).filter((rule) => rule.mode === "O").map((rule) => rule.ident).join(", ");
     return [
-      observers.length ? `May observe, without counting as a listener: ${observers.join(", ")}.` : null,
-      rules === null ? "Loading the rules." : null,
-      hasMore ? "There are more rules than shown." : null,
-      exists ? null : "No topic has this name yet.",
+      observers ? gettext("May observe, without counting as a listener: {nodes}.", { nodes: observers }) : null,
+      rules === null ? gettext("Loading the rules.") : null,
+      hasMore ? gettext("There are more rules than shown.") : null,
+      exists ? null : gettext("No topic has this name yet."),
     ].filter(Boolean).map((text) => h("p", { class: "aside" }, text));
   }
 }
 
-function matches(ident, pattern) {
-  return pattern.endsWith("*") ? ident.startsWith(pattern.slice(0, -1)) : ident === pattern;
+function matches(name, pattern) {
+  return pattern.endsWith("*") ? name.startsWith(pattern.slice(0, -1)) : name === pattern;
+}
+
+function stateText(connected, rule) {
+  if (!connected) return gettext("not connected");
+  return rule.ident.endsWith("*") ? gettext("{number} connected", { number: count(connected) }) : gettext("connected");
 }
 
 /** Show the live status in a section of a page that has no other WebSocket of the monitor. */
@@ -108,8 +117,8 @@ function embedStatus(section) {
   let isLive = false;
   const showRate = () => {
     if (!topic) return;
-    const last = topic.last ? age(Date.now() / 1000 + clockOffset - topic.last) : "none since the monitor started";
-    setText(rateText, `${rate(topic.rate)} messages/s, ${size(topic.size_rate)}/s; last message: ${last}`);
+    const last = topic.last ? age(Date.now() / 1000 + clockOffset - topic.last) : gettext("none since the monitor started");
+    setText(rateText, gettext("{rate} messages/s, {size}/s; last message: {last}", { rate: rate(topic.rate), size: size(topic.size_rate), last }));
   };
   connect({
     path: section.dataset.socket,
@@ -127,7 +136,7 @@ function embedStatus(section) {
     onliveness({ is, text }) {
       live.dataset.is = is;
       section.classList.toggle("stale", is !== "live");
-      setText(live, is === "live" ? "live" : `Not live. ${text}`);
+      setText(live, is === "live" ? gettext("live") : `${gettext("Not live.")} ${text}`);
       if (topic === null && is === "denied") section.append(live);
     },
   });

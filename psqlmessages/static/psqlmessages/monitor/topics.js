@@ -1,16 +1,19 @@
-/** Topics: the filtered and sorted list of all topics, with health and events. */
+/** Topics: a page of the list of topics, with health and events. The server filters, sorts and divides the list. */
 
 import { byId, h, setText, show } from "./dom.js";
 import { Events } from "./events.js";
-import { age, count, date, rate, size } from "./format.js";
+import { age, count, date, messagesText, rate, size } from "./format.js";
 import { Health } from "./health.js";
+import { gettext } from "./i18n.js";
+import { connect } from "./live.js";
 import { now, start, topicUrl } from "./page.js";
 import { BUCKET_SECONDS, drawSparkline, lastBuckets, sparkline } from "./sparkline.js";
 
-const MAX_ROWS = 200;
 const STORED_BUCKETS = 61;
-// Wait this long between sorts, so that users can read a row before it moves.
-const SORT_MS = 2000;
+const TYPING_MS = 250;
+// While the pointer or the focus is in the list, the rows keep their places for this long.
+const READING_MS = 10_000;
+const DEFAULTS = { q: "", sort: "-rate", page: 1 };
 
 /** @type {Map<string, object>} */
 const topics = new Map();
@@ -19,26 +22,29 @@ const rows = new Map();
 const body = byId("topics");
 const health = new Health();
 const events = new Events();
-const sorting = { by: "topic", isDescending: false, at: 0 };
 let state = { since: null, gaps: [] };
-let topicsInDatabase = 0;
-let limit = Infinity;
-let showsAll = false;
-let order = [];
+let query = readUrl();
+/** The shown page: what the server sent last for this query. */
+let page = null;
+let arrangedAt = 0;
 
-start(null, (frame) => {
-  if (frame.op === "snapshot") {
-    topics.clear();
-    limit = frame.limit;
-  }
+const connection = start(null, onFrame, connect, query);
+
+function onFrame(frame) {
+  if (frame.op === "snapshot") topics.clear();
   state = frame.state ?? state;
-  topicsInDatabase = frame.topics_there ?? topicsInDatabase;
-  for (const name of frame.gone ?? []) topics.delete(name);
   for (const row of frame.topics ?? []) updateTopic(row);
   health.update(frame);
   events.update(frame);
-  render(frame.op === "snapshot" || Boolean(frame.gone?.length));
-});
+  if (frame.list && frame.list.search === query.q.trim() && frame.list.sort === query.sort && frame.list.page === query.page) {
+    const isNew = page === null;
+    page = frame.list;
+    const isInUse = body.matches(":hover, :focus-within") && performance.now() - arrangedAt < READING_MS;
+    if (isNew || !isInUse) arrange();
+    showCounts();
+  }
+  for (const row of body.children) update(row.dataset.topic);
+}
 
 function updateTopic(row) {
   const buckets = topics.get(row.topic)?.bucketMap ?? new Map();
@@ -49,60 +55,39 @@ function updateTopic(row) {
   topics.set(row.topic, { ...row, bucketMap: buckets });
 }
 
-// List
+// Rows
 
-function render(mustSort) {
-  const isInUse = body.matches(":hover, :focus-within");
-  const hasNewTopics = order.length !== topics.size;
-  if (mustSort || hasNewTopics || (performance.now() - sorting.at > SORT_MS && !isInUse)) sort();
-  const filterText = byId("filter").value.trim().toLowerCase();
-  const matching = order.filter((name) => topics.has(name) && matches(topics.get(name), filterText));
-  const shown = showsAll ? matching : matching.slice(0, MAX_ROWS);
-  arrange(shown.map((name) => update(topics.get(name))));
-  showCounts(matching.length, shown.length, filterText);
-}
-
-function sort() {
-  sorting.at = performance.now();
-  const sign = sorting.isDescending ? -1 : 1;
-  order = [...topics.values()].sort((a, b) => sign * compare(a, b) || (a.topic < b.topic ? -1 : 1));
-  order = order.map((topic) => topic.topic);
-}
-
-function compare(a, b) {
-  const [first, second] = [a[sorting.by] ?? 0, b[sorting.by] ?? 0];
-  return first === second ? 0 : first < second ? -1 : 1;
-}
-
-function matches(topic, filterText) {
-  const names = [topic.topic, ...topic.notifiers, ...topic.listeners];
-  return filterText === "" || names.some((name) => name.toLowerCase().includes(filterText));
-}
-
-/** Show these rows in this order. Moves only rows in a wrong place: a moved row loses the focus. */
-function arrange(elements) {
-  const shown = new Set(elements);
-  for (const element of [...body.children]) if (!shown.has(element)) element.remove();
+/** Show the rows of the page in its order. Moves only rows in a wrong place: a moved row loses the focus. */
+function arrange() {
+  arrangedAt = performance.now();
+  const names = new Set(page.names);
+  for (const name of rows.keys()) {
+    if (names.has(name)) continue;
+    rows.get(name).element.remove();
+    rows.delete(name);
+    topics.delete(name);
+  }
   let next = body.firstChild;
-  for (const element of elements) {
+  for (const name of page.names) {
+    if (!rows.has(name)) rows.set(name, makeRow(name));
+    const { element } = rows.get(name);
     if (element === next) next = next.nextSibling;
     else body.insertBefore(element, next);
   }
 }
 
-function update(topic) {
-  let row = rows.get(topic.topic);
-  if (!row) rows.set(topic.topic, (row = makeRow(topic.topic)));
+function update(name) {
+  const [row, topic] = [rows.get(name), topics.get(name)];
+  if (!topic) return;
   if (row.shown !== topic) {
     row.shown = topic;
-    showNames(row.senders, topic.notifiers, topic.notifier_count);
+    showNames(row.senders, topic.senders, topic.sender_count);
     showNames(row.listeners, topic.listeners, topic.listener_count);
     setText(row.rate, rate(topic.rate));
     setText(row.size, size(topic.size_rate));
     row.element.classList.toggle("busy", topic.rate > 0);
   }
   updateTimes(row, topic);
-  return row.element;
 }
 
 function makeRow(name) {
@@ -113,8 +98,8 @@ function makeRow(name) {
   const spark = sparkline();
   const last = h("time");
   const element = h(
-    "tr", {},
-    h("th", { scope: "row" }, h("a", { href: topicUrl(name) }, name)),
+    "tr", { "data-topic": name },
+    h("th", { scope: "row" }, h("a", { href: topicUrl(name) }, h("bdi", {}, name))),
     senders, listeners, rate, size,
     h("td", { class: "wide" }, spark),
     h("td", { class: "number" }, last),
@@ -129,51 +114,81 @@ function showNames(cell, names, number) {
   cell.dataset.shown = key;
   cell.classList.toggle("none", number === 0);
   cell.title = text;
-  cell.replaceChildren(h("b", {}, count(number)), h("span", {}, text));
+  cell.replaceChildren(h("b", {}, count(number)), h("bdi", {}, text));
 }
 
 /** Update the cells that change with time, even without a frame. */
 function updateTimes(row, topic) {
   const values = lastBuckets(topic.bucketMap, now(), state);
-  drawSparkline(row.spark, values, `${count(values.reduce((sum, value) => sum + value, 0))} messages`);
-  setText(row.last, topic.last ? age(now() - topic.last) : "none");
-  row.last.title = topic.last ? date(topic.last) : "none since the monitor started";
+  drawSparkline(row.spark, values, messagesText(values.reduce((sum, value) => sum + value, 0)));
+  setText(row.last, topic.last ? age(now() - topic.last) : gettext("none"));
+  row.last.title = topic.last ? date(topic.last) : gettext("none since the monitor started");
 }
 
-function showCounts(matching, shown, filterText) {
-  const known = topics.size;
-  const all = filterText ? `${count(matching)} of ${count(known)}` : count(known);
-  const limitText = topicsInDatabase > limit ? `, the busiest of ${count(topicsInDatabase)}` : "";
-  setText(byId("topics-note"), known ? `${all}${limitText}` : "");
-  show(byId("no-topics"), matching === 0 && state.is === "live");
+function showCounts() {
+  const { names, total, size: pageSize } = page;
+  const first = (query.page - 1) * pageSize + 1;
+  const values = { first: count(first), last: count(first + names.length - 1), total: count(total) };
+  setText(byId("topics-note"), names.length ? gettext("{first} to {last} of {total}", values) : "");
+  show(byId("no-topics"), names.length === 0);
   setText(
     byId("no-topics"),
-    known ? "No topic matches the filter." : "There are no topics yet. Add a rule that names a topic to create it.",
+    query.q || query.page > 1 ? gettext("No topic matches the filter.") : gettext("There are no topics yet. Add a rule that names a topic to create it."),
   );
-  show(byId("more"), shown < matching);
-  setText(byId("more-button"), `Show all ${count(matching)}`);
-  for (const name of rows.keys()) if (!topics.has(name)) rows.delete(name);
+  show(byId("previous"), query.page > 1);
+  show(byId("next"), first + names.length - 1 < total);
 }
 
-// User input
+// Filter, sort and page, which are in the URL
 
-byId("filter").addEventListener("input", () => render(true));
-byId("more-button").addEventListener("click", () => {
-  showsAll = true;
-  render(true);
+function readUrl() {
+  const values = new URLSearchParams(location.search);
+  const page = Number(values.get("page") ?? 1);
+  const sorts = [...document.querySelectorAll("[data-sort]")].flatMap(({ dataset }) => [dataset.sort, `-${dataset.sort}`]);
+  const sort = values.get("sort");
+  return {
+    q: (values.get("q") ?? "").slice(0, 100),
+    sort: sorts.includes(sort) ? sort : DEFAULTS.sort,
+    page: Number.isInteger(page) && page >= 1 && page <= 10_000 ? page : 1,
+  };
+}
+
+function go(changes) {
+  query = { ...query, ...changes };
+  page = null;
+  const changed = Object.entries(query).filter(([name, value]) => value !== DEFAULTS[name]);
+  history.replaceState(null, "", changed.length ? `?${new URLSearchParams(changed)}` : location.pathname);
+  showSort();
+  connection.watchList(query);
+}
+
+function showSort() {
+  for (const button of document.querySelectorAll("[data-sort]")) {
+    const isSorted = query.sort.replace(/^-/, "") === button.dataset.sort;
+    const direction = query.sort.startsWith("-") ? "descending" : "ascending";
+    if (isSorted) button.closest("th").setAttribute("aria-sort", direction);
+    else button.closest("th").removeAttribute("aria-sort");
+  }
+}
+
+let typingTimer = 0;
+byId("filter").value = query.q;
+byId("filter").addEventListener("input", ({ target }) => {
+  clearTimeout(typingTimer);
+  typingTimer = setTimeout(() => go({ q: target.value, page: 1 }), TYPING_MS);
 });
+byId("previous").addEventListener("click", () => go({ page: query.page - 1 }));
+byId("next").addEventListener("click", () => go({ page: query.page + 1 }));
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.addEventListener("click", () => {
-    const by = button.dataset.sort;
+    const { sort } = button.dataset;
     // The first click on a column of numbers sorts the largest first.
-    sorting.isDescending = sorting.by === by ? !sorting.isDescending : by !== "topic";
-    sorting.by = by;
-    for (const head of document.querySelectorAll("th[aria-sort]")) head.removeAttribute("aria-sort");
-    button.closest("th").setAttribute("aria-sort", sorting.isDescending ? "descending" : "ascending");
-    render(true);
+    const isDescending = query.sort.replace(/^-/, "") === sort ? !query.sort.startsWith("-") : sort !== "topic";
+    go({ sort: isDescending ? `-${sort}` : sort, page: 1 });
   });
 }
+showSort();
 setInterval(() => {
   if (document.documentElement.classList.contains("stale")) return;
-  for (const row of rows.values()) if (row.element.isConnected) updateTimes(row, row.shown);
+  for (const row of rows.values()) if (row.shown) updateTimes(row, row.shown);
 }, 1000);

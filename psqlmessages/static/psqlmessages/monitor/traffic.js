@@ -2,20 +2,24 @@
 
 import { byId, h, setText, show } from "./dom.js";
 import { age, count, duration, elapsed, rate, size } from "./format.js";
+import { gettext, ngettext } from "./i18n.js";
 import { settings, start } from "./page.js";
 import { polling } from "./poll.js";
 import { drawSparkline, sparkline } from "./sparkline.js";
 import { Table } from "./table.js";
 import { countedSeconds, windows } from "./windows.js";
 
-const JOB_STATES = { starting: "starting", running: "running", waiting: "waiting for the database", stopped: "stopped", failed: "failed" };
+const JOB_STATES = {
+  starting: gettext("starting"), running: gettext("running"), waiting: gettext("waiting for the database"),
+  stopped: gettext("stopped"), failed: gettext("failed"),
+};
 
 const jobTable = new Table(byId("jobs"), ["", "", "number", "number", "number wide", "wide", "wide"]);
 const topicTable = new Table(byId("topics"), ["", "number", "number", "number wide", "line wide", "number", "number wide"]);
 const filter = byId("filter");
 let lastFrame = null;
 
-start(null, (frame) => draw((lastFrame = frame)), polling(settings.url));
+start(null, (frame) => draw((lastFrame = frame)), polling(settings.url, undefined, stateOf));
 filter.addEventListener("input", () => lastFrame && draw(lastFrame));
 
 function draw(frame) {
@@ -24,7 +28,7 @@ function draw(frame) {
   const shown = frame.topics.filter(({ topic }) => topic.toLowerCase().includes(filterText));
   show(byId("traffic-box"), shown.length > 0);
   show(byId("no-traffic"), shown.length === 0);
-  setText(byId("no-traffic"), frame.topics.length ? "No topic matches the filter." : emptyText(frame));
+  setText(byId("no-traffic"), frame.topics.length ? gettext("No topic matches the filter.") : emptyText(frame));
   setText(byId("traffic-note"), note(frame));
   topicTable.fill(shown, ({ topic }) => topic, (entry) => topicRow(entry, frame));
 }
@@ -40,23 +44,29 @@ function topicRow({ topic, count: messages, bytes, points, latency, size: sizes 
     size(bytes / period),
     (cell) => {
       if (!cell.firstElementChild) cell.append(sparkline());
-      drawSparkline(cell.firstElementChild, values, `at most ${rate(Math.max(0, ...values))} messages per second`);
+      drawSparkline(cell.firstElementChild, values, gettext("at most {rate} messages per second", { rate: rate(Math.max(0, ...values)) }));
     },
     duration(latency[1] / 1000),
     size(sizes[1]),
   ];
 }
 
+/** Without a running job the numbers are those of the database, but new messages are not counted. */
+function stateOf({ is_counting: isCounting }) {
+  return isCounting ? "live" : "not_counting";
+}
+
 function emptyText({ until, is_counting: isCounting }) {
-  if (isCounting) return "No messages were published in this time.";
-  if (until === null) return "Nothing has been counted yet. Start the job “traffic”.";
-  return "Nothing was counted in this time because the job “traffic” is not running.";
+  if (isCounting) return gettext("No messages were published in this time.");
+  if (until === null) return gettext("Nothing has been counted yet. Start the job “traffic”.");
+  return gettext("Nothing was counted in this time because the job “traffic” is not running.");
 }
 
 function note({ topics, limit, has_more: hasMore, is_counting: isCounting }) {
-  const limitText = hasMore ? `, the busiest ${count(limit)}` : "";
-  const number = topics.length ? `${count(topics.length)} topics${limitText}` : "";
-  return [number, isCounting ? "" : "the job “traffic” is not running: new messages are not counted"].filter(Boolean).join("; ");
+  const number = ngettext("{number} topic", "{number} topics", topics.length, { number: count(topics.length) });
+  const shown = hasMore ? gettext("the busiest {number} topics", { number: count(limit) }) : number;
+  const state = isCounting ? "" : gettext("the job “traffic” is not running: new messages are not counted");
+  return [topics.length ? shown : "", state].filter(Boolean).join("; ");
 }
 
 // Jobs. A job without a heartbeat is not shown as running.
@@ -65,7 +75,7 @@ function showJobs({ jobs, now }) {
   show(byId("no-jobs"), jobs.length === 0);
   show(byId("jobs-box"), jobs.length > 0);
   const running = jobs.filter((job) => job.is_alive).length;
-  setText(byId("jobs-note"), jobs.length ? `${count(running)} of ${count(jobs.length)} alive` : "");
+  setText(byId("jobs-note"), jobs.length ? gettext("{alive} of {all} alive", { alive: count(running), all: count(jobs.length) }) : "");
   jobTable.fill(jobs, ({ name }) => name, (job) => jobRow(job, now));
 }
 
@@ -75,11 +85,11 @@ function jobRow(job, now) {
   const isLost = !isOver && !job.is_alive;
   return [
     (cell) => showNameAndError(cell, job),
-    { is: isLost ? "lost" : job.state, text: isLost ? `no heartbeat for ${elapsed(silence)}` : (JOB_STATES[job.state] ?? job.state) },
+    { is: isLost ? "lost" : job.state, text: isLost ? gettext("no heartbeat for {time}", { time: elapsed(silence) }) : (JOB_STATES[job.state] ?? job.state) },
     job.is_alive && job.lag_seconds !== null ? lag(job.lag_seconds) : "-",
     job.is_alive ? rate(job.rows_per_second) : "-",
     count(job.rows),
-    job.last_batch < 0 ? "none yet" : `${count(job.last_batch)}, ${job.last_batch_at ? age(now - job.last_batch_at) : "at an unknown time"}`,
+    job.last_batch < 0 ? gettext("none yet") : `${count(job.last_batch)}, ${job.last_batch_at ? age(now - job.last_batch_at) : gettext("at an unknown time")}`,
     age(silence),
   ];
 }
@@ -91,4 +101,4 @@ function showNameAndError(cell, { name, error }) {
   show(cell.lastChild, error !== "");
 }
 
-const lag = (seconds) => (seconds === 0 ? "none" : duration(seconds));
+const lag = (seconds) => (seconds === 0 ? gettext("none") : duration(seconds));
