@@ -1,104 +1,16 @@
 /**
- * Refresh: requests the fragments of a page every two seconds, and updates them in place, so that
- * focus, selection, scroll positions, checked boxes and open details stay.
+ * Refresh: keeps the fragments of a page of the monitor up to date.
  *
- * A fragment is an element with the attribute data-fragment. A form with data-filter and links with
- * data-list-link change the URL without loading the page again.
+ * A form with data-filter and links with data-list-link change the URL without loading the page again.
  */
 
-import { setText } from "./dom.js";
-import { dateWithZone } from "./format.js";
+import { pollFragments, showFragments } from "./fragments.js";
 import { start } from "./page.js";
-import { polling } from "./poll.js";
 
 // A list is requested this long after the last key in its filter.
 const TYPING_MS = 250;
 
-const find = (name) => document.querySelector(`[data-fragment="${CSS.escape(name)}"]`);
-
-function fragmentUrls() {
-  return [...document.querySelectorAll("[data-fragment]")].map(({ dataset }) => {
-    const url = new URL(location.href);
-    url.hash = "";
-    url.searchParams.set("fragment", dataset.fragment);
-    return url.href;
-  });
-}
-
-async function readFragments(responses) {
-  const texts = await Promise.all(responses.map((response) => response.text()));
-  const fragments = texts.map((text) => new DOMParser().parseFromString(text, "text/html").body.firstElementChild);
-  // A proxy may have answered with another page.
-  if (fragments.some((fragment) => !fragment?.dataset.fragment)) throw new SyntaxError("not a fragment");
-  return { now: Date.now() / 1000, fragments };
-}
-
-function showFragments({ fragments }) {
-  for (const fragment of fragments) {
-    const shown = find(fragment.dataset.fragment);
-    if (shown) update(shown, fragment);
-  }
-  showLocalTimes();
-  document.dispatchEvent(new Event("refreshed"));
-}
-
-/** Show each <time datetime> in the reader's time zone. */
-function showLocalTimes() {
-  for (const element of document.querySelectorAll("time[datetime]")) {
-    setText(element, dateWithZone(Date.parse(element.dateTime) / 1000));
-  }
-}
-
-/** Make a node equal to another one, and keep as many of its nodes as possible. */
-function update(shown, wanted) {
-  if (shown.isEqualNode(wanted)) return;
-  if (shown.nodeType !== Node.ELEMENT_NODE) {
-    if (shown.data !== wanted.data) shown.data = wanted.data;
-    return;
-  }
-  for (const { name } of [...shown.attributes]) {
-    // The reader opens and closes details.
-    if (name !== "open" && !wanted.hasAttribute(name)) shown.removeAttribute(name);
-  }
-  for (const { name, value } of wanted.attributes) {
-    if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
-  }
-  updateChildren(shown, wanted);
-}
-
-function updateChildren(shown, wanted) {
-  const byKey = new Map([...shown.children].filter(keyOf).map((child) => [keyOf(child), child]));
-  let next = shown.firstChild;
-  for (const child of [...wanted.childNodes]) {
-    const key = keyOf(child);
-    while (!key && next && keyOf(next)) next = next.nextSibling;
-    const match = key ? byKey.get(key) : next && next.nodeName === child.nodeName ? next : null;
-    byKey.delete(key);
-    if (!match) {
-      shown.insertBefore(child, next);
-      continue;
-    }
-    // Move only nodes in a wrong place: a moved node loses the focus.
-    if (match === next) next = next.nextSibling;
-    else shown.insertBefore(match, next);
-    update(match, child);
-  }
-  for (const child of byKey.values()) {
-    if (child === next) next = next.nextSibling;
-    child.remove();
-  }
-  while (next) {
-    const following = next.nextSibling;
-    if (!keyOf(next)) next.remove();
-    next = following;
-  }
-}
-
-const keyOf = (node) => node.dataset?.key;
-
-showLocalTimes();
-const poll = polling(fragmentUrls, readFragments);
-const request = start(null, showFragments, poll);
+const request = start(null, showFragments, pollFragments);
 
 // Filter, sort and page
 
@@ -130,9 +42,4 @@ document.addEventListener("click", (event) => {
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   event.preventDefault();
   go(link.getAttribute("href"));
-});
-// "Select all": a checkbox with data-select-all checks those with the same name in its form.
-document.addEventListener("change", ({ target }) => {
-  if (!target.matches("[data-select-all]")) return;
-  for (const box of document.querySelectorAll(`input[type=checkbox][name="${target.dataset.selectAll}"]`)) box.checked = target.checked;
 });

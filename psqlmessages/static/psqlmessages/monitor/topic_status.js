@@ -128,7 +128,8 @@ function embedStatus(section) {
       if (frame.state) isLive = frame.state.is === "live";
       if (!frame.topic) return;
       status.update(frame.topic, isLive);
-      if (topic === null && !isLive) return;
+      // Without PostgreSQL no message arrives, so that the rate would fall.
+      if (!isLive) return;
       if (topic === null) section.replaceChildren(live, rateText, content);
       topic = frame.topic;
       showRate();

@@ -1,0 +1,6 @@
+/** Page of the API: Swagger UI is dark while the reader's colour scheme is. */
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", follow);
+follow();
