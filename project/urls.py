@@ -8,6 +8,8 @@ from django.views.generic import RedirectView
 
 from project.views import chat, index
 
+admin.site.site_header = admin.site.site_title = "psqlmessages"
+
 urlpatterns = [
     path("", index, name="index"),
     path("chat/", chat, name="chat"),

@@ -1,31 +1,43 @@
-"""Shared parts of the admin: base class, columns, SQL calls, filters, history entries, warnings."""
+"""Shared parts of the admin: base class, columns, SQL calls, history entries, warnings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, ClassVar
 
 import psycopg
 from django.contrib import admin, messages
-from django.contrib.admin import AdminSite, ModelAdmin, SimpleListFilter, helpers
+from django.contrib.admin import AdminSite, ModelAdmin, ShowFacets, helpers
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import unquote
-from django.db import OperationalError, connections, router, transaction
-from django.db.models import Count, Model, Q, QuerySet
+from django.contrib.auth import get_permission_codename
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db import InterfaceError, OperationalError, connections, router, transaction
+from django.db.models import Model
+from django.db.models.expressions import RawSQL
 from django.forms import CharField, ModelForm
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import render
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import gettext_noop as noop
+from django.views.decorators.cache import never_cache
 
 from psqlmessages.client.calls import is_transient
 from psqlmessages.models import Auth
+from psqlmessages.models.names import isolate
 from psqlmessages.rules.document import RuleEntry
 
 LOCK_TIMEOUT = "10s"
+# A list counts and shows at most this many rows. Filters and search find the others.
+MAX_ROWS = 10_000
+# A page of a topic or queue shows at most this many rules about it.
+MAX_RULES = 100
+FRAGMENT = "fragment"
 # Context of all templates that have actions.
 _CONTEXT = {"checkbox": helpers.ACTION_CHECKBOX_NAME}
 # Django derives these names from those of models and fields, and would not translate them.
@@ -45,18 +57,39 @@ _NAMES = frozenset((
 ))  # fmt: skip
 
 
+class BoundedPaginator(Paginator):
+    """Pages of the first `MAX_ROWS` rows: counting and skipping more would take too long."""
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows that the list shows."""
+        return min(self._counted, MAX_ROWS)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows that the list does not show."""
+        return self._counted > MAX_ROWS
+
+    @cached_property
+    def _counted(self) -> int:
+        return self.object_list.order_by().values("pk")[: MAX_ROWS + 1].count()
+
+
 class BaseAdmin(ModelAdmin):
     """Base of all our admins.
 
     ``denied_permissions``: those that no user has here, such as "add". ``pages``: the routes of
-    further pages by name; the method ``NAME_view`` shows one.
+    further pages by name; the method ``NAME_view`` shows one. ``fragments``: the parts of an
+    object's page that a script keeps up to date; ``_NAME.html`` is the template of one.
     """
 
     denied_permissions: ClassVar[tuple[str, ...]] = ()
     pages: ClassVar[dict[str, str]] = {}
-
-    class Media:
-        css: ClassVar = {"all": ["psqlmessages/admin/admin.css"]}
+    fragments: ClassVar[tuple[str, ...]] = ()
+    paginator = BoundedPaginator
+    # Otherwise each list, or each filter, counts all rows.
+    show_full_result_count = False
+    show_facets = ShowFacets.NEVER
 
     def __init__(self, model: type[Model], admin_site: AdminSite) -> None:
         super().__init__(model, admin_site)
@@ -91,7 +124,45 @@ class BaseAdmin(ModelAdmin):
             path(route, view(getattr(self, f"{name}_view")), name=f"{prefix}_{name}")
             for name, route in self.pages.items()
         ]
-        return [*own, *super().get_urls()]
+        patterns = [*own, *super().get_urls()]
+        for pattern in patterns:
+            pattern.callback = self._explain_errors(pattern.callback)
+        return patterns
+
+    def _explain_errors(self, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        """Explain a missing permission; answer 503 if a fragment cannot be read."""
+
+        @wraps(view)
+        def explained(request: HttpRequest, *arguments: Any, **keywords: Any) -> HttpResponse:
+            try:
+                return view(request, *arguments, **keywords)
+            except PermissionDenied as error:
+                response = self.page(
+                    request,
+                    "forbidden",
+                    _("You may not do this"),
+                    permission=self._find_permission(request, error),
+                )
+                response.status_code = 403
+                return response
+            except (OperationalError, InterfaceError):
+                if FRAGMENT not in request.GET:
+                    raise
+                return HttpResponse("PostgreSQL cannot be reached.", status=503)
+
+        return explained
+
+    def _find_permission(self, request: HttpRequest, error: PermissionDenied) -> str:
+        """Return the permission that the user lacks, or "" if no user can have it."""
+        if error.args:
+            return str(error.args[0])
+        page = request.resolver_match.url_name.rpartition("_")[2]
+        action = {"add": "add", "delete": "delete"}.get(page, "view")
+        if action == "view" and request.method == "POST":
+            action = "change"
+        if action in self.denied_permissions:
+            return ""
+        return f"{self.opts.app_label}.{get_permission_codename(action, self.opts)}"
 
     def change_view(
         self,
@@ -102,8 +173,20 @@ class BaseAdmin(ModelAdmin):
     ) -> HttpResponse:
         """Show one object, with the context of `object_context`."""
         if (found := self.get_object(request, unquote(object_id))) is not None:
+            if FRAGMENT in request.GET:
+                return self._fragment(request, found)
             extra_context = _CONTEXT | self.object_context(request, found) | (extra_context or {})
         return super().change_view(request, object_id, form_url, extra_context)
+
+    def _fragment(self, request: HttpRequest, obj: Any) -> HttpResponse:
+        """Return the part of an object's page that ``?fragment=`` names."""
+        if not self.has_view_permission(request, obj):
+            raise PermissionDenied
+        if request.GET[FRAGMENT] not in self.fragments:
+            raise Http404
+        template = f"admin/psqlmessages/{self.opts.model_name}/_{request.GET[FRAGMENT]}.html"
+        context = {**self.object_context(request, obj), "original": obj}
+        return never_cache(render)(request, template, context)
 
     def object_context(self, request: HttpRequest, obj: Any) -> dict[str, Any]:
         """Return further context for the template of an object's page."""
@@ -114,7 +197,7 @@ class BaseAdmin(ModelAdmin):
     ) -> TemplateResponse:
         """Return a page in the layout of the admin."""
         request.current_app = self.admin_site.name
-        defaults = {"title": title, "opts": self.opts, "media": self.media, **_CONTEXT}
+        defaults = {"title": title, "opts": self.opts, **_CONTEXT}
         context = {**self.admin_site.each_context(request), **defaults, **context}
         return TemplateResponse(request, f"admin/psqlmessages/{template}.html", context)
 
@@ -158,7 +241,7 @@ class VerbatimForm(ModelForm):
 
 def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
     """Return the first names as text, and the number of the others."""
-    texts = [str(name) for name in names]
+    texts = [isolate(str(name)) for name in names]
     listed = separator.join(texts[:maximum])
     if len(texts) <= maximum:
         return listed
@@ -212,15 +295,15 @@ def lock_rules() -> None:
     fetch_rows("SELECT messages._lock_rules()")
 
 
-def live_sessions() -> list[int]:
-    """Return the ids of the sessions whose connection is open."""
-    return [session for (session,) in fetch_rows("SELECT messages._live_sessions()")]
+# Within a query: the ids of the sessions whose connection is open.
+LIVE_SESSIONS = RawSQL("SELECT messages._live_sessions()", [])
 
 
-def rules_for(kind: str, name: str) -> QuerySet[Auth]:
-    """Return the rules that match a topic or queue by name or pattern."""
+def rules_context(kind: str, name: str) -> dict[str, Any]:
+    """Return the first rules that match a topic or queue, for the template ``_rules.html``."""
     ((patterns,),) = fetch_rows("SELECT messages._patterns(%s)", [name])
-    return Auth.objects.filter(type=kind, dest__in=patterns)
+    rules = list(Auth.objects.filter(type=kind, dest__in=patterns)[: MAX_RULES + 1])
+    return {"rules": rules[:MAX_RULES], "has_more_rules": len(rules) > MAX_RULES}
 
 
 def limit_lock_waits() -> None:
@@ -249,59 +332,6 @@ def fetch_rows(
     with connections[database()].cursor() as cursor:
         cursor.execute(statement, parameters)
         return cursor.fetchall()
-
-
-# Filters
-
-_MAX_CHOICES = 20
-
-
-class StateFilter(SimpleListFilter):
-    """Filter by state. ``states``: for each value in the URL, its label and its condition."""
-
-    states: ClassVar[dict[str, tuple[str, Q]]]
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the states."""
-        return [(value, label) for value, (label, _condition) in self.states.items()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the objects in the chosen state."""
-        value = self.value()
-        return queryset.filter(self.states[value][1]) if value in self.states else queryset
-
-
-class FrequentValuesFilter(SimpleListFilter):
-    """Filter by a value of a field, one of the most frequent. Users can search for the others."""
-
-    def most_frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the values and their number of rows, the most frequent first."""
-        values = objects.values_list(self.parameter_name).annotate(rows=Count("pk"))
-        return values.order_by("-rows", self.parameter_name)
-
-    def lookups(self, request: HttpRequest, model_admin: ModelAdmin) -> list[tuple[str, str]]:
-        """Return the most frequent values, and always the chosen one."""
-        objects = model_admin.model._default_manager.order_by()
-        values = {row[0] for row in self.most_frequent(objects)[:_MAX_CHOICES]}
-        return [(value, value) for value in sorted(values | ({self.value()} - {None, ""}))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Keep the rows with the chosen value."""
-        return queryset.filter(**{self.parameter_name: self.value()}) if self.value() else queryset
-
-
-class RoleFilter(FrequentValuesFilter):
-    """Filter by role."""
-
-    title = _("role")
-    parameter_name = "role"
-
-
-class IdentFilter(FrequentValuesFilter):
-    """Filter by ident."""
-
-    title = _("ident")
-    parameter_name = "ident"
 
 
 # Lock timeouts of a save

@@ -145,6 +145,15 @@ class DestinationForm(_DefinitionForm):
 class DestinationFormSet(forms.BaseInlineFormSet):
     """The destinations of an exchange, in order."""
 
+    def add_fields(self, form: forms.Form, index: int | None) -> None:
+        """Label the inputs of each row, because the table has labels only above its columns."""
+        super().add_fields(form, index)
+        # A script copies the row without index.
+        number = _("new destination") if index is None else _("destination %d") % (index + 1)
+        for name, field in form.fields.items():
+            text = _("{field} of {row}").format(field=field.label or name, row=number)
+            field.widget.attrs["aria-label"] = text
+
     def clean(self) -> None:
         """Check the number of destinations, and assign their positions."""
         super().clean()

@@ -345,7 +345,7 @@ class ExchangeAdmin(BaseAdmin):
         """Add the rules that are missing in this database, and log each one."""
         exchange = get_object_or_404(repository.rows(base.database()), pk=key)
         if request.method != "POST" or not self._may_add_rules(request, exchange):
-            raise PermissionDenied
+            raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")
         try:
             added = add_missing_rules(repository.to_definition(exchange), base.database())
         except OperationalError as error:

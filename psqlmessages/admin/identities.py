@@ -10,7 +10,8 @@ from django.contrib.auth import get_user_model
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.admin.base import BaseAdmin, HistoryMixin, IdentFilter, VerbatimForm
+from psqlmessages.admin.base import BaseAdmin, HistoryMixin, VerbatimForm
+from psqlmessages.admin.lists import IdentFilter
 from psqlmessages.models import WebIdentity
 from psqlmessages.rules.document import Identity
 

@@ -13,6 +13,7 @@ from django.utils.translation import ngettext
 
 from psqlmessages.admin import base, open_transactions
 from psqlmessages.models import Client, Membership, Observation
+from psqlmessages.models.names import isolate
 
 _MAX_NAMES = 20
 _ENDED_TEXTS = {
@@ -89,7 +90,7 @@ def _find_nodes(idents: list[str]) -> QuerySet[Client, int]:
 
 
 def _connected(clients: QuerySet[Client]) -> QuerySet[Client]:
-    return clients.filter(session__in=base.live_sessions()).order_by()
+    return clients.filter(session__in=base.LIVE_SESSIONS).order_by()
 
 
 def _read_activities(nodes: list[int]) -> set[Activity]:
@@ -114,7 +115,7 @@ def _describe_ended(before: set[Activity], after: set[Activity]) -> list[str]:
     ended = sorted(before - after, key=lambda activity: activity[1:])
     disconnected = {client for client, _ident, kind, _topic in ended if not kind}
     return [
-        _ENDED_TEXTS[kind].format(node=ident, topic=topic)
+        _ENDED_TEXTS[kind].format(node=isolate(ident), topic=isolate(topic))
         for client, ident, kind, topic in ended
         if not kind or client not in disconnected
     ]

@@ -13,9 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
-from psqlmessages.admin.base import RoleFilter, StateFilter, column, list_names
+from psqlmessages.admin.base import column, list_names
+from psqlmessages.admin.lists import RoleFilter, StateFilter, time_column
 from psqlmessages.admin.open_transactions import OpenTransactionsMixin
 from psqlmessages.models import Client, Membership, Observation
+from psqlmessages.models.names import isolate
 
 _MAX_NAMES = 10
 
@@ -35,22 +37,20 @@ class ConnectionFilter(StateFilter):
 class ClientAdmin(OpenTransactionsMixin):
     """The registered nodes: read-only, with an action to disconnect them."""
 
-    list_display = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
+    list_display = ("ident", "role", "connected", "connection", "listens", "sends", "observes")
     list_filter = (ConnectionFilter, RoleFilter)
     search_fields = ("ident",)
     search_help_text = _("Searches the ident.")
-    fields = ("ident", "role", "connected_at", "connection", "listens", "sends", "observes")
+    fields = list_display
     readonly_fields = fields
     actions = ("disconnect",)
 
     # Nodes register themselves. To disconnect one, the action calls an SQL function.
     denied_permissions = ("add", "change", "delete")
-    listens = column(_("listens to"), lambda found: _topics(found, Membership.Kind.LISTEN))
-    sends = column(_("sends to"), lambda found: _topics(found, Membership.Kind.NOTIFY))
-    observes = column(
-        _("observes"),
-        lambda found: _format_names(each.pattern for each in found.observations.all()),
-    )
+    connected = time_column(_("connected at"), "connected_at")
+    listens = column(_("listens to"), lambda found: _format_names(found.listened))
+    sends = column(_("sends to"), lambda found: _format_names(found.sent))
+    observes = column(_("observes"), lambda found: _format_names(found.observed))
 
     def has_disconnect_permission(self, request: HttpRequest) -> bool:
         """Return whether the user has the permission to delete nodes."""
@@ -58,16 +58,20 @@ class ClientAdmin(OpenTransactionsMixin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Client]:
         """Read nodes with their topics and patterns, in a few statements."""
-        memberships = Membership.objects.select_related("topic").order_by("topic__name")
-        live = When(session__in=base.live_sessions(), then=Value(True))
+        live = When(session__in=base.LIVE_SESSIONS, then=Value(True))
         return (
             super()
             .get_queryset(request)
             .select_related("session")
             .annotate(is_live=Case(live, default=Value(False), output_field=BooleanField()))
             .prefetch_related(
-                Prefetch("memberships", memberships),
-                Prefetch("observations", Observation.objects.order_by("pattern")),
+                _first_topics(Membership.Kind.LISTEN, "listened"),
+                _first_topics(Membership.Kind.NOTIFY, "sent"),
+                Prefetch(
+                    "observations",
+                    Observation.objects.order_by("pattern")[: _MAX_NAMES + 1],
+                    to_attr="observed",
+                ),
             )
         )
 
@@ -108,16 +112,22 @@ class ClientAdmin(OpenTransactionsMixin):
             request, ((each, DELETION, text.format(each.session)) for each in disconnected)
         )
         if disconnected:
-            text = _("Disconnected: {nodes}.").format(nodes=_format_names(disconnected))
+            text = _("Disconnected: {nodes}.").format(nodes=list_names(disconnected, _MAX_NAMES))
             self.message_user(request, text, messages.SUCCESS)
         if closed:
-            text = _("Already disconnected: {nodes}.").format(nodes=_format_names(closed))
+            text = _("Already disconnected: {nodes}.").format(nodes=list_names(closed, _MAX_NAMES))
             self.message_user(request, text, messages.INFO)
 
 
-def _topics(client: Client, kind: str) -> str:
-    return _format_names(entry.topic for entry in client.memberships.all() if entry.kind == kind)
+def _first_topics(kind: str, name: str) -> Prefetch:
+    """Read some topics of each node into an attribute: a node may have thousands."""
+    members = Membership.objects.filter(kind=kind).select_related("topic").order_by("topic__name")
+    return Prefetch("memberships", members[: _MAX_NAMES + 1], to_attr=name)
 
 
-def _format_names(names: Iterable[Any]) -> str:
-    return list_names(names, _MAX_NAMES) or "-"
+def _format_names(found: Iterable[Membership | Observation]) -> str:
+    """Return the first names as text; there may be more than were read."""
+    names = [each.topic if isinstance(each, Membership) else each.pattern for each in found]
+    listed = ", ".join(isolate(str(name)) for name in names[:_MAX_NAMES])
+    more = _("{names} and more").format(names=listed)
+    return more if len(names) > _MAX_NAMES else listed or "-"

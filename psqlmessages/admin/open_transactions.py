@@ -94,7 +94,7 @@ class OpenTransactionsMixin(BaseAdmin):
         chosen = None
         if request.method == "POST":
             if not self.has_terminate_permission(request):
-                raise PermissionDenied
+                raise PermissionDenied("psqlmessages.terminate_session")
             key = request.POST.get("pid"), request.POST.get("transaction")
             matching = (each for each in found if (str(each.pid), each.transaction) == key)
             chosen = next(matching, None)

@@ -9,17 +9,16 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin import ModelAdmin
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.admin.base import BaseAdmin, FrequentValuesFilter, column
+from psqlmessages.admin.base import BaseAdmin, column
+from psqlmessages.admin.lists import TopicFilter, time_column
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
 from psqlmessages.models import PipelineJob, Traffic
-
-_BUSY_WITHIN = timedelta(days=7)
 
 
 class WindowFilter(admin.SimpleListFilter):
@@ -51,28 +50,13 @@ class WindowFilter(admin.SimpleListFilter):
         return queryset.filter(window_seconds=int(self.value()))
 
 
-class TopicFilter(FrequentValuesFilter):
-    """Filter by a topic, one of the busiest of the last 7 days."""
-
-    title = _("topic")
-    parameter_name = "topic"
-
-    def most_frequent(self, objects: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the topics and their number of messages, the busiest first."""
-        hours = Traffic.objects.filter(
-            window_seconds=Traffic.Window.HOUR, starts_at__gte=Now() - _BUSY_WITHIN
-        )
-        busiest = hours.order_by().values_list("topic").annotate(all=Sum("count"))
-        return busiest.order_by("-all")
-
-
 @admin.register(Traffic)
 class TrafficAdmin(BaseAdmin):
     """The windows of traffic, the newest first. Jobs write them, and remove old ones."""
 
     denied_permissions = ("add", "change", "delete")
     list_display = (
-        *("starts_at", "topic", "sender", "count", "bytes"),
+        *("starts", "topic", "sender", "count", "bytes"),
         *("median_latency", "p95_latency", "median_size", "p95_size"),
     )
     list_filter = (WindowFilter, TopicFilter)
@@ -81,12 +65,13 @@ class TrafficAdmin(BaseAdmin):
     search_help_text = _("Searches the topic and the sender.")
     ordering = ("-starts_at", "topic", "sender")
     list_per_page = 50
-    show_full_result_count = False
     fields = (
-        *("topic", "sender", "window_seconds", "starts_at", "count", "bytes"),
+        *("topic", "sender", "window_seconds", "starts", "count", "bytes"),
         *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),
     )
+    readonly_fields = ("starts",)
 
+    starts = time_column(_("starts at"), "starts_at")
     median_latency = column(
         _("latency p50"), lambda row: f"{row.latency_p50:,.0f} ms", order="latency_p50"
     )
@@ -102,15 +87,18 @@ class PipelineJobAdmin(BaseAdmin):
     """The last reported state of jobs. A dead job can be deleted; its next start adds it again."""
 
     denied_permissions = ("add", "change")
-    list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen_at")
+    list_display = ("name", "current_state", "lag", "rate", "rows", "last_batch", "seen")
     fields = (
-        *("name", "current_state", "error", "started_at", "seen_at"),
-        *("last_batch", "last_batch_at"),
+        *("name", "current_state", "error", "started", "seen"),
+        *("last_batch", "batch_time"),
         *("rows", "rate", "lag"),
     )
     readonly_fields = fields
     search_fields = ("name",)
     search_help_text = _("Searches the name.")
+    started = time_column(_("started at"), "started_at")
+    seen = time_column(_("seen at"), "seen_at")
+    batch_time = time_column(_("last batch at"), "last_batch_at")
     rate = column(
         _("rows/s"),
         lambda job: f"{job.rows_per_second:,.1f}" if job.is_alive else "-",

@@ -21,6 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from psqlmessages.admin import base
 from psqlmessages.admin.base import database, fetch_rows, limit_lock_waits
+from psqlmessages.admin.lists import format_time
 from psqlmessages.models import Element, Queue
 
 # Queue operations of the admin. The web process owns the tables, so it needs no rule: it calls
@@ -90,6 +91,7 @@ MAX_REDRIVEN: Final = 10_000
 VIEW_BODIES: Final = "psqlmessages.view_bodies"
 FROM_QUEUE: Final = "x-dl-from-queue"
 _FIELDS: Final = ("id", "headers", "mature_at", "available_at", "tries", "pushed_at", "enc")
+_ORIGIN: Final = (FROM_QUEUE, "x-dl-t", "x-dl-tries")
 _ORDERS: Final = {"first": ("available_at", "id"), "last": ("-available_at", "-id")}
 _ENCODINGS: Final = {None: _("text"), "json": "JSON", "b64": _("bytes, as base64")}
 
@@ -109,11 +111,12 @@ class ElementsMixin:
         """Show a page of a queue's elements, or redrive dead letters."""
         found = get_object_or_404(Queue, pk=queue)
         if not self.has_view_elements_permission(request):
-            raise PermissionDenied
+            can_view = self.has_view_permission(request)
+            raise PermissionDenied(f"psqlmessages.view_{'element' if can_view else 'queue'}")
         may_redrive = request.user.has_perm("psqlmessages.change_element")
         if request.method == "POST":
             if not may_redrive:
-                raise PermissionDenied
+                raise PermissionDenied("psqlmessages.change_element")
             self._redrive(request, found)
             return HttpResponseRedirect(request.get_full_path())
         with_bodies = request.user.has_perm(VIEW_BODIES)
@@ -204,16 +207,33 @@ def _describe(entry: dict[str, Any]) -> dict[str, Any]:
     if is_waiting:
         state = _("reserved") if entry["is_leased"] else _("scheduled")
     headers, body = entry["headers"], entry.get("body_start")
+    origin = {name: headers.get(name) for name in _ORIGIN} if isinstance(headers, dict) else {}
+    dead_from = origin.get(FROM_QUEUE)
+    if dead_from:
+        # The page says in words where a dead letter comes from.
+        headers = {name: value for name, value in headers.items() if name not in _ORIGIN}
     text = json.dumps(headers, ensure_ascii=False) if headers else ""
-    dead_from = headers.get(FROM_QUEUE) if isinstance(headers, dict) else None
     return {
         **entry,
         "state": state,
-        "until": entry["available_at"] if is_waiting else None,
+        "until": format_time(entry["available_at"]) if is_waiting else None,
+        "mature": format_time(entry["mature_at"]),
+        "pushed": format_time(entry["pushed_at"]),
         "headers": text if len(text) <= HEADER_CHARACTERS else f"{text[:HEADER_CHARACTERS]}…",
         "dead_from": str(dead_from or ""),
+        "dead_tries": origin.get("x-dl-tries"),
+        "died": _format_death(origin.get("x-dl-t")),
         "kind": _ENCODINGS.get(entry["enc"], entry["enc"]),
         "body": body,
         # Whether the body is longer than the part that the page shows.
         "has_more": body is not None and entry["size"] > len(body.encode()),
     }
+
+
+def _format_death(value: Any) -> str:
+    """Format the time in a header; "" if it is none, because programs can set headers."""
+    try:
+        time = parse_datetime(str(value))
+    except ValueError:
+        return ""
+    return format_time(time) if time and time.tzinfo else ""

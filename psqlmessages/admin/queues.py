@@ -8,8 +8,9 @@ from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION
 from django.contrib.postgres.fields import ArrayField
 from django.db import OperationalError
-from django.db.models import BigIntegerField, Exists, OuterRef, Q, QuerySet
-from django.db.models.expressions import RawSQL
+from django.db.models import BigIntegerField, Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.expressions import Combinable, RawSQL
+from django.db.models.functions import Coalesce
 from django.forms import ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext_lazy as _
@@ -20,12 +21,12 @@ from psqlmessages.admin.base import (
     BaseAdmin,
     HistoryMixin,
     LockTimeoutMixin,
-    StateFilter,
     VerbatimForm,
     column,
     list_names,
-    rules_for,
+    rules_context,
 )
+from psqlmessages.admin.lists import StateFilter
 from psqlmessages.admin.queue_elements import ElementsMixin
 from psqlmessages.exchanges.store.definitions import name_error
 from psqlmessages.exchanges.store.stats import (
@@ -36,7 +37,7 @@ from psqlmessages.exchanges.store.stats import (
     QueueCounters,
     size_limits,
 )
-from psqlmessages.models import Auth, Element, Queue
+from psqlmessages.models import Auth, Element, Queue, QueueCount
 
 _MAX_NAMES = 20
 
@@ -71,6 +72,8 @@ _DELETING = Confirmation(
 
 
 _NUMBERS = ArrayField(BigIntegerField())
+# Elements that the list counts in each state of a queue; the page of a queue counts more.
+MAX_IN_LIST = 1000
 _HAS_ELEMENTS = Exists(Element.objects.filter(queue=OuterRef("pk")))
 
 
@@ -105,9 +108,8 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     form = QueueForm
     list_display = (
-        *("name", "state", "total", "available", "scheduled", "reserved"),
+        *("name", "state", "backlog", "available", "scheduled", "reserved", "dead_letters"),
         "tries",
-        *("puts", "gets", "reserves", "commits", "rollbacks", "dead_letters", "removes"),
     )
     list_filter = (QueueStateFilter,)
     list_per_page = 50
@@ -118,21 +120,16 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     actions = ("pause_selected", "resume_selected", "drain_selected", "delete_empty")
     # An action deletes empty queues instead.
     denied_permissions = ("delete",)
+    fragments = ("state",)
 
     state = column(
         _("state"), lambda queue: _("paused") if queue.is_paused else _("open"), order="is_paused"
     )
-    total = column(_("elements"), lambda queue: sizes_of(queue).format_count("total"))
+    backlog = column(_("backlog"), lambda queue: f"{max(0, queue.backlog):,}", order="-backlog")
     available = column(_("available"), lambda queue: sizes_of(queue).format_count("available"))
     scheduled = column(_("scheduled"), lambda queue: sizes_of(queue).format_count("scheduled"))
     reserved = column(_("reserved"), lambda queue: sizes_of(queue).format_count("reserved"))
-    puts = column(_("pushed"), lambda queue: f"{counters_of(queue).puts:,}")
-    gets = column(_("popped"), lambda queue: f"{counters_of(queue).gets:,}")
-    reserves = column(_("reserves"), lambda queue: f"{counters_of(queue).reserves:,}")
-    commits = column(_("commits"), lambda queue: f"{counters_of(queue).commits:,}")
-    rollbacks = column(_("rollbacks"), lambda queue: f"{counters_of(queue).rollbacks:,}")
-    dead_letters = column(_("dead letters"), lambda queue: f"{counters_of(queue).dead_letters:,}")
-    removes = column(_("removed"), lambda queue: f"{counters_of(queue).removes:,}")
+    dead_letters = column(_("dead letters"), lambda queue: f"{queue.died:,}", order="-died")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Queue | None = None) -> list[str]:
         """Make the name of an existing queue read-only."""
@@ -140,10 +137,15 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Queue]:
         """Read queues with their sizes and counters, in one statement."""
-        sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
-        counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
+        sizes = RawSQL(SIZES, size_limits(MAX_IN_LIST), _NUMBERS)  # noqa: S611 - contains no input
         queues = super().get_queryset(request).defer("channel", "awaited_until")
-        return queues.annotate(sizes=sizes, counters=counters)
+        return queues.annotate(
+            sizes=sizes,
+            backlog=_sum_counts(
+                F("puts") - F("gets") - F("commits") - F("dead_letters") - F("removes")
+            ),
+            died=_sum_counts(F("dead_letters")),
+        )
 
     @admin.display(description=_("dead after"), ordering="max_tries")
     def tries(self, queue: Queue) -> str:
@@ -168,12 +170,14 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     def object_context(self, request: HttpRequest, obj: Queue) -> dict[str, Any]:
         """Return the sizes, counters, rules and actions of a queue."""
         kinds = ("total", "available", "scheduled", "reserved")
+        sizes, counters = _read_numbers(obj)
         return {
-            "sizes": {kind: sizes_of(obj).format_count(kind) for kind in kinds},
-            "counts": counters_of(obj)._asdict(),
+            "sizes": {kind: sizes.format_count(kind) for kind in kinds},
+            "counts": counters._asdict(),
             "actions": self._actions_on(request, obj),
             "may_view_elements": self.has_view_elements_permission(request),
-            "rules": rules_for(Auth.Type.QUEUE, obj.name),
+            "destructive": ("drain_selected", "delete_empty"),
+            **rules_context(Auth.Type.QUEUE, obj.name),
             "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
         }
 
@@ -276,7 +280,7 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
     ) -> HttpResponse:
         context = {
             "question": question,
-            "queues": [(queue, sizes_of(queue).format_count("total")) for queue in queues],
+            "queues": [(queue, _read_numbers(queue)[0].format_count("total")) for queue in queues],
             "from_change_page": "from_change_page" in request.POST,
         }
         return self.page(request, "queue/confirm", question.title, **context)
@@ -284,9 +288,19 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
 
 def sizes_of(queue: Queue) -> ElementCounts:
     """Return the sizes that `get_queryset` has read."""
-    return ElementCounts.of(queue.sizes, MAX_LISTED)
+    return ElementCounts.of(queue.sizes, MAX_IN_LIST)
 
 
-def counters_of(queue: Queue) -> QueueCounters:
-    """Return the counters that `get_queryset` has read."""
-    return QueueCounters(*queue.counters)
+def _sum_counts(value: Combinable) -> Coalesce:
+    counts = QueueCount.objects.filter(queue=OuterRef("pk")).order_by().values("queue")
+    total = counts.annotate(total=Sum(value)).values("total")
+    return Coalesce(Subquery(total), 0, output_field=BigIntegerField())
+
+
+def _read_numbers(queue: Queue) -> tuple[ElementCounts, QueueCounters]:
+    """Read the sizes of one queue, up to a higher limit than in the list, and its counters."""
+    sizes = RawSQL(SIZES, size_limits(MAX_LISTED), _NUMBERS)  # noqa: S611 - contains no input
+    counters = RawSQL(COUNTS, [], _NUMBERS)  # noqa: S611
+    numbers = Queue.objects.filter(pk=queue.pk).annotate(sizes=sizes, counters=counters)
+    found = numbers.values_list("sizes", "counters").first() or ((0, 0, 0), (0,) * 7)
+    return ElementCounts.of(found[0], MAX_LISTED), QueueCounters(*found[1])

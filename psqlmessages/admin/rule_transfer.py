@@ -214,7 +214,7 @@ class TransferMixin:
     def import_view(self, request: HttpRequest) -> HttpResponse:
         """Show the changes that an uploaded document makes; then apply exactly these."""
         if not self._may_import(request):
-            raise PermissionDenied
+            raise PermissionDenied("psqlmessages.add_auth, psqlmessages.change_auth")
         if "plan" in request.POST:
             return self._import(request)
         form = UploadForm(
@@ -241,8 +241,8 @@ class TransferMixin:
             return self.redirect("import")
         if plan.is_stale:
             return self._show_conflict(request, plan)
-        if plan.missing_permissions(request.user):
-            raise PermissionDenied
+        if missing := plan.missing_permissions(request.user):
+            raise PermissionDenied(", ".join(sorted(missing)))
         try:
             impact = plan.apply(request)
         except changes.DefinitionsChanged:

@@ -7,10 +7,12 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.actions import delete_selected
 from django.core.exceptions import ValidationError
 from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.utils.html import escape
 from django.utils.translation import gettext_lazy as _
 
@@ -18,15 +20,16 @@ from psqlmessages.admin import base
 from psqlmessages.admin.base import (
     BaseAdmin,
     HistoryMixin,
-    IdentFilter,
-    RoleFilter,
     VerbatimForm,
     find_remarks,
 )
 from psqlmessages.admin.impact import RuleImpact
+from psqlmessages.admin.lists import IdentFilter, RoleFilter
 from psqlmessages.admin.rule_transfer import TransferMixin
 from psqlmessages.models import Auth
 from psqlmessages.rules.document import RuleEntry
+
+_MAX_NAMES = 20
 
 # Form of a rule, for its own page and for the list
 
@@ -105,6 +108,9 @@ class RuleRowForm(RuleForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.fields["mode"].choices = [(mode, mode) for mode in Auth.Mode.values]
+        for name, field in self.fields.items():
+            label = _("{field} of {rule}").format(field=field.label or name, rule=self.instance)
+            field.widget.attrs["aria-label"] = label
 
 
 @admin.register(Auth)
@@ -116,6 +122,7 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
     list_display_links = ("role", "ident")
     list_editable = ("mode", "timeout")
     list_filter = (RoleFilter, IdentFilter, "type", "mode")
+    actions = ("delete_selected",)
     search_fields = ("ident", "dest", "role")
     search_help_text = _("Searches the ident, the destination and the role.")
 
@@ -150,10 +157,21 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
         view = super().changeform_view
         return self._with_impact(request, lambda: view(request, *args, **kwargs))
 
-    def delete_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Ask for confirmation, then delete one rule."""
-        view = super().delete_view
-        return self._with_impact(request, lambda: view(request, *args, **kwargs))
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Ask for confirmation, and name the affected nodes; then delete one rule."""
+        view, rules = super().delete_view, Auth.objects.filter(pk=object_id)
+        context = {**(extra_context or {}), **_affected(request, rules)}
+        return self._with_impact(request, lambda: view(request, object_id, context))
+
+    @admin.action(description=_("Delete selected rules"), permissions=["delete"])
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Auth]) -> Any:
+        """Ask for confirmation, and name the affected nodes; then delete the rules."""
+        response = delete_selected(self, request, queryset)
+        if isinstance(response, TemplateResponse):
+            response.context_data |= _affected(request, queryset)
+        return response
 
     def save_model(
         self, request: HttpRequest, obj: Auth, form: forms.ModelForm, change: bool
@@ -190,3 +208,12 @@ class AuthAdmin(HistoryMixin, TransferMixin, BaseAdmin):
             return HttpResponseRedirect(request.get_full_path())
         self.show_impact(request, request.impact)
         return response
+
+
+def _affected(request: HttpRequest, rules: QuerySet[Auth]) -> dict[str, Any]:
+    """Return the connected nodes that these rules apply to, for the confirmation."""
+    if "post" in request.POST:
+        return {}
+    impact = RuleImpact()
+    impact.add_connected_nodes(rules.values_list("pk", flat=True))
+    return {"asks_for_rules": True, "affected": base.list_names(sorted(impact.idents), _MAX_NAMES)}

@@ -12,10 +12,11 @@ from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.admin.base import BaseAdmin, StateFilter, column
+from psqlmessages.admin.base import BaseAdmin
+from psqlmessages.admin.lists import StateFilter, time_column
 from psqlmessages.models import Subscription
 
-_MAX_COUNTED = 10_000
+_MAX_COUNTED = 1000
 _BACKLOG = """(
     SELECT count(*) FROM (
         SELECT FROM psqlmessages_topic AS t
@@ -42,17 +43,19 @@ class SubscriptionStateFilter(StateFilter):
 class SubscriptionAdmin(BaseAdmin):
     """The durable subscriptions. Nodes start, renew and end them."""
 
-    list_display = ("ident", "topic", "backlog", "expires", "state", "started_at", "pinged_at")
+    list_display = ("ident", "topic", "backlog", "expires", "state", "pinged")
     list_filter = (SubscriptionStateFilter,)
     search_fields = ("ident", "topic")
     search_help_text = _("Searches the ident and the topic.")
-    fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started_at", "pinged_at")
+    fields = ("ident", "topic", "backlog", "state", "expires", "timeout", "started", "pinged")
     readonly_fields = fields
 
     # Nodes subscribe themselves, and unused subscriptions expire. A changed position could lose
     # messages.
     denied_permissions = ("add", "change", "delete")
-    expires = column(_("expires"), lambda subscription: subscription.expires_at, order="expires_at")
+    expires = time_column(_("expires"), "expires_at")
+    started = time_column(_("started at"), "started_at")
+    pinged = time_column(_("pinged at"), "pinged_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Subscription]:
         """Read subscriptions with their expiry and their backlog, counted up to a limit."""

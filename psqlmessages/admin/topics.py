@@ -19,7 +19,7 @@ from django.views.decorators.http import require_POST
 
 from psqlmessages import archive_marks
 from psqlmessages.admin import base
-from psqlmessages.admin.base import BaseAdmin, LockTimeoutMixin, column, rules_for
+from psqlmessages.admin.base import BaseAdmin, LockTimeoutMixin, column, rules_context
 from psqlmessages.exceptions import IdentNotExistent, MessagesError, NotAuthorized
 from psqlmessages.models import Auth, Client, Membership, Subscription, Topic
 
@@ -64,20 +64,20 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
 
     # A rule that names a topic creates it. An unused topic costs nothing.
     denied_permissions = ("add", "delete")
+    fragments = ("rules",)
     pages: ClassVar = {"archive": "<int:key>/archive/"}
-    listeners_now = column(_("listeners"), lambda topic: topic.listening, order="listening")
-    senders_now = column(_("senders"), lambda topic: topic.sending, order="sending")
+    listeners_now = column(_("listeners"), lambda topic: topic.listening, order="listeners")
+    senders_now = column(_("senders"), lambda topic: topic.sending)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Topic]:
         """Read topics with their numbers of listeners and senders."""
-        live = base.live_sessions()
         return (
             super()
             .get_queryset(request)
             .defer("channels", "wakes")
             .annotate(
-                listening=_count_nodes(Membership.Kind.LISTEN, live),
-                sending=_count_nodes(Membership.Kind.NOTIFY, live),
+                listening=_count_nodes(Membership.Kind.LISTEN),
+                sending=_count_nodes(Membership.Kind.NOTIFY),
             )
         )
 
@@ -91,7 +91,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         mark = Subscription.objects.filter(ident=ARCHIVE_IDENT, topic=obj.name).first()
         return {
             "status": {kind.value: _idents(obj, kind) for kind in Membership.Kind},
-            "rules": rules_for(Auth.Type.TOPIC, obj.name),
+            **rules_context(Auth.Type.TOPIC, obj.name),
             "may_view_rules": request.user.has_perm("psqlmessages.view_auth"),
             "archive": {"is_set": mark is not None, "position": mark.position if mark else None},
             "may_change": self.has_change_permission(request, obj),
@@ -103,7 +103,7 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         """Set or remove the archive mark; the form's field ``archive`` says which."""
         topic = get_object_or_404(Topic, pk=key)
         if not self.has_change_permission(request, topic):
-            raise PermissionDenied
+            raise PermissionDenied("psqlmessages.change_topic")
         text, level = _set_mark(topic.name, is_marked=request.POST.get("archive") == "yes")
         if level == messages.SUCCESS:
             base.record_history(request, [(topic, CHANGE, text)])
@@ -111,9 +111,11 @@ class TopicAdmin(LockTimeoutMixin, BaseAdmin):
         return self.redirect("change", key)
 
 
-def _count_nodes(kind: str, live: list[int]) -> Coalesce:
+def _count_nodes(kind: str) -> Coalesce:
     members = (
-        Membership.objects.filter(topic=OuterRef("pk"), kind=kind, client__session__in=live)
+        Membership.objects.filter(
+            topic=OuterRef("pk"), kind=kind, client__session__in=base.LIVE_SESSIONS
+        )
         .order_by()
         .values("topic")
         .annotate(number=Count("pk"))
@@ -124,6 +126,6 @@ def _count_nodes(kind: str, live: list[int]) -> Coalesce:
 
 def _idents(topic: Topic, kind: str) -> list[str]:
     members = Client.objects.filter(
-        memberships__topic=topic, memberships__kind=kind, session__in=base.live_sessions()
+        memberships__topic=topic, memberships__kind=kind, session__in=base.LIVE_SESSIONS
     )
     return list(members.order_by("ident").values_list("ident", flat=True))

@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField
+from psqlmessages.models.names import NameField, isolate
 
 MAX_PARALLEL = 16
 MAX_WSIZE = 4096
@@ -102,7 +102,7 @@ class Exchange(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return isolate(self.name)
 
 
 class Destination(models.Model):
@@ -143,7 +143,7 @@ class Destination(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.queue}"
+        return isolate(f"{self.namespace}/{self.queue}")
 
 
 class ExchangeCount(models.Model):

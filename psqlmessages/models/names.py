@@ -1,5 +1,6 @@
 """Names and their fields. Collation C compares bytes, so that prefixes use the index."""
 
+import re
 from typing import Any, Final
 
 from django.db import models
@@ -12,6 +13,24 @@ NAME_CHARACTERS: Final = 100
 def is_name(name: str) -> bool:
     """Return whether PostgreSQL can store a node or topic with this name."""
     return 0 < len(name) <= NAME_CHARACTERS and not describe_unstorable(name)
+
+
+# Controls that change the direction of the text around them; isolates begin and end with these.
+_DIRECTION_CONTROLS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_ISOLATE: Final = "\u2068"
+_END_OF_ISOLATE: Final = "\u2069"
+
+
+def isolate(text: str) -> str:
+    """Return text that leaves the direction of a sentence around it unchanged, when displayed.
+
+    A name may contain U+202E, which reverses all that follows.
+    """
+    if not (found := _DIRECTION_CONTROLS.findall(text)):
+        return text
+    # The text may end the isolate, and begin others.
+    ends = 1 + found.count(_END_OF_ISOLATE)
+    return _ISOLATE * ends + text + _END_OF_ISOLATE * (ends + len(found))
 
 
 def patterns(name: str) -> list[str]:

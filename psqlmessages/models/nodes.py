@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField, RoleField
+from psqlmessages.models.names import NameField, RoleField, isolate
 
 
 class Session(models.Model):
@@ -48,7 +48,7 @@ class Client(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.ident
+        return isolate(self.ident)
 
 
 # Topics, their senders and listeners, and observers.
@@ -90,7 +90,7 @@ class Topic(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return isolate(self.name)
 
 
 class Membership(models.Model):

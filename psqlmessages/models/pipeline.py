@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField
+from psqlmessages.models.names import NameField, isolate
 
 
 class Traffic(models.Model):
@@ -86,4 +86,4 @@ class PipelineJob(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return isolate(self.name)

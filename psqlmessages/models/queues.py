@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField
+from psqlmessages.models.names import NameField, isolate
 
 DEAD_LETTERS = "__deadletter__"
 
@@ -91,7 +91,7 @@ class Queue(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return isolate(self.name)
 
 
 class Element(models.Model):

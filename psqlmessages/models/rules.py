@@ -8,7 +8,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField, RoleField
+from psqlmessages.models.names import NameField, RoleField, isolate
 
 
 class RuleManager(models.Manager["Auth"]):
@@ -93,7 +93,8 @@ class Auth(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.ident} ({self.role}): {self.mode} {self.type} {self.dest}"
+        ident, dest = isolate(self.ident), isolate(self.dest)
+        return f"{ident} ({self.role}): {self.mode} {self.type} {dest}"
 
     def natural_key(self) -> tuple[str, str, str, str]:
         """Return what identifies the rule, for `dumpdata --natural-primary`."""
@@ -135,4 +136,4 @@ class WebIdentity(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.user or self.group} as {self.ident}"
+        return f"{self.user or self.group} as {isolate(self.ident)}"

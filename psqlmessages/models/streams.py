@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from psqlmessages.models.names import NameField
+from psqlmessages.models.names import NameField, isolate
 
 
 class Subscription(models.Model):
@@ -41,7 +41,7 @@ class Subscription(models.Model):
         indexes: ClassVar = [models.Index(fields=["topic"], name="subscription_by_topic")]
 
     def __str__(self) -> str:
-        return f"{self.ident} from {self.topic}"
+        return f"{isolate(self.ident)} from {isolate(self.topic)}"
 
 
 class StreamMessage(models.Model):
