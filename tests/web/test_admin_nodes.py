@@ -137,7 +137,7 @@ def test_the_page_of_a_topic_shows_its_nodes_and_rules_live(desk: Desk, gateway:
     desk.world.rules("user2 ALL Topic * R 10", "user2 ELSE Topic PRICESX R 10")
     desk.world.rules("user2 PRICES Rpc PRICES W 10")
     page = desk.open(topic_page("PRICES"))
-    assert "Listeners ONE, TWO Senders none" in page.text
+    assert "Listeners ONE , TWO Senders none" in page.text
     assert "user1 ONE PRI* O (observe) 10 s" in page.text
     assert "user2 ALL * R (receive) 10 s" in page.text
     assert "ELSE" not in page.text

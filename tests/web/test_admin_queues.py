@@ -1,6 +1,7 @@
 """Queues in the admin: the list, one queue's page, its elements, and what can be done to queues."""
 
 import json
+import re
 
 import pytest
 
@@ -52,14 +53,23 @@ def test_the_list_tells_sizes_by_state_counters_and_dead_letters(desk: Desk, wor
     push(worker, "done", *"xxx")
     worker.query("SELECT id FROM messages.pop('W', 'done')")
     worker.ok("commit", "W", worker.query(TAKE, "done"))
-    assert "done open 1 1 0 0 - 3 1 1 1 0 0 " in desk.open(QUEUES).text
+    assert "done open 1 1 0 0 0 - " in desk.open(QUEUES).text
+    page = desk.open(page_of(Queue.objects.get(name="done")))
+    assert "Removed 3 1 1 1 0 0 0 " in page.text
     Queue.objects.filter(name="done").update(max_tries=3)
-    assert "0 0 3 tries, to __deadletter__ 3" in desk.open(QUEUES).text
+    assert "0 0 0 3 tries, to __deadletter__" in desk.open(QUEUES).text
     worker.connection.execute(
         "SELECT messages.push_many('W', 'full', array_fill('x'::text, ARRAY[4000]))"
         " FROM generate_series(1, 3)"
     )
-    assert "full open over 10,000 over 10,000 0 0" in desk.open(QUEUES).text
+    # The largest backlog is first.
+    text = desk.open(f"{QUEUES}?o=3").text
+    assert "full open 12,000 over 1,000 0 0" in text
+    assert text.index("full open") < text.index("orders open") < text.index("done open")
+    assert (
+        "open over 10,000 over 10,000 0 0"
+        in desk.open(page_of(Queue.objects.get(name="full"))).text
+    )
 
 
 def test_the_list_is_filtered_by_state(desk: Desk, worker: Program):
@@ -132,7 +142,7 @@ def test_draining_and_deleting_ask_first_and_spare_what_they_should(desk: Desk, 
     push_later(worker, "orders")
     lease = worker.query(TAKE, "orders")
     page = act(desk, "drain_selected", "orders")
-    assert "orders: 4 elements now" in page.text
+    assert "orders : 4 elements now" in page.text
     assert held("orders") == 4
     assert desk.send(page, "Drain").messages == ["Removed from orders: 2 elements."]
     assert held("orders") == 2
@@ -258,6 +268,7 @@ def dead(desk: Desk, worker: Program) -> Program:
 
 def test_chosen_dead_letters_go_back_where_they_came_from(desk: Desk, dead: Program):
     page = desk.open(queue_page("__deadletter__", "elements"))
+    assert re.search(r"From the queue orders : attempt 1 was the last, \S+ \S+ UTC", page.text)
     assert desk.send(page, "Redrive selected").messages == ["No dead letter was selected."]
     push(dead, "other", "x", headers={"x-dl-from-queue": "orders"})
     stranger = Element.objects.get(queue__name="other")

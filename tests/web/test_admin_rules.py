@@ -9,7 +9,7 @@ from django.db import connection
 from project.postgres import Server
 from psqlmessages.admin import base
 from psqlmessages.models import Auth
-from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk
+from tests.web.desks import LIST_BUTTON, RULES, SURE, Desk, page_of
 
 SCRIPT = "<script>alert(1)</script>"
 BUSY = (
@@ -63,13 +63,31 @@ def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk):
     assert UNTOUCHED in page.messages, "its connection is gone"
 
 
+def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Desk):
+    name = "\u202eX"
+    board.world.rules(f"user2 {name} Topic T R 10")
+    board.world.node("user2", name)
+    rules = Auth.objects.filter(ident__in=["BOARD", name])
+    # U+202E reverses only the name.
+    shown = f"Affected connected nodes: \u2068{name}\u2069\u2069 . They lose immediately"
+    assert shown in board.open(page_of(rules.get(ident=name), "delete")).text
+    page = board.act(RULES, "delete_selected", *(rule.pk for rule in rules))
+    assert f"Affected connected nodes: BOARD, \u2068{name}" in page.text
+    assert rules.count() == 3
+    ended = board.send(page, SURE).messages[1]
+    assert "BOARD is disconnected" in ended
+    assert f"\u2068{name}\u2069\u2069 is disconnected" in ended
+
+
 def test_the_history_says_what_was_and_what_is(desk: Desk):
     name = "N" * 100
     desk.world.rules(f"user1 {name} Topic T R 10")
     desk.send(desk.open_rule(ident=name), "Save", mode="RW", timeout="20")
     page = desk.follow(desk.open_rule(ident=name), "History")
     assert "Mode: R → RW; Timeout: 10 → 20" in page.text
-    desk.send(desk.follow(desk.open_rule(ident=name), "Delete"), SURE)
+    page = desk.follow(desk.open_rule(ident=name), "Delete")
+    assert "No connected node is affected." in page.text
+    desk.send(page, SURE)
     assert LogEntry.objects.latest("pk").change_message == f"Deleted {name} (user1): RW Topic T."
 
 

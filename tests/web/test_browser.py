@@ -1,14 +1,17 @@
 """One journey through each page in a real browser; nothing may go wrong in its console."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
 import pytest
+from axe_playwright_python.base import AXE_SCRIPT
 from django.contrib.auth.models import User
 from django.db.models import F
 from django.utils import timezone
@@ -24,13 +27,26 @@ from psqlmessages.models import (
     ExchangeCount,
     PipelineJob,
     Queue,
+    Subscription,
     Topic,
+    Traffic,
+    WebIdentity,
 )
 from tests.conftest import TestedServer
 from tests.sql.conftest import World
 from tests.web import test_now
 from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
-from tests.web.desks import CLIENTS, EXCHANGES, IDENTITIES, QUEUES, RULES, TOPICS, page_of
+from tests.web.desks import (
+    CLIENTS,
+    EXCHANGES,
+    IDENTITIES,
+    JOBS,
+    QUEUES,
+    RULES,
+    SUBSCRIPTIONS,
+    TOPICS,
+    page_of,
+)
 from tests.web.measured import HOSTILE, count, forget, job, report, window
 from tests.web.site import Site
 from tests.web.test_admin_exchanges import new
@@ -103,6 +119,9 @@ def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, 
     expect(admin.locator(".messagelist")).to_contain_text("LISTENER no longer listens to")
     expect(listeners(page)).to_have_count(0)
     expect(topic.get_by_text("No node listens now.")).to_be_visible()
+    # The rules about the topic are as live.
+    rule = topic.locator("[data-fragment=rules]").get_by_role("row").filter(has_text="LISTENER")
+    expect(rule).to_contain_text("W (send)")
 
 
 def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World):
@@ -345,7 +364,11 @@ def furnish(site: Site, world: World) -> list[str]:
         MONITOR_RULE, f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60", "user1 W Queue * RW 60"
     )
     world.rule("user2", HOSTILE, "Topic", HOSTILE, "R", 10)
-    world.node("user2", HOSTILE).ok("topic_listen", HOSTILE)
+    world.rule("user2", "i" * 100, "Topic", "t" * 100, "R", 10)
+    Queue.objects.create(name="q" * 100, channel="q")
+    node = world.node("user2", HOSTILE)
+    node.ok("topic_listen", HOSTILE)
+    node.connection.execute("SELECT messages.subscribe(%s, %s, 600)", [HOSTILE, HOSTILE])
     exchange = new(HOSTILE, HOSTILE, f"{HOSTILE} msg.body == '{'x' * 200}'", "d" * 100)
     worker = world.program("user1")
     worker.connection.execute(
@@ -356,39 +379,73 @@ def furnish(site: Site, world: World) -> list[str]:
         window(topic, HOSTILE)
     job("exchange " + "y" * 80, silent=60)
     job("traffic", state=PipelineJob.State.FAILED, error="What has failed. " * 10)
-    rule, queue = Auth.objects.get(ident=HOSTILE).pk, Queue.objects.get(name=HOSTILE).pk
-    topic, node = Topic.objects.get(name=HOSTILE).pk, Client.objects.get(ident=HOSTILE).pk
+    identity = WebIdentity.objects.get().pk
+    rule, queue = Auth.objects.get(ident=HOSTILE), Queue.objects.get(name=HOSTILE)
+    dead = Queue.objects.create(name="__deadletter__", channel="dead")
+    Element.objects.create(
+        queue=dead, body="x",
+        headers={"x-dl-from-queue": HOSTILE, "x-dl-t": "2026-01-01T00:00:00Z", "x-dl-tries": 3},
+    )  # fmt: skip
+    topic, client = Topic.objects.get(name=HOSTILE), Client.objects.get(ident=HOSTILE)
+    subscription, traffic = Subscription.objects.get(), Traffic.objects.first()
+    assert traffic
     name = quote(HOSTILE, safe="")
     return [
-        "/", "/chat/", *ENTRIES, TRAFFIC, "/monitor/queues/", f"/monitor/queues/{name}/",
-        f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}", "/admin/",
-        RULES, f"{RULES}add/", f"{RULES}import/",
-        f"{RULES}{rule}/change/", f"{RULES}{rule}/history/", CLIENTS, f"{CLIENTS}{node}/change/",
-        TOPICS, f"{TOPICS}{topic}/change/", IDENTITIES, f"{IDENTITIES}add/", EXCHANGES,
-        f"{EXCHANGES}add/", f"{EXCHANGES}{exchange.pk}/change/",
-        f"{EXCHANGES}{exchange.pk}/dry-run/", QUEUES, f"{QUEUES}add/", f"{QUEUES}{queue}/change/",
-        f"{QUEUES}{queue}/elements/",
+        "/", "/chat/", "/login/", *ENTRIES, TRAFFIC, "/api/docs", "/admin/",
+        *(f"/monitor/{kind}/{each}" for kind in ("queues", "streams", "nodes")
+          for each in ("", f"{name}/")),
+        f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
+        f"/monitor/stored/?topic={name}",
+        "/admin/auth/user/", "/admin/auth/user/add/", "/admin/password_change/",
+        RULES, f"{RULES}add/", f"{RULES}import/", f"{RULES}?ident={HOSTILE[:1]}", f"{RULES}?q=-",
+        *(page_of(each, part) for each in (rule, topic, queue, exchange)
+          for part in ("change", "history")),
+        page_of(rule, "delete"), page_of(exchange, "delete"), page_of(exchange, "dry-run"),
+        page_of(queue, "elements"), page_of(dead, "elements"), page_of(client),
+        page_of(subscription), page_of(traffic), CLIENTS, f"{CLIENTS}open-transactions/",
+        TOPICS, IDENTITIES, f"{IDENTITIES}add/", f"{IDENTITIES}{identity}/change/", EXCHANGES,
+        f"{EXCHANGES}add/", QUEUES, f"{QUEUES}add/", SUBSCRIPTIONS, JOBS,
+        "/admin/psqlmessages/traffic/", "/admin/psqlmessages/",
     ]  # fmt: skip
 
 
-def test_pages_are_readable_and_show_names_as_text(site: Site, visitors: Visitors, world: World):
-    page = visitors("chief", viewport=NARROW)
+# What axe finds that keeps some people from using a page.
+VIOLATIONS = """async (options) => {
+    // The page learns of another colour scheme with the next frame.
+    await new Promise(requestAnimationFrame);
+    const transitions = document.getAnimations().filter((each) => each instanceof CSSTransition);
+    await Promise.allSettled(transitions.map((each) => each.finished));
+    const { violations } = await axe.run({ resultTypes: ["violations"], ...options });
+    const found = violations.filter(({ impact }) => ["critical", "serious"].includes(impact));
+    return found.flatMap(({ id, nodes }) => nodes.slice(0, 5).map(({ html }) => `${id}: ${html}`));
+}"""
+
+
+def test_pages_are_accessible_and_show_names_as_text(site: Site, visitors: Visitors, world: World):
+    page = visitors("chief")
     page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
-    faults = {}
+    faults: dict[str, list[Any]] = {}
     for address in furnish(site, world):
+        page.set_viewport_size(NARROW)
         answer = page.goto(address)
         assert answer is not None
-        if address.startswith("/monitor/"):
+        if page.locator("#pill").count():
             expect(page.locator(CURRENT)).to_be_visible()
             expect(page.get_by_text(HOSTILE).first).to_be_attached()
-        found = [answer.status != 200, page.locator("script:text-is('alert(1)')").count()]
-        found += too_wide(page)
-        for scheme in () if address.startswith("/admin/") else ("dark", "light"):
+        found: list[Any] = [answer.status] if answer.status != 200 else []
+        found += page.locator("script:text-is('alert(1)')").all_text_contents() + too_wide(page)
+        page.evaluate(AXE_SCRIPT)
+        for scheme in ("dark", "light"):
             page.emulate_media(color_scheme=scheme)
+            only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+            found += page.evaluate(VIOLATIONS, only)
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             channels = [int(number) for number in ground.strip("rgb()").split(",")]
-            found.append(max(channels) >= 64 if scheme == "dark" else min(channels) <= 192)
-        if any(found):
+            if max(channels) >= 64 if scheme == "dark" else min(channels) <= 192:
+                found.append(f"{scheme}: {ground}")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        found += too_wide(page)
+        if found:
             faults[address] = found
     assert faults == {}
 
@@ -406,10 +463,33 @@ def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
         live(visitors("chief"), "/monitor/queues/"): "retries automatically",
     }
     topics = next(iter(pages))
+    queue, sent = visitors("chief"), visitors("chief")
+    queue.goto(page_of(Queue.objects.create(name="q", channel="q")))
+    number = queue.locator("[data-fragment=state]").get_by_role("cell")
+    expect(queue.locator("[data-liveness]")).to_have_text("live")
+    Queue.objects.update(is_paused=True)
+    expect(number.first).to_have_text("paused")
+    world.rules("user1 SENDER Topic T RW 60")
+    with sent.expect_websocket() as opened:
+        sent.goto(page_of(Topic.objects.get(name="T")))
+    expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
+    sender = world.node("user1", "SENDER", listen="T", notify="T")
+    sender.ok("topic_send_many", "T", ["x"] * 1000)
+    rate = sent.locator("section[data-topic] .now")
+    expect(rate).to_have_text(re.compile("^[1-9]"))
     with database_away(server):
+        expect(queue.locator("[data-liveness]")).to_contain_text("Not live")
+        until(sent, "document.querySelector('section[data-topic].stale') !== null")
+        shown = rate.inner_text()
+        # The rate does not fall while nothing can arrive.
+        for _ in range(3):
+            opened.value.wait_for_event("framereceived")
+        assert rate.inner_text() == shown
         expect(topics.locator("#banner")).to_contain_text("PostgreSQL cannot be reached")
         expect(topics.locator("#pill")).not_to_have_attribute("data-is", "live")
     expect(topics.locator(LIVE)).to_be_visible()
+    queue.close()
+    sent.close()
     site.stop()
     for page, said in pages.items():
         expect(page.locator("#banner")).to_contain_text(said)
