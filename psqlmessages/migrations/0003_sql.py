@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar = [("psqlmessages", "0002_queues")]
 
     operations: ClassVar = [
-        InstallSQL("0.1", digest="2beeedc67e47acb2"),
+        InstallSQL("0.1", digest="09622901cbcaa291"),
         # The scripts create these tables, because Django cannot partition them.
         migrations.SeparateDatabaseAndState(
             state_operations=[

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -122,7 +122,9 @@ class Element(models.Model):
             ),
         ]
         indexes: ClassVar = [
-            models.Index(fields=["queue", "available_at", "id"], name="element_by_availability"),
+            # Not the id itself: while a transaction is open, vacuum counts no rows, and PostgreSQL
+            # would read this whole index to find elements by id.
+            models.Index("queue", "available_at", F("id") + 0, name="element_by_availability"),
             models.Index(
                 fields=["queue", "available_at"],
                 name="element_reserved",

@@ -39,7 +39,7 @@ _SIZES_QUERY: Final = f"""
         FROM psqlmessages_element AS e
         WHERE e.queue_id = psqlmessages_queue.id AND e.available_at <= statement_timestamp()
           AND e.available_at >= (SELECT messages._get_scan_start(psqlmessages_queue.id))
-        ORDER BY e.available_at, e.id LIMIT 1
+        ORDER BY e.available_at, e.id + 0 LIMIT 1
     ), ARRAY(
         SELECT x.name::text FROM psqlmessages_exchange AS x
         WHERE x.source_queue = psqlmessages_queue.name AND x.is_running AND EXISTS (

@@ -371,7 +371,7 @@ BEGIN
         SELECT e.available_at INTO v_first FROM psqlmessages_element AS e
         WHERE e.queue_id = _advance_scan_start.queue_id
           AND e.available_at >= (SELECT coalesce(v_current.start_at, '-infinity'))
-        ORDER BY e.available_at, e.id LIMIT 1;
+        ORDER BY e.available_at, e.id + 0 LIMIT 1;
     END IF;
     INSERT INTO messages._scan_start (
         queue_id, version, start_at, pending_at, pending_version, pending_writers, element_id, seconds

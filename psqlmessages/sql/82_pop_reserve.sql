@@ -154,7 +154,7 @@ BEGIN
               -- Not if the lease has expired in the last try: the element is a dead letter.
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
-            ORDER BY l.available_at, l.id
+            ORDER BY l.available_at, l.id + 0
             LIMIT (SELECT count)
             FOR UPDATE SKIP LOCKED
         ))
@@ -229,7 +229,7 @@ BEGIN
               -- Not if the lease has expired in the last try: the element is a dead letter.
               AND (l.lease IS NULL OR l.tries < v_queue.max_tries - 1 OR v_queue.max_tries IS NULL
                   OR v_queue.dead_letter_queue = v_queue.name)
-            ORDER BY l.available_at, l.id
+            ORDER BY l.available_at, l.id + 0
             LIMIT (SELECT count)
             FOR UPDATE SKIP LOCKED
         ))

@@ -524,7 +524,7 @@ AS $$
            END
     FROM psqlmessages_element AS e
     WHERE e.queue_id = (SELECT _queued_rows.queue_id)
-    ORDER BY e.available_at, e.id
+    ORDER BY e.available_at, e.id + 0
     LIMIT (SELECT max_rows)
 $$;
 
