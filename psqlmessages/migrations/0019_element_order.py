@@ -9,7 +9,7 @@ from psqlmessages.schema import ReinstallSQL
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("psqlmessages", "0017_rule_timeout")]
+    dependencies: ClassVar = [("psqlmessages", "0018_refused_calls")]
 
     operations: ClassVar = [
         migrations.RemoveIndex(model_name="element", name="element_by_availability"),
