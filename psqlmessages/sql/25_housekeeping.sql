@@ -538,10 +538,11 @@ DECLARE
     v_nodes bigint[];
     v_idents text[];
     v_topics bigint[];
+    v_channel text;
     v_left jsonb;
     v_events int := 0;
 BEGIN
-    PERFORM FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE;
+    SELECT s.channel INTO v_channel FROM psqlmessages_session AS s WHERE s.id = session FOR UPDATE;
     SELECT array_agg(c.id), array_agg(c.ident::text) INTO v_nodes, v_idents
     FROM (
         SELECT n.id, n.ident FROM psqlmessages_client AS n
@@ -550,9 +551,19 @@ BEGIN
     IF v_nodes IS NOT NULL THEN
         v_topics := messages._topics_of_nodes(v_nodes);
         PERFORM messages._lock_topics(v_topics);
+        -- The same result as by _rebuild_topics: no other session uses the channel.
+        UPDATE psqlmessages_topic AS t
+        SET listeners = t.listeners - coalesce(m.listeners, 0),
+            channels = array_remove(t.channels, v_channel),
+            wakes = array_remove(t.wakes, v_channel)
+        FROM unnest(v_topics) AS n (id)
+        LEFT JOIN (
+            SELECT l.topic_id, count(*) AS listeners FROM psqlmessages_membership AS l
+            WHERE l.client_id = ANY (v_nodes) AND l.kind = 'listen' GROUP BY l.topic_id
+        ) AS m ON m.topic_id = n.id
+        WHERE t.id = n.id;
         -- Remove all nodes before the first event: dead nodes need no events about each other.
         v_left := messages._drop_nodes(v_nodes);
-        PERFORM messages._rebuild_topics(v_topics);
         v_events := messages._send_crash_events(v_idents, v_left);
     END IF;
     DELETE FROM psqlmessages_session AS s WHERE s.id = session;

@@ -312,7 +312,6 @@ DECLARE
     v_node psqlmessages_client;
     v_membership bigint;
     v_topics bigint[];
-    v_must_rebuild boolean;
     v_events int := 0;
 BEGIN
     SELECT * INTO v_node FROM psqlmessages_client AS c WHERE c.id = node FOR UPDATE;
@@ -331,14 +330,17 @@ BEGIN
         );
     END LOOP;
     DELETE FROM psqlmessages_observation AS o WHERE o.client_id = node;
-    v_must_rebuild := FOUND OR EXISTS (
-        SELECT FROM psqlmessages_subscription AS s WHERE s.ident = v_node.ident AND s.is_alive
-    );
+    IF FOUND THEN
+        PERFORM messages._remove_observer(v_topics, (
+            SELECT s.channel FROM psqlmessages_session AS s WHERE s.id = v_node.session_id
+        ));
+    END IF;
     v_events := v_events + messages._send_node_event(evt, v_node.ident, includes_node, former);
     DELETE FROM psqlmessages_client AS c WHERE c.id = node;
-    IF v_must_rebuild THEN
-        PERFORM messages._rebuild_topics(v_topics);
-    END IF;
+    PERFORM messages._rebuild_topics(ARRAY(
+        SELECT t.id FROM psqlmessages_subscription AS s JOIN psqlmessages_topic AS t ON t.name = s.topic
+        WHERE s.ident = v_node.ident AND s.is_alive
+    ));
     PERFORM messages._end_empty_sessions(ARRAY[v_node.session_id]);
     RETURN v_events;
 END
@@ -436,6 +438,33 @@ $$;
 
 COMMENT ON FUNCTION messages._rebuild_topics IS
     'Compute the stored values that sends read: the numbers of listeners and subscriptions, and the distinct channels. Lock the topics first.';
+
+
+CREATE OR REPLACE FUNCTION messages._remove_observer(
+    topics bigint[],
+    channel text
+)
+RETURNS void
+LANGUAGE sql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+    UPDATE psqlmessages_topic AS t
+    SET channels = array_remove(t.channels, _remove_observer.channel)
+    WHERE t.id = ANY (topics)
+      AND _remove_observer.channel = ANY (t.channels)
+      AND NOT EXISTS (
+          SELECT FROM psqlmessages_membership AS m
+          WHERE m.topic_id = t.id AND m.kind = 'listen' AND m.channel = _remove_observer.channel
+      )
+      AND NOT EXISTS (
+          SELECT FROM psqlmessages_observation AS v
+          WHERE v.pattern = ANY (messages._patterns(t.name)) AND v.channel = _remove_observer.channel
+      )
+$$;
+
+COMMENT ON FUNCTION messages._remove_observer IS
+    'Remove a channel from these topics, unless another node of its session listens to the topic or observes it. The same result as by _rebuild_topics. Lock the topics first.';
 
 
 CREATE OR REPLACE FUNCTION messages._allowed_channels(

