@@ -68,15 +68,15 @@ matrix: .venv/test  ## test the Django part on each Python that is installed wit
 	@$(BIN)/nox $(ARGS)
 
 .PHONY: mutation
-mutation: .venv/test  ## take security checks out of the SQL, one at a time, and see that a test notices each
+mutation: .venv/test  ## remove security checks from the SQL, one at a time, and check that a test fails for each
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: reliability
-reliability: .venv/test  ## make every fault happen in full size and count, half an hour: docs/explanation/reliability.md
+reliability: .venv/test  ## cause each fault in full size and count what is lost, half an hour: docs/explanation/reliability.md
 	@$(BIN)/python -m tests.reliability $(ARGS)
 
 .PHONY: soak
-soak: .venv/test  ## let everything run at once for half an hour, and tell what grew or was lost (ARGS="--minutes 5")
+soak: .venv/test  ## run everything at the same time for half an hour, and report what grew or was lost (ARGS="--minutes 5")
 	@$(BIN)/python -m tests.reliability.soak $(ARGS)
 
 .PHONY: lint
@@ -118,11 +118,11 @@ screenshots: .venv/test  ## take the pictures under docs/images of the pages, wi
 	@$(BIN)/python -m tools.screenshots
 
 .PHONY: bench
-bench: .venv/bench .venv/pipeline  ## measure all against the peers, up to 45 minutes (ARGS="sends queues" for some)
+bench: .venv/bench .venv/pipeline  ## compare all with other systems, up to 45 minutes (ARGS="sends queues" for some)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: bench-quick
-bench-quick: .venv/bench  ## measure a few ratios and tell which fell below benchmarks/expected.json, two minutes
+bench-quick: .venv/bench  ## measure a few ratios and report those below benchmarks/expected.json, two minutes
 	@$(BIN)/python -m benchmarks --quick $(ARGS)
 
 .PHONY: stop

@@ -35,9 +35,9 @@ from tests.web.browser import LIVE, chromium
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
-    "tutorial", "how-to/rules-in-code", "how-to/test-handlers", "how-to/scale-workers",
-    "reference/django", "explanation/failures", "how-to/monitor", "how-to/debug-a-queue",
-    "how-to/upgrade", "how-to/back-up", "how-to/secure", "how-to/from-pgmq",
+    "tutorial", "how-to/install", "how-to/rules-in-code", "how-to/test-handlers",
+    "how-to/scale-workers", "reference/django", "explanation/failures", "how-to/monitor",
+    "how-to/debug-a-queue", "how-to/upgrade", "how-to/back-up", "how-to/secure", "how-to/from-pgmq",
 )  # fmt: skip
 README = (ROOT / "README.md").read_text()
 GUIDE = [(ROOT / f"docs/{page}.md").read_text() for page in PAGES]
