@@ -161,7 +161,7 @@ async def test_shared_pushes_may_have_times_or_key(queues: World, new_async_read
 
 @in_a_loop
 async def test_a_left_loop_releases(queues: World, writer: Node, new_async_reader: NewAsyncReader):
-    writer.push_many("Q", "012345")
+    writer.push_many("Q", [*"012345"])
     async with new_async_reader() as node:
         loops = [node.consume("Q", batch=2) for _ in range(3)]
         assert [(await anext(loop)).body for loop in loops] == ["0", "2", "4"]
