@@ -298,7 +298,7 @@ class HandlerWorker:
         handlers = self._registry.match(message, self._node.ident)
         if not handlers:
             self._count("unhandled")
-            self._answer_error(message, f"{self._node.ident} has no handler for this")
+            self._answer_error(message, f"{self._node.ident} has no RPC handler")
         for handler in handlers:
             self._backlog.put(HandlerCall(handler, message))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from psqlmessages import testing
-from psqlmessages.rpc_client import close_callers
+from psqlmessages.rpc_client import close_clients
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def _close_sessions() -> Iterator[None]:
     PostgreSQL does not drop a database with open sessions.
     """
     yield
-    close_callers()
+    close_clients()
     # A WebSocket that a test opened has started the writer of the history. If no test opens one,
     # do not import the modules of the monitor.
     if writer := sys.modules.get("psqlmessages.monitor.minute_writer"):

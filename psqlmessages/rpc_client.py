@@ -19,7 +19,8 @@ from psqlmessages.client.options import Options
 from psqlmessages.exceptions import CallTimeout, NodeClosed
 
 _CLOSING_SECONDS = 6.0
-# The statements of calls take little time. While one runs, no probe detects a lost connection.
+# Less than by default: the statements of calls take little time, and while one runs, no probe
+# detects a lost connection.
 OPTIONS = Options(answer_timeout=timedelta(seconds=15))
 _MIN_CONNECT_TIMEOUT = Options().probe_timeout
 
@@ -28,7 +29,7 @@ class RpcClient:
     """A node that only makes calls, with its own thread and event loop.
 
     The thread always reads notifications: a session that listens and does not read would fill the
-    notification queue of the server.
+    notification queue of the server, and then no transaction with a notification could commit.
     """
 
     def __init__(self, ident: str, dsn: str) -> None:
@@ -115,17 +116,17 @@ _inherited: list[RpcClient] = []
 answer_in_tests: Callable[[str, Any], Any] | None = None
 
 
-def get_client(node: str, dsn: str) -> RpcClient:
-    """Return the RPC client of this process for a node and a database; create it at first."""
+def get_client(own_node: str, dsn: str) -> RpcClient:
+    """Return this process's RPC client of a calling node and a database; create it at first."""
     with _lock:
-        if (client := _clients.get((node, dsn))) is None:
-            # Every process needs its own ident; a rule names them all as "node.*".
-            ident = f"{node}.{os.getpid()}-{secrets.token_hex(4)}"
-            client = _clients[node, dsn] = RpcClient(ident, dsn)
+        if (client := _clients.get((own_node, dsn))) is None:
+            # Every process needs its own ident; a rule names them all as "NODE.*".
+            ident = f"{own_node}.{os.getpid()}-{secrets.token_hex(4)}"
+            client = _clients[own_node, dsn] = RpcClient(ident, dsn)
         return client
 
 
-def close_callers() -> None:
+def close_clients() -> None:
     """Close the RPC clients of this process; the next ``call`` creates a new one."""
     with _lock:
         closing = list(_clients.values())
@@ -141,6 +142,6 @@ def _drop_inherited_clients() -> None:
     _clients.clear()
 
 
-atexit.register(close_callers)
+atexit.register(close_clients)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_inherited_clients)

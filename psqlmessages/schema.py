@@ -18,8 +18,9 @@ def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal to the scripts of a folder.
 
     Replaces functions, views and triggers, and drops those that the scripts do not contain. Data
-    and grants on whole functions and views stay. Calls wait until the installation ends. Raises
-    PostgreSQL's error if one of your objects depends on a dropped one.
+    and grants stay; only grants on single columns are lost if their view must be dropped. Calls
+    wait until the installation ends. Raises PostgreSQL's error if one of your objects depends on a
+    dropped one.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_schema()")
@@ -109,7 +110,7 @@ def has_unapplied_migrations(connection: BaseDatabaseWrapper) -> bool:
 
 
 def write_settings(*, using: str, **_: Any) -> None:
-    """After migrate: store the settings that also apply to psql in the database."""
+    """After migrate: store in the database the settings that also apply to calls without Django."""
     from psqlmessages.conf import get_settings
 
     connection = connections[using]
@@ -233,7 +234,7 @@ class InstallSQL(Operation):
 
 
 class ReinstallSQL(InstallSQL):
-    """Update the SQL functions of a database with an earlier development state of this version.
+    """Update SQL functions that an earlier development state of this version has installed.
 
     Until 1.0 the earlier migrations are rewritten, so a new database already has the current
     scripts. Backward it changes nothing, because the earlier migrations have the same scripts.

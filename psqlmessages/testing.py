@@ -65,7 +65,9 @@ class _Record:
         """Whether the transaction has committed, or may still commit."""
         # A rollback removes the callback.
         callbacks = self.connection.run_on_commit
-        return self.is_committed or any(entry[1] == self.on_commit for entry in callbacks)
+        return self.is_committed or any(
+            function == self.on_commit for _savepoints, function, _is_robust in callbacks
+        )
 
 
 @dataclass(slots=True)
@@ -160,7 +162,10 @@ def allow_queue(
 def allow_call(
     node: str, *, ident: str | None = None, role: str | None = None, using: str | None = None
 ) -> Auth:
-    """Add a rule: this project may call a node; ``ident`` is by default that of ``call``."""
+    """Add a rule: this project may call a node.
+
+    ``ident`` is by default the pattern ``NODE.*``, which includes the node names of ``call``.
+    """
     if ident is None:
         ident = f"{own_ident()}.*"
     return _allow(Auth.Type.RPC, ident, node, Auth.Mode.WRITE, role, using)
@@ -181,7 +186,9 @@ def deliver(
     without retries: its exception is raised. ``node`` is the receiving node (default: all);
     ``sender`` is by default PSQLMESSAGES["NODE"].
     """
-    message = Message(TOPIC, _default_sender(sender), topic, _round_trip(body), topic)
+    message = Message(
+        TOPIC, sender=_default_sender(sender), to=topic, content=_round_trip(body), topic=topic
+    )
     return [handler.run(message, resolve_alias(using)) for handler in handlers.match(message, node)]
 
 
@@ -197,10 +204,10 @@ def ask(
 
     An exception of the handler is raised. Raises CallFailed if there is no handler.
     """
-    message = Message(RPC, _default_sender(sender), node, _round_trip(body))
+    message = Message(RPC, sender=_default_sender(sender), to=node, content=_round_trip(body))
     for handler in handlers.match(message, node):
         return _round_trip(handler.run(message, resolve_alias(using)))
-    raise CallFailed(f"{node} has no handler for this")
+    raise CallFailed(f"{node} has no RPC handler")
 
 
 @contextmanager
@@ -241,12 +248,16 @@ def _allow(
         ident=own_ident(ident),
         type=type_,
         dest=dest,
+        # Large bodies are stored for this many seconds.
         defaults={"mode": mode, "timeout": 60},
     )
     return rule
 
 
 def _round_trip(body: Any) -> Any:
-    """Encode and decode a body, as sending does: a tuple becomes a list; raise its errors."""
+    """Encode and decode a body, as sending does.
+
+    A tuple becomes a list, and a body that cannot be sent raises an error.
+    """
     encoded = EncodedBody.of(body)
     return decode(encoded.text, encoded.enc)

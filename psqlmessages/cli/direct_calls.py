@@ -18,7 +18,10 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 @contextmanager
 def connect_as(dsn: str, name: str) -> Iterator[Connection]:
-    """Connect with autocommit and ``name`` in application_name; raise errors as MessagesError."""
+    """Connect with autocommit and ``name`` in application_name.
+
+    Errors of calls are raised as MessagesError, errors of connecting as psycopg's OperationalError.
+    """
     with psycopg.connect(complete_conninfo(dsn, name), autocommit=True) as connection:
         try:
             yield connection

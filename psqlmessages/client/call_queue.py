@@ -27,7 +27,7 @@ class QueuedCall:
     """A call that a task or thread waits for; without a connection, it fails at ``deadline``.
 
     ``caller`` is the task or thread: its calls run in the order in which they were queued. With
-    ``on_success``, the future receives only an error: the caller waits for something else.
+    ``on_success``, success calls that function and leaves the future open: only an error sets it.
     """
 
     call: Call[Any]
@@ -41,7 +41,7 @@ class QueuedCall:
         if self.on_success is not None:
             self.on_success()
         elif not self.future.done():
-            # Another thread may be cancelled now.
+            # The caller may run in another thread, and cancel the future after the check above.
             with suppress(InvalidStateError):
                 self.future.set_result(result)
 
@@ -90,12 +90,13 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
 
 
 class CallQueue(deque[QueuedCall]):
-    """The queue of a node's calls, oldest first."""
+    """The queue of a session's calls, oldest first."""
 
     def take_batch(self) -> Batch:
         """Take the oldest call, and those behind it that may share its transaction.
 
-        All calls of one caller are in the same group. So the groups may run in any order.
+        All calls of one caller are in the same group. So the groups may run in any order. For the
+        same reason, calls that remove the same element are not in one batch.
         """
         groups: dict[Hashable, Group] = {}
         group_key_by_caller: dict[Hashable, Hashable] = {}
@@ -128,7 +129,8 @@ class CallQueue(deque[QueuedCall]):
         return sorted(groups.values(), key=lambda group: group[0].call.lock_order)
 
     def fail_until(self, now: float, error: BaseException) -> None:
-        """Raise an error in the tasks whose calls have a deadline at or before ``now``."""
+        """Raise an error in the callers of calls that have a deadline at or before ``now``."""
+        # Deadlines ascend: each is the time of queueing plus the same wait.
         while self and self[0].deadline <= now:
             self.popleft().fail(error)
 
@@ -147,9 +149,10 @@ def run_batch(
         answers = yield batch
     except psycopg.Error as error:
         is_lost = is_broken(error)
-        if error.sqlstate and not is_lost and sum(map(len, batch)) > 1:
-            # The transaction was rolled back. Run each half of its calls separately, so that
-            # finally only the failing call fails.
+        # An error without SQLSTATE is not from the server: the transaction may have been committed.
+        is_rolled_back = bool(error.sqlstate) and not is_lost
+        if is_rolled_back and sum(map(len, batch)) > 1:
+            # Run each half of the calls separately, so that finally only the failing call fails.
             first, second = halves(batch)
             lost = yield from run_batch(first, state, is_broken, process_notifications)
             later = yield from run_batch(second, state, is_broken, process_notifications)
@@ -163,6 +166,8 @@ def run_batch(
     refused: Batch = []
     for group, answer in zip(batch, answers, strict=True):
         if group[0].call.must_follow_events:
+            # The call changes a registration: first process the events that arrived before its
+            # answer.
             process_notifications()
         try:
             results = group.split_answer(answer)

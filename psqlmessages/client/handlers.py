@@ -139,7 +139,7 @@ class NodeHandlers:
 
     def handle(self, message: Message, state: NodeState) -> Actions:
         """Yield actions that call the handlers of a message, and send their answers or an error."""
-        failure = f"{state.ident} has no handler for this" if message.type == RPC else ""
+        failure = f"{state.ident} has no RPC handler" if message.type == RPC else ""
         for handler in self.matching(message):
             failure = ""
             try:

@@ -37,9 +37,10 @@ class Published(NamedTuple):
 class SubscriptionState(NamedTuple):
     """Current state of a subscription.
 
-    ``is_recovered`` is False if the subscription expired, restarted at ``since`` and so missed
-    messages; it becomes True when the node next connects. ``backlog`` is the number of unread
-    messages. The subscription expires at ``expires`` unless it is read before.
+    ``is_recovered`` is False after the subscription has expired, missed messages and restarted at
+    ``since``. It is only a notice: it becomes True when the node next connects, although the
+    messages stay lost. ``backlog`` is the number of unread messages. The subscription expires at
+    ``expires`` unless it is read before.
     """
 
     is_recovered: bool
@@ -105,21 +106,21 @@ class SubscriptionKey(NamedTuple):
 
 
 class ReadPosition(NamedTuple):
-    """The last message that a reader has returned: its id, and the latest publication time so far.
+    """The last message that a reader has handed to the application.
 
-    The time is needed after a server has lost its last commits: then later messages get the same
-    ids, with later times.
+    Its id, and the latest publication time so far. The time is needed after a failover that lost
+    the last commits: new messages then reuse the ids of the lost ones, with later times.
     """
 
     id: int
     published_at: datetime
 
     def includes(self, id_: int, published_at: datetime) -> bool:
-        """Return whether the message with this id and time was returned."""
+        """Return whether this message was handed to the application already."""
         return id_ <= self.id and published_at.astimezone(UTC) <= self.published_at
 
     def advance_to(self, id_: int, published_at: datetime) -> ReadPosition:
-        """Return the position after a message was returned."""
+        """Return the position after this message was handed to the application."""
         # In UTC: in other zones an hour occurs twice in autumn, and Python compares local times.
         return ReadPosition(id_, max(published_at.astimezone(UTC), self.published_at))
 
@@ -199,7 +200,8 @@ def subscription(ident: str, topic: str) -> Call[SubscriptionState]:
 def connect_stream(ident: str) -> Call[str]:
     """Register a node; this sets ``is_recovered`` of its subscriptions that have not expired."""
     sql = "SELECT messages.connect_stream(%s)"
-    return Call(sql, check_names(ident), read_channel, ("init", ident))
+    # It registers the node as init does.
+    return Call(sql, check_names(ident), read_channel, registers=("init", ident))
 
 
 def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> SqlStatement:
@@ -211,7 +213,7 @@ def subscribe(key: SubscriptionKey, max_rows: int, columns: str = COLUMNS) -> Sq
 
 
 def acknowledge(key: SubscriptionKey, count: int, last: ReadPosition) -> Script[bool]:
-    """Acknowledge the next ``count`` messages.
+    """Acknowledge the next ``count`` messages: read them again in a transaction that commits.
 
     Returns False, and acknowledges nothing, if messages after ``last`` are among them: then another
     reader has moved the position.

@@ -97,7 +97,8 @@ class Queue(models.Model):
 class Element(models.Model):
     """An element. It is available from ``available_at``: its mature time, or the end of a lease.
 
-    ``wait_began_at``: when ``available_at`` was set; null if the push has set it.
+    ``wait_began_at``: the server's time when ``available_at`` was last set; null means
+    ``pushed_at``. If the clock is set back, the remaining wait is computed from it.
     ``delivered``: marks of copies that an exchange has pushed, if it must still push others.
     """
 
@@ -110,7 +111,7 @@ class Element(models.Model):
     wait_began_at = models.DateTimeField(null=True)
     lease = models.UUIDField(null=True)
     tries = models.IntegerField(db_default=0)
-    enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions
+    enc = models.TextField(null=True)  # noqa: DJ001 - null means plain text
     headers = models.JSONField(db_default={})
     delivered = ArrayField(models.TextField(), null=True)
     body = models.TextField()
@@ -159,7 +160,9 @@ class ElementKey(models.Model):
 class QueueCount(models.Model):
     """Counts of operations on a queue's elements. Sum the rows of a queue.
 
-    Each operation adds a row, and housekeeping merges rows.
+    ``puts``: elements that were pushed or moved into the queue; ``gets``: taken without a lease;
+    ``removes``: deleted, drained or moved away. Each operation adds a row, and housekeeping
+    merges rows.
     """
 
     queue = models.ForeignKey(

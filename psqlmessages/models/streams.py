@@ -11,9 +11,12 @@ from psqlmessages.models.names import NameField, isolate
 
 
 class Subscription(models.Model):
-    """A node's position in the stream of a topic. Ends ``timeout`` seconds after the last ping.
+    """A node's position in the stream of a topic.
 
-    The topic is a name: a topic without messages may be removed and created again.
+    It expires ``timeout`` seconds after ``pinged_at``, when it was last read or kept alive.
+    ``topic`` is a name and no foreign key: the row of a topic may be removed while it has no
+    messages, and created again. ``is_alive`` is false after it was found expired. ``is_recovered``
+    is false after it has missed messages, until its node connects again.
     """
 
     ident = NameField()
@@ -47,7 +50,8 @@ class Subscription(models.Model):
 class StreamMessage(models.Model):
     """A message that is stored as long as a subscription or a retention needs it.
 
-    ``sql/62_publish.sql`` creates the table; its partitions are filled and truncated in turn.
+    ``sql/62_publish.sql`` creates the table. Its partitions are filled and truncated in turn;
+    ``slot`` is the number of the partition.
     """
 
     pk = models.CompositePrimaryKey("topic_id", "id", "slot")
@@ -56,7 +60,7 @@ class StreamMessage(models.Model):
     slot = models.SmallIntegerField()
     sender = models.TextField(db_collation="C")
     published_at = models.DateTimeField()
-    enc = models.TextField(null=True)  # noqa: DJ001 - null is text, as in the SQL functions
+    enc = models.TextField(null=True)  # noqa: DJ001 - null means plain text
     payload = models.TextField()
 
     class Meta:

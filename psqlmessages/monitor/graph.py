@@ -1,4 +1,4 @@
-"""Exchanges page: a graph of exchanges and queues, read at most every 2 s for all viewers."""
+"""Exchanges page: a graph of exchanges and queues. All viewers share one read every 2 s."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ _SKIP_SECONDS: Final = 10.0
 
 _EXCHANGES_QUERY: Final = """
     SELECT x.id, x.name, x.source_namespace, x.source_queue, x.is_running,
+        -- The row with the outcome 'ok' is the heartbeat of a worker, and has its missing rules.
         (SELECT count(DISTINCT c.worker) FROM psqlmessages_exchangecount AS c
          WHERE c.exchange_id = x.id AND c.outcome = 'ok'
            AND c.seen_at > statement_timestamp() - make_interval(secs => %s)),
@@ -82,8 +83,8 @@ async def read_graph() -> str | None:
             "home": DEFAULT_DB_ALIAS,
             "exchanges": exchanges,
             "queues": [*chain.from_iterable(queues)],
-            "most": MAX_LISTED,
-            "limit": MAX_EXCHANGES,
+            "max_listed": MAX_LISTED,
+            "max_exchanges": MAX_EXCHANGES,
             "has_more": len(rows) > MAX_EXCHANGES,
         }
     )
@@ -138,7 +139,7 @@ def _describe_queue(
 
 
 def _queue_refs(exchanges: list[dict[str, Any]]) -> set[QueueRef]:
-    """Collect the queues of the graph: sources, destinations, and used queues for unrouted."""
+    """Collect the queues: sources, destinations, and fallback queues that received elements."""
     refs: set[QueueRef] = set()
     for exchange in exchanges:
         source = QueueRef(*exchange["source"])
@@ -171,7 +172,7 @@ def exchanges(request: HttpRequest) -> HttpResponse:
     """Show the exchanges page."""
     context = {
         **common_context(request),
-        "data_url": reverse("psqlmessages:monitor_figures"),
+        "data_url": reverse("psqlmessages:monitor_exchanges_figures"),
         "exchange_url": admin_page(request, "exchange", change=True),
         "queue_url": admin_page(request, "queue", change=True),
         "admin_exchanges_url": admin_page(request, "exchange"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ PAGE_SIZE: Final = 100
 # The labels of the further parameters.
 _CHOICE_LABELS: Final = {"state": _("State")}
 _MAX_PAGE: Final = 10_000
+_PAGE: Final = re.compile("[0-9]{1,5}")
 FRAGMENT: Final = "fragment"
 
 T = TypeVar("T")
@@ -45,8 +47,8 @@ class Column:
 class ListDefinition:
     """The columns of a list, and the parameters that its URL may have.
 
-    ``name``: of the fragment; ``default_sort``: a column, after ``-`` if descending;
-    ``choices``: for each further parameter, its values and their labels.
+    ``name`` is that of the fragment. ``default_sort`` is the name of a column, with ``-`` in front
+    to sort it descending. ``choices`` has the values of each further parameter, and their labels.
     """
 
     name: str
@@ -68,7 +70,7 @@ class ListDefinition:
         if sort.removeprefix("-") not in {column.name for column in self.columns if column.name}:
             raise BadRequest(f"sort: there is no column {sort!r}.")
         page = request.GET.get("page", "1")
-        if not (page.isascii() and page.isdecimal() and 1 <= int(page[:9]) <= _MAX_PAGE):
+        if not (_PAGE.fullmatch(page) and 1 <= int(page) <= _MAX_PAGE):
             raise BadRequest(f"page: {page!r} is not a number from 1 to {_MAX_PAGE}.")
         chosen = {}
         for name, labels in self.choices.items():
@@ -105,10 +107,12 @@ class ListQuery:
 
     def url(self, **changes: Any) -> str:
         """Return the query string with changed parameters."""
-        values = {"q": self.search, **self.chosen, "sort": self.sort, "page": self.page, **changes}
-        defaults = {"sort": self.definition.default_sort, "page": 1}
-        kept = {key: value for key, value in values.items() if value not in ("", defaults.get(key))}
-        return f"?{urlencode(kept)}"
+        parameters = {"q": self.search, **self.chosen, "sort": self.sort, "page": self.page}
+        parameters |= changes
+        defaults: dict[str, Any] = dict.fromkeys(parameters, "")
+        defaults |= {"sort": self.definition.default_sort, "page": 1}
+        changed = {key: value for key, value in parameters.items() if value != defaults[key]}
+        return f"?{urlencode(changed)}"
 
     def key(self) -> Hashable:
         """Return a key for :func:`shared`: equal for equal pages."""
@@ -240,7 +244,7 @@ _results_lock: Final = Lock()
 
 
 def shared(key: Hashable, read: Callable[[], T]) -> T:
-    """Call ``read``, or return its result for this key of the last second.
+    """Return what ``read`` returned for this key within the last second; otherwise call it.
 
     All viewers with the same language in this process share the results, so many open pages cost
     one query. They share an error of the database too, so that they do not wait for the same
@@ -261,6 +265,7 @@ def shared(key: Hashable, read: Callable[[], T]) -> T:
                 result.error = error
             result.read_at = monotonic()
         if result.error is not None:
+            # Without the traceback, which grows each time that the shared error is raised.
             raise result.error.with_traceback(None)
         value: T = result.value
         return value

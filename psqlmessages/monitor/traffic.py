@@ -1,4 +1,4 @@
-"""Traffic pages: message counts by window, and jobs; read at most every 2 s for all viewers."""
+"""Traffic pages: message counts by window, and jobs. All viewers share one read every 2 s."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ UNAVAILABLE_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
 WRAPPER: Final = """\
 #!/bin/sh
 # Runs Java without the option for a module that it lacks. Written by psqlmessages.
+# Each turn moves the first argument to the end, or drops it if it is that option.
 for argument do
     shift
     [ "$argument" = {flag} ] || set -- "$@" "$argument"
@@ -95,7 +96,7 @@ def _find_bundled() -> Path | None:
 def _write_wrapper(java: Path) -> Path:
     """Create a Java home whose ``bin/java`` omits the option for the missing module."""
     script = WRAPPER.format(flag=shlex.quote(UNAVAILABLE_MODULE_FLAG), java=shlex.quote(str(java)))
-    # One folder per environment: two environments would overwrite each other's script.
+    # One folder per virtual environment: two of them would overwrite each other's script.
     home = private_folder(_cache_folder() / f"java-{sha256(script.encode()).hexdigest()[:16]}")
     wrapper = private_folder(home / "bin") / "java"
     if not wrapper.is_file() or wrapper.read_text() != script:

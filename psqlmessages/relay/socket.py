@@ -17,11 +17,12 @@ from psqlmessages.retry import TokenBucket
 
 # Receive queue: frames of one WebSocket that are not yet executed, limited in rate and size.
 
-# This many seconds' worth of frames may arrive together: a page that opens sends many requests.
+# A peer may send the frames of this many seconds together: a page that opens sends many requests.
 BURST_SECONDS: Final = 4
 # Reading pauses at this queue length. Frames that were already read are limited by the burst.
 MAX_WAITING_FRAMES: Final = 64
-# Reading also pauses above the size of this many frames of maximum length.
+# Reading also pauses if the waiting frames have more characters than this many frames of maximum
+# length can have.
 MAX_LONG_FRAMES: Final = 4
 
 
@@ -31,9 +32,9 @@ class ReceiveQueue:
     def __init__(self, transport: Transport, *, per_second: int, frame_bytes: int) -> None:
         self._transport = transport
         self._bucket = TokenBucket(per_second, per_second * BURST_SECONDS)
-        self._max_bytes = frame_bytes * MAX_LONG_FRAMES
+        self._max_characters = frame_bytes * MAX_LONG_FRAMES
         self._waiting: deque[str] = deque()
-        self._bytes = 0
+        self._characters = 0
         self._arrived = asyncio.Event()
         self._is_paused = False
         self._is_ended = False
@@ -44,7 +45,7 @@ class ReceiveQueue:
             return False
         self._bucket.tokens -= 1
         self._waiting.append(text)
-        self._bytes += len(text)
+        self._characters += len(text)
         self._arrived.set()
         self._pause_or_resume_reading()
         return True
@@ -57,19 +58,21 @@ class ReceiveQueue:
             self._arrived.clear()
             await self._arrived.wait()
         text = self._waiting.popleft()
-        self._bytes -= len(text)
+        self._characters -= len(text)
         self._pause_or_resume_reading()
         return text
 
     def end(self) -> None:
         """Drop all waiting frames and end the queue."""
         self._waiting.clear()
-        self._bytes = 0
+        self._characters = 0
         self._is_ended = True
         self._arrived.set()
 
     def _pause_or_resume_reading(self) -> None:
-        is_full = len(self._waiting) >= MAX_WAITING_FRAMES or self._bytes > self._max_bytes
+        is_full = (
+            len(self._waiting) >= MAX_WAITING_FRAMES or self._characters > self._max_characters
+        )
         if is_full != self._is_paused:
             self._is_paused = is_full
             self._transport.pause_reading(is_paused=is_full)
@@ -126,6 +129,8 @@ class Socket(MonitoredSocket):
         if refusal is not None:
             self._is_closed = True
             await self._transport.close(*refusal)
+            # The peer may send frames until it has answered the close: drop them, so that they do
+            # not wait in the server.
             await self._receive(receive)
             return
         user = self.credentials.user
@@ -153,7 +158,7 @@ class Socket(MonitoredSocket):
         raise TypeError(f"{type(self).__name__} must implement on_frame()")
 
     async def on_closed(self, *, crashed: bool) -> None:
-        """Clean up; ``crashed``: the peer did not close normally."""
+        """Clean up; ``crashed``: the peer did not close normally, or this side has closed."""
 
     def put(self, text: str) -> None:
         """Queue a frame to be sent; close with 4408 if the reader is too slow."""
@@ -184,7 +189,7 @@ class Socket(MonitoredSocket):
         self.close(NOT_ALLOWED, reason)
 
     def abort_if_stuck(self) -> None:
-        """Abort a connection that has ended, if its data was not read since the last call."""
+        """Abort the connection if it was closed before the last call and still has unread data."""
         if self._transport.is_ending and self._was_ending:
             self._transport.abort()
         self._was_ending = self._transport.is_ending
@@ -192,6 +197,7 @@ class Socket(MonitoredSocket):
     # Connection
 
     def _check_admission(self) -> tuple[int, str] | None:
+        """Return the close code and reason of a refusal, else None; set the credentials."""
         if reason := self.scope.get(REFUSED_KEY):
             return NOT_ALLOWED, reason
         # An anonymous user is never active.
@@ -238,6 +244,7 @@ class Socket(MonitoredSocket):
             if self._closing.done():
                 await self._transport.close(*self._closing.result())
             leaving = self.spawn(self._leave(working, crashed=not is_normal))
+            # Once for the running request, and as long for the clean-up.
             await asyncio.wait({leaving}, timeout=2 * _LAST_REQUEST_SECONDS)
             await receiving
         finally:
@@ -273,4 +280,4 @@ class Socket(MonitoredSocket):
 def _on_task_done(task: asyncio.Task[Any]) -> None:
     _background_tasks.discard(task)
     if not task.cancelled() and (error := task.exception()):
-        logger.error("cleaning up a closed WebSocket failed", exc_info=error)
+        logger.error("a background task of a WebSocket failed", exc_info=error)

@@ -86,26 +86,26 @@ async def list_exchanges(request: HttpRequest):
     return {"exchanges": await _run(request, "view_exchange", _list_exchanges)}
 
 
-@router.post("/x/{ks_name:name}/start", response={200: schemas.Running, **ERRORS})
+@router.post("/x/{messages_name:name}/start", response={200: schemas.Running, **ERRORS})
 async def start(request: HttpRequest, name: str):
     """Start the exchange: processes of ``exchange run`` start its workers."""
     return await _set_running(request, name, is_running=True)
 
 
-@router.post("/x/{ks_name:name}/stop", response={200: schemas.Running, **ERRORS})
+@router.post("/x/{messages_name:name}/stop", response={200: schemas.Running, **ERRORS})
 async def stop(request: HttpRequest, name: str):
     """Stop the exchange: its workers finish their current batch first."""
     return await _set_running(request, name, is_running=False)
 
 
-@router.get("/x/{ks_name:name}", response={200: schemas.ExchangeState, **ERRORS})
+@router.get("/x/{messages_name:name}", response={200: schemas.ExchangeState, **ERRORS})
 async def show(request: HttpRequest, name: str):
     """Show an exchange."""
     return await _run(request, "view_exchange", _find_exchange, check_name(name, "name"))
 
 
 @router.put(
-    "/x/{ks_name:name}",
+    "/x/{messages_name:name}",
     response={
         (200, 201): schemas.ExchangePut,
         409: schemas.ErrorBody,
@@ -127,7 +127,7 @@ async def put(request: HttpRequest, name: str, replace: bool = False):
     return await _run(request, permission, _store_exchange, request, name, text, replace)
 
 
-@router.delete("/x/{ks_name:name}", response={204: None, **ERRORS})
+@router.delete("/x/{messages_name:name}", response={204: None, **ERRORS})
 async def delete(request: HttpRequest, name: str):
     """Delete an exchange, but not its queues."""
     await _run(request, "delete_exchange", _delete_exchange, check_name(name, "name"))

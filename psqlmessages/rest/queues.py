@@ -65,14 +65,14 @@ async def list_queues(
     return {"queues": queues, "next": next_after}
 
 
-@router.get("/q/{ns}/{ks_name:queue}/status", response={200: schemas.QueueStatus, **ERRORS})
+@router.get("/q/{ns}/{messages_name:queue}/status", response={200: schemas.QueueStatus, **ERRORS})
 async def status(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return the number of elements in a queue, and its counters since it was created."""
     database, actor = _resolve(request, ns, queue, ident)
     return await pool.read_status(database.pool, actor, queue)
 
 
-@router.get("/q/{ns}/{ks_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
+@router.get("/q/{ns}/{messages_name:queue}/paused", response={200: schemas.Paused, **ERRORS})
 async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Return whether a queue is paused."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -80,7 +80,7 @@ async def paused(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
     return await pool.read_status(database.pool, actor, queue)
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
+@router.patch("/q/{ns}/{messages_name:queue}/pause", response={200: schemas.Paused, **ERRORS})
 async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Pause a queue: consumers in all processes wait, and pushes still work."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -88,7 +88,7 @@ async def pause(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident 
     return {"paused": True}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/resume", response={200: schemas.Paused, **ERRORS})
+@router.patch("/q/{ns}/{messages_name:queue}/resume", response={200: schemas.Paused, **ERRORS})
 async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Resume a queue."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -96,7 +96,7 @@ async def resume(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident
     return {"paused": False}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/drain", response={200: schemas.Drained, **ERRORS})
+@router.patch("/q/{ns}/{messages_name:queue}/drain", response={200: schemas.Drained, **ERRORS})
 async def drain(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Remove all available elements; scheduled and reserved ones stay."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -104,7 +104,7 @@ async def drain(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident 
     return {"removed": answer["Removed"]}
 
 
-@router.get("/q/{ns}/{ks_name:queue}/peek", response={200: schemas.PeekedElements, **ERRORS})
+@router.get("/q/{ns}/{messages_name:queue}/peek", response={200: schemas.PeekedElements, **ERRORS})
 async def peek(
     request: HttpRequest,
     ns: str,
@@ -129,7 +129,9 @@ async def peek(
 _DEFAULT_LEASE_SECONDS: Final = 120
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch(
+    "/q/{ns}/{messages_name:queue}/commit/{lease}", response={200: schemas.Done, **ERRORS}
+)
 async def commit(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
@@ -139,7 +141,7 @@ async def commit(
 
 
 @router.patch(
-    "/q/{ns}/{ks_name:queue}/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS}
+    "/q/{ns}/{messages_name:queue}/rollback/{lease}", response={200: schemas.RolledBack, **ERRORS}
 )
 async def rollback(
     request: HttpRequest,
@@ -155,7 +157,9 @@ async def rollback(
     return {"done": True, "dead_lettered": "DeadLettered" in answer}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/release/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch(
+    "/q/{ns}/{messages_name:queue}/release/{lease}", response={200: schemas.Done, **ERRORS}
+)
 async def release(
     request: HttpRequest, ns: str, queue: str, lease: str, ident: schemas.Ident = None
 ):
@@ -167,7 +171,7 @@ async def release(
     return {"done": True}
 
 
-@router.patch("/q/{ns}/{ks_name:queue}/renew/{lease}", response={200: schemas.Done, **ERRORS})
+@router.patch("/q/{ns}/{messages_name:queue}/renew/{lease}", response={200: schemas.Done, **ERRORS})
 async def renew(
     request: HttpRequest,
     ns: str,
@@ -233,7 +237,7 @@ _ELEMENT_RESPONSE: Final[dict[str, Any]] = {
 }
 
 
-@router.get("/q/{ns}/{ks_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
+@router.get("/q/{ns}/{messages_name:queue}/consumers", response={200: schemas.Consumers, **ERRORS})
 async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """List the requests that wait in this server process, in the order in which they are served."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -252,7 +256,7 @@ async def consumers(request: HttpRequest, ns: str, queue: str, ident: schemas.Id
     return {"process": os.getpid(), "consumers": waiting}
 
 
-@router.delete("/q/{ns}/{ks_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
+@router.delete("/q/{ns}/{messages_name:queue}/consumer/{tid}", response={204: None, **ERRORS})
 async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: schemas.Ident = None):
     """Cancel a waiting request of this server process: one of yours, or of the acting node."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -264,9 +268,13 @@ async def cancel(request: HttpRequest, ns: str, queue: str, tid: str, ident: sch
     raise ApiError(404, f"no request {tid:.64} of yours is waiting in this server process")
 
 
-@router.delete("/q/{ns}/{ks_name:queue}/{int:number}", response={204: None, **ERRORS})
+@router.delete("/q/{ns}/{messages_name:queue}/{int:number}", response={204: None, **ERRORS})
 async def remove(
-    request: HttpRequest, ns: str, queue: str, number: schemas.Number, ident: schemas.Ident = None
+    request: HttpRequest,
+    ns: str,
+    queue: str,
+    number: schemas.ElementId,
+    ident: schemas.Ident = None,
 ):
     """Remove an element that is not reserved; 404 if there is no such element."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -276,7 +284,7 @@ async def remove(
 
 
 @router.get(
-    "/q/{ns}/{ks_name:queue}",
+    "/q/{ns}/{messages_name:queue}",
     response={
         200: bytes,
         **dict.fromkeys((409, 410, 429, 504), schemas.ErrorBody),
@@ -355,7 +363,7 @@ def _build_response(element: LeasedElement, *, is_reserved: bool) -> HttpRespons
 # Settings and removal of queues
 
 
-@router.patch("/q/{ns}/{ks_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
+@router.patch("/q/{ns}/{messages_name:queue}", response={200: schemas.ConfiguredQueue, **ERRORS})
 async def configure(
     request: HttpRequest,
     ns: str,
@@ -380,7 +388,9 @@ async def configure(
     }
 
 
-@router.delete("/q/{ns}/{ks_name:queue}", response={204: None, 409: schemas.ErrorBody, **ERRORS})
+@router.delete(
+    "/q/{ns}/{messages_name:queue}", response={204: None, 409: schemas.ErrorBody, **ERRORS}
+)
 async def remove_queue(request: HttpRequest, ns: str, queue: str, ident: schemas.Ident = None):
     """Remove an empty queue with its settings; 409 if it has elements."""
     database, actor = _resolve(request, ns, queue, ident)
@@ -408,7 +418,7 @@ ANY_BODY = {
 
 
 @router.post(
-    "/q/{ns}/{ks_name:queue}",
+    "/q/{ns}/{messages_name:queue}",
     response={(200, 201): schemas.Pushed, 413: schemas.ErrorBody, **ERRORS},
     openapi_extra=ANY_BODY,
 )

@@ -37,7 +37,10 @@ class Namespaces(Schema):
 
 
 class QueueStatus(Schema):
-    """A queue: its number of elements, and its counters since it was created."""
+    """A queue: its number of elements, and its counters since it was created.
+
+    ``next``: when the next scheduled element becomes available; null if there is none.
+    """
 
     queue: str
     total: int
@@ -125,7 +128,7 @@ class Paused(Schema):
 
 
 class Consumer(Schema):
-    """A waiting request."""
+    """A waiting request. ``tid``: the name that its client chose, or a random one."""
 
     tid: str
     ident: str
@@ -216,8 +219,11 @@ Delay = Annotated[float | None, Field(ge=0, le=_BILLION, allow_inf_nan=False)]
 WaitSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
 LeaseSeconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 PeekRows = Annotated[int, Field(ge=1, le=100)]
-Tid = Annotated[str | None, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-Number = Annotated[int, Field(ge=0, lt=2**63)]
+Tid = Annotated[
+    str | None,
+    Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="A name, to cancel the waiting request."),
+]
+ElementId = Annotated[int, Field(ge=0, lt=2**63)]
 Tries = Annotated[int, Field(ge=0, lt=2**31)]
 MaxTries = Annotated[
     int | None, Field(ge=0, lt=2**31, description="0: no maximum. Missing: unchanged.")
@@ -243,7 +249,7 @@ class NameConverter(StringConverter):
     regex = r"[\s\S]+"
 
 
-register_converter(NameConverter, "ks_name")
+register_converter(NameConverter, "messages_name")
 
 
 def check_name(value: str, kind: str) -> str:
@@ -266,8 +272,9 @@ def get_acting_ident(request: HttpRequest, ident: str | None) -> str:
 
 def read_body(request: HttpRequest, max_bytes: int) -> bytes:
     """Read the body; raise ApiError 413 if it is longer than ``max_bytes``."""
-    too_large = ApiError(413, f"the body exceeds {max_bytes:,} bytes", 51)
+    too_large = ApiError(413, f"the body exceeds {max_bytes:,} bytes", number=51)
     length = request.headers.get("Content-Length", "0")
+    # Python refuses to convert very long numbers: 20 digits are enough to exceed the limit.
     if length.isdecimal() and int(length[:20]) > max_bytes:
         raise too_large
     data = bytearray()
@@ -286,13 +293,14 @@ async def release_thread() -> None:
     """
     context = SyncToAsync.thread_sensitive_context.get(None)
     executors = SyncToAsync.context_to_thread_executor
-    # Other code owns the executor if it supplied it, or if one of its threads waits for this call.
-    if (
-        context is None
-        or context not in executors
-        or getattr(context, "_executor", None) is not None
-        or getattr(AsyncToSync.executors, "current", None) is not None
-    ):
+    # No synchronous code has run in this request.
+    if context is None or context not in executors:
+        return
+    # The executor belongs to other code, which has supplied it.
+    if getattr(context, "_executor", None) is not None:
+        return
+    # A synchronous caller waits for this coroutine: its thread also runs the synchronous code.
+    if getattr(AsyncToSync.executors, "current", None) is not None:
         return
     await sync_to_async(connections.close_all)()
     if (executor := executors.pop(context, None)) is not None:

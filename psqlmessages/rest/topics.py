@@ -16,7 +16,7 @@ from psqlmessages.rest.schemas import ERRORS, check_name, get_acting_ident, read
 router = Router(tags=["topics"])
 
 
-@router.get("/topics/{ks_name:topic}", response={200: schemas.TopicStatus, **ERRORS})
+@router.get("/topics/{messages_name:topic}", response={200: schemas.TopicStatus, **ERRORS})
 async def status(
     request: HttpRequest, topic: str, ns: str = DEFAULT_DB_ALIAS, ident: schemas.Ident = None
 ):
@@ -28,7 +28,7 @@ async def status(
 
 
 @router.post(
-    "/topics/{ks_name:topic}",
+    "/topics/{messages_name:topic}",
     response={200: schemas.Sent, 413: schemas.ErrorBody, **ERRORS},
     openapi_extra=ANY_BODY,
 )

@@ -95,7 +95,7 @@ def test_a_call_that_nobody_answers_times_out(node1: Node, node2: Node):
     node1.topic_status("ORDERS")
     assert [m for m in node1.messages(timeout=NOW) if m.type == "Return"] == []
     assert node1.counters.late_answers == 1
-    with running(node2), pytest.raises(CallFailed, match="NODE2 has no handler for this"):
+    with running(node2), pytest.raises(CallFailed, match="NODE2 has no RPC handler"):
         node1.call("NODE2", "x", timeout=SOON)
 
 

@@ -11,7 +11,7 @@ from pytest_django import Settings
 from project.postgres import Server
 from psqlmessages.cli.doctor_checks import Check, CheckContext, Finding, run_check
 from psqlmessages.client.connect import connect
-from psqlmessages.rpc_client import close_callers
+from psqlmessages.rpc_client import close_clients
 from tests.conftest import TestedServer
 from tests.sql.conftest import Program, World
 
@@ -35,7 +35,7 @@ def shop(server: TestedServer, settings: Settings, django_db_blocker) -> Iterato
     world.rules(*RULES)
     with django_db_blocker.unblock():
         yield world
-        close_callers()
+        close_clients()
         if connection.in_atomic_block or not connection.get_autocommit():
             connection.close()
         User.objects.all().delete()

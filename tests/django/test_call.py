@@ -16,7 +16,7 @@ from psqlmessages import Message, Node, exceptions, rpc_client
 from psqlmessages.django import acall, call, node
 from psqlmessages.exceptions import CalleeGone, CallFailed, CallTimeout
 from psqlmessages.orm import database_dsn
-from psqlmessages.rpc_client import close_callers
+from psqlmessages.rpc_client import close_clients
 from tests.client.programs import PROMPTLY
 from tests.client.proxy import Proxy
 from tests.django.processes import environment, run_python
@@ -109,7 +109,7 @@ def test_threads_and_tasks_share_one_session_until_it_is_closed(shop: World):
     assert sender.startswith(f"shop.{os.getpid()}-")
     assert asyncio.run(ask_many()) == [{"answer": number} for number in range(100)]
     assert shop.owner.query(SESSIONS) == 1
-    close_callers()
+    close_clients()
     assert shop.owner.query(SESSIONS) == 0
     assert call("PRICES", "who") != sender
 

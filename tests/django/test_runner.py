@@ -219,7 +219,7 @@ def test_an_rpc_is_answered_after_commit(sender: Program, registry: HandlerRegis
     with running_worker(registry) as runner:
         sender.ok("rpc", "worker", "ticket", "x")
         header = answer_to(sender)
-        assert (header["Err"], header["Body"]) == ("56", "worker has no handler for this")
+        assert (header["Err"], header["Body"]) == ("56", "worker has no RPC handler")
         assert runner.counters.unhandled == 1
 
     @registry.on_rpc

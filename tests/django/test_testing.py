@@ -86,7 +86,7 @@ class InATestCase(TestCase):
         assert ask("prices", {"pair": (5, 6)}, handlers=registry) == [5, "EUR"]
         with pytest.raises(KeyError):
             ask("prices", {}, handlers=registry)
-        with pytest.raises(CallFailed, match="nobody has no handler"):
+        with pytest.raises(CallFailed, match="nobody has no RPC handler"):
             ask("nobody", {}, handlers=registry)
 
     def test_calls_are_answered_as_from_another_process(self):
@@ -109,7 +109,7 @@ def test_in_a_real_transaction_a_rollback_undoes_sends(shop: World, sent_message
 
 @pytest.mark.usefixtures("answered_calls", "shop")
 def test_the_fixture_answers_calls_with_the_project_s_own_handlers():
-    with pytest.raises(CallFailed, match="PRICES has no handler"):
+    with pytest.raises(CallFailed, match="PRICES has no RPC handler"):
         call("PRICES", 1)
 
 

@@ -17,7 +17,7 @@ from psqlmessages import Element, Message
 from psqlmessages import handler_worker as running
 from psqlmessages.django import pop, publish, push_many, reserve_many
 from psqlmessages.handler_registry import HandlerRegistry
-from psqlmessages.rpc_client import close_callers
+from psqlmessages.rpc_client import close_clients
 from tests.conftest import TestedServer
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
 from tests.django.waiting import answer_to
@@ -55,7 +55,7 @@ def shop(
         own_world.rules(*RULES)
         Group.objects.all().delete()
         yield own_world
-        close_callers()
+        close_clients()
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_handler_that_deadlocks_or_loses_its_session_runs_again(shop: World, s
             failures = runner.counters.failures
     finally:
         superuser.execute(IDLE.format("RESET"))
-    close_callers()
+    close_clients()
     connection.close()
     effects = Group.objects.count()
     report(

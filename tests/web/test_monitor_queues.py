@@ -68,7 +68,10 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     shown = {query: names(client, query) for query in cases}
     assert shown | {"?q=": sorted(shown["?q="])} == cases | {"?q=": sorted(everything)}
     assert shown["?q="][0] == "orders"
-    wrong = ("?sort=size", "?x=1", "?page=0", "?page=x", "?q=a&q=b", "?fragment=x", "?state=x")
+    wrong = (
+        "?sort=size", "?x=1", "?q=a&q=b", "?fragment=x", "?state=x", "?page=0", "?page=x",
+        "?page=0000000019999999", f"?page=000000001{'0' * 5000}", "?page=10001",
+    )  # fmt: skip
     assert {client.get(f"{LIST}{query}").status_code for query in wrong} == {400}
     for module in "queues", "listing":
         monkeypatch.setattr(f"psqlmessages.monitor.{module}.PAGE_SIZE", 2)

@@ -27,7 +27,7 @@ from psqlmessages.wire import EncodedBody, MalformedPayload, decode
 # `messages.deliver` accepts at most this many copies in one call.
 _MAX_COPIES: Final = 65_536
 
-# Number of a copy in a fallback queue, which is no destination of the exchange.
+# Stands for the number of the destination if a copy goes to a fallback queue.
 FALLBACK_DESTINATION: Final = -1
 
 
@@ -48,9 +48,10 @@ class DeliveryMode(Enum):
 class ExchangePlan:
     """Plan for the consumers of an exchange.
 
-    A mark identifies a destination by its queue and, if the queue occurs several times, by a
-    number. So it stays the same when destinations are added, removed or reordered. An element
-    stores the marks of the copies already made, so that a retry does not make them again.
+    The mark of a destination is ``<exchange>/<queue>/<number>``. The number counts the earlier
+    destinations with the same queue, so it is mostly 0, and the mark mostly stays the same when
+    other destinations are added, removed or reordered. An element stores the marks of the copies
+    already made, so that a retry does not make them again.
     """
 
     exchange: CompiledExchange
@@ -69,6 +70,7 @@ class ExchangePlan:
             mode = DeliveryMode.WITHIN
         else:
             mode = DeliveryMode.RESERVED if exchange.reserve else DeliveryMode.POPPED
+        # All consumers of a process together take at most ``wsize`` elements at a time.
         consumers = min(exchange.parallel, exchange.wsize)
         max_batch_size = _MAX_COPIES // max(len(queues), 1)
         occurrences: Counter[QueueRef] = Counter()
@@ -216,7 +218,8 @@ class RoutedBatch:
                 if verdict.error is not None
             ]
         else:
-            # Results with a failed selector are not cached, so the copies determine the outcome.
+            # The cache holds no results with a failed selector, and never answers if there are too
+            # many hops. So the copies alone determine the outcome.
             outcome = "ok" if deliveries else self.plan.exchange.outcome_without_route
             selector_seconds = 0.0
         self.outcome_of[element.ref] = RoutingOutcome(outcome, selector_seconds)
@@ -248,7 +251,7 @@ class RoutedBatch:
 
     def fail_unrouted(self, element: TakenElement) -> None:
         """Mark an element as failed without routing it."""
-        # ``count_outcomes`` counts it as failed.
+        # The outcome does not matter: ``count_outcomes`` counts each failed element as failed.
         self.outcome_of[element.ref] = RoutingOutcome("ok", 0.0)
         self.failed.add(element.ref)
 
@@ -276,6 +279,12 @@ class RoutedBatch:
         headers = delivery.headers
         if headers is None:
             headers = {**element.headers, HOP_HEADER: element.hops + 1}
+        delay = delivery.delay
+        mature = None
+        if delivery.mature is not None:
+            # It overrides the delay.
+            delay = None
+            mature = _mature(delivery, element.now)
         pushed_at = (element.pushed_at - _EPOCH) // _MICROSECOND
         return RemoteCopy(
             ref=element.ref,
@@ -285,8 +294,8 @@ class RoutedBatch:
             headers=_json(headers),
             body=body.text,
             enc=body.enc,
-            delay=delivery.delay if delivery.mature is None else None,
-            mature=_mature(delivery, element.now) if delivery.mature is not None else None,
+            delay=delay,
+            mature=mature,
             tries=delivery.tries,
             key=self.plan.push_key(delivery.destination, element.id, pushed_at),
         )
@@ -301,7 +310,8 @@ class RoutedBatch:
         """Record which copies another database has accepted, and the errors of the others."""
         for copy, error in zip(copies, errors, strict=True):
             if error is None:
-                # If the element fails because of another copy, its mark prevents a second push.
+                # If the element fails because of another copy, this copy's mark prevents a second
+                # push.
                 self.copies.append(LocalCopy(copy.ref, copy.destination, copy.mark, None))
             else:
                 self._fail(copy.ref, copy.destination, error)
@@ -312,7 +322,7 @@ class RoutedBatch:
         if not refused:
             return
         destinations = {(copy.mark, copy.ref): copy.destination for copy in self.copies}
-        for mark, ref, reason, *_ in refused:
+        for mark, ref, reason, _index in refused:
             self._fail(ref, destinations[mark, ref], reason)
 
     def count_outcomes(self) -> dict[str, tuple[int, float]]:

@@ -1,4 +1,8 @@
-"""Marks: calls that retain the messages of topics until they are archived. No I/O, no Spark."""
+"""Calls that mark topics for the archive. No I/O, no Spark.
+
+A mark is a subscription of the node IDENT: it retains the messages after its position until they
+are archived.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from psqlmessages.client.calls import Call, check_names, raise_for_error
+from psqlmessages.client.stream_calls import unsubscribe
 from psqlmessages.exceptions import InvalidArgument
 
 # The node name of the archive.
@@ -29,9 +34,9 @@ def read_last_removed_id(topic: str) -> Call[int]:
 
 
 def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
-    """Retain the messages after these positions until they are archived.
+    """Mark topics: retain their messages after these positions until they are archived.
 
-    Return the topics that lost messages after their position, with the last removed id. Raises
+    Returns the topics that lost messages after their position, with the last removed id. Raises
     InvalidArgument for a topic that cannot be archived.
     """
     for topic in positions:
@@ -49,12 +54,8 @@ def mark(positions: Mapping[str, int]) -> Call[dict[str, int]]:
 
 
 def unmark(topic: str) -> Call[bool]:
-    """Stop retaining messages of a topic for the archive; return whether it was marked."""
-    return Call(
-        "SELECT messages.unsubscribe(%s, %s)",
-        check_names(IDENT, topic),
-        lambda answer: not raise_for_error(answer).get("Already"),
-    )
+    """Remove the mark of a topic; return False if there was none."""
+    return unsubscribe(IDENT, topic)
 
 
 def list_marked() -> Call[list[str]]:

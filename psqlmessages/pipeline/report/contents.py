@@ -32,7 +32,10 @@ class Period(NamedTuple):
         return (self.end - self.begin).total_seconds()
 
     def step(self, unit: int = 1) -> int:
-        """Return the length of a step: a multiple of ``unit`` seconds, for at most MAX_STEPS."""
+        """Return the length of a step in seconds, a multiple of ``unit``.
+
+        It is chosen so that the period has at most MAX_STEPS steps.
+        """
         for length in _STEP_SECONDS:
             if length % unit == 0 and self.seconds / length <= MAX_STEPS:
                 return length
@@ -108,7 +111,7 @@ class Report:
             "step": statistics.step,
             "counted": statistics.counted,
             "steps": [[at, asdict(step)] for at, step in sorted(statistics.steps.items())],
-            "points": [[name, list(at.items())] for name, at in statistics.points.items()],
+            "points": [[name, list(counts.items())] for name, counts in statistics.points.items()],
             "home": self.home,
             "exchanges": [asdict(flow) for flow in self.flows],
         }

@@ -65,10 +65,10 @@ start(
     rates.update(frame);
     const edges = frame.exchanges.flatMap(edgesOf);
     showCounts(frame);
-    graph.draw([...frame.queues.map((queue) => queueNode(queue, frame.most)), ...frame.exchanges.map(exchangeNode)], edges);
+    graph.draw([...frame.queues.map((queue) => queueNode(queue, frame.max_listed)), ...frame.exchanges.map(exchangeNode)], edges);
     tables.exchanges.fill(frame.exchanges, ({ id }) => id, exchangeRow);
     tables.copies.fill(frame.exchanges.flatMap(copiesOf), ({ key }) => key, copyRow);
-    tables.queues.fill(frame.queues, queueKey, (queue) => queueRow(queue, frame.most));
+    tables.queues.fill(frame.queues, queueKey, (queue) => queueRow(queue, frame.max_listed));
   },
   polling(settings.url),
 );
@@ -201,6 +201,6 @@ function showCounts(frame) {
   show(byId("no-runner"), running.length > 0 && running.every(({ workers }) => workers === 0));
   show(byId("cycle-note"), exchanges.some(({ destinations }) => destinations.some((each) => each.is_in_cycle)));
   const number = ngettext("{number} exchange", "{number} exchanges", exchanges.length, { number: count(exchanges.length) });
-  const shown = frame.has_more ? gettext("the first {number} exchanges by name", { number: count(frame.limit) }) : number;
+  const shown = frame.has_more ? gettext("the first {number} exchanges by name", { number: count(frame.max_exchanges) }) : number;
   setText(byId("graph-note"), exchanges.length ? `${shown}; ${gettext("rates are of the last 10 s")}` : "");
 }
