@@ -173,7 +173,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION messages._nothing_is_due IS
-    'Whether a call can skip both _log_command, because the client gets no DEBUG messages, and _schedule_housekeeping, because this session called it in this second. Inlined where it is called.';
+    'Whether a call can skip both _log_command, because the client gets no DEBUG messages, and _schedule_housekeeping, because this session called it in this second. Null, which means no, if this session never called it. Inlined where it is called.';
 
 
 CREATE OR REPLACE FUNCTION messages._schedule_housekeeping_if_due()

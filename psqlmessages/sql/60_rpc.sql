@@ -1,4 +1,5 @@
 -- RPC: a node sends a request to another node. The reply token authorizes only that node to answer.
+-- A NOTIFY payload has at most 7,999 bytes: 7,996 for header and body, 3 for the braces and newline around the header.
 
 -- The secret key of the reply tokens, combined with the two pads of HMAC.
 CREATE TABLE IF NOT EXISTS messages._secret (
@@ -142,7 +143,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._deliver IS
-    'Notify one node. A body over the NOTIFY limit is stored for this registration of the node.';
+    'Notify one node. A body over the NOTIFY limit is stored for this registration of the node, for timeout seconds.';
 
 
 CREATE OR REPLACE FUNCTION messages._rpc(
@@ -159,7 +160,6 @@ DECLARE
     v_permissions record;
     v_target record;
     v_error json;
-    v_timeout int;
 BEGIN
     PERFORM messages._log_command('rpc', node);
     SELECT * INTO v_me FROM messages._acting_node();
@@ -182,6 +182,8 @@ BEGIN
     ELSIF NOT v_permissions.can_write THEN
         RETURN messages._error(3, 'W', 'Rpc', node);
     END IF;
+    -- While a change of rules is unfinished, a node that lost its last rule may still have a row. In the common case,
+    -- _rules_are_applied excludes this.
     SELECT c.id, c.session_id, s.channel INTO v_target
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
@@ -193,17 +195,13 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
-    SELECT r.timeout INTO v_timeout FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node) AS r;
-    IF v_timeout IS NULL THEN
-        -- The last rule has just been removed.
-        RETURN messages._error(2, 'Rpc', node);
-    END IF;
     PERFORM messages._deliver(
-        v_target.channel, v_timeout,
+        v_target.channel, v_permissions.timeout,
         '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
             || ',"Token":' || to_json(
-                messages._reply_token_mac(v_me.id, 'node ' || to_json(node), v_timeout::text, token)
-                || ' ' || v_timeout || ' ' || token
+                messages._reply_token_mac(
+                    v_me.id, 'node ' || to_json(node), v_permissions.timeout::text, token
+                ) || ' ' || v_permissions.timeout || ' ' || token
             )
             || ',"From":' || to_json(v_me.ident)
             || CASE WHEN enc <> '' THEN ',"Enc":"' || enc || '"' ELSE '' END,
@@ -214,7 +212,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._rpc IS
-    'Body of rpc for requests of any size: send the request, or return the error.';
+    'The implementation of rpc for requests of any size: send the request, or return the error.';
 
 
 CREATE OR REPLACE FUNCTION messages.rpc(
@@ -235,8 +233,8 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- One statement for the common case, as in topic_send. The header is null on an error, and if this is not that
-    -- case.
+    -- One statement handles the common case, as in topic_send: a small request without an error. Otherwise the header is
+    -- null, because the statement finds no row, or too long with the body; then _rpc runs.
     SELECT p.channel,
            '"Type":"Rpc","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(messages._hmac(
@@ -249,6 +247,7 @@ BEGIN
     FROM messages._rpc_route(node) AS p
     CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', node) AS r
     WHERE r.can_write AND messages._rules_are_applied()
+      -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND token <> '' AND octet_length(token) <= 1000
       AND (enc IS NULL OR enc IN ('b64', 'json'));
@@ -292,8 +291,8 @@ BEGIN
     IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    -- One statement sends the common case of all requests, and calls _rpc for the other cases, in the order of
-    -- requests.
+    -- One statement processes all requests in order: it sends those that are the common case of rpc, and calls _rpc for
+    -- each of the others.
     WITH requests AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.ordinal
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, ordinal)
@@ -303,6 +302,7 @@ BEGIN
         CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
         CROSS JOIN LATERAL messages._permissions(session_user, p.own_ident, 'Rpc', d.node) AS r
         WHERE r.can_write AND messages._rules_are_applied()
+          -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
           AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
     )
     SELECT string_agg(
@@ -310,6 +310,7 @@ BEGIN
             WHEN c.payload IS NULL THEN coalesce(
                 nullif(messages._rpc(c.node, c.token, c.param, c.enc)::text, '{"Err":"0"}'), 'null'
             )
+            -- Always true: pg_notify returns void, which is not null.
             WHEN pg_notify(c.channel, c.payload) IS NOT NULL THEN 'null'
         END, ','
     )
@@ -360,18 +361,19 @@ LANGUAGE plpgsql
 IMMUTABLE
 AS $$
 DECLARE
-    v_crypt text := split_part(token, ' ', 1);
-    v_topic text := CASE WHEN position('.' IN v_crypt) > 0 THEN split_part(v_crypt, '.', 1) END;
+    v_proof text := split_part(token, ' ', 1);
+    v_topic text := CASE WHEN position('.' IN v_proof) > 0 THEN split_part(v_proof, '.', 1) END;
 BEGIN
     timeout := split_part(token, ' ', 2);
-    asker_token := substr(token, length(v_crypt) + length(timeout) + 3);
+    asker_token := substr(token, length(v_proof) + length(timeout) + 3);
+    -- Without a topic its conditions are null, which IF treats as false.
     IF length(v_topic) NOT BETWEEN 1 AND 18 OR translate(v_topic, '0123456789', '') <> ''
         OR length(timeout) NOT BETWEEN 1 AND 10 OR translate(timeout, '0123456789', '') <> ''
         OR asker_token = ''
     THEN
         RETURN;
     END IF;
-    mac := CASE WHEN v_topic IS NULL THEN v_crypt ELSE substr(v_crypt, length(v_topic) + 2) END;
+    mac := CASE WHEN v_topic IS NULL THEN v_proof ELSE substr(v_proof, length(v_topic) + 2) END;
     IF length(mac) <> 32 OR translate(mac, '0123456789abcdef', '') <> '' THEN
         mac := NULL;
     END IF;
@@ -407,6 +409,7 @@ BEGIN
         RETURN messages._error(50);
     END IF;
     PERFORM messages._schedule_housekeeping_if_due();
+    -- The token of the asking node has at most 1,000 bytes; MAC, topic and timeout before it have less than 100.
     IF length(node) > 100 OR octet_length(token) > 1100 THEN
         RETURN messages._error(54);
     ELSIF coalesce(node, '') = '' THEN
@@ -420,6 +423,7 @@ BEGIN
     ELSIF NOT messages._is_known_node(node) THEN
         RETURN messages._error(19, node);
     END IF;
+    -- As in _rpc, the other node must still have a rule.
     SELECT c.id, c.session_id, s.channel INTO v_asker
     FROM psqlmessages_client AS c
     JOIN psqlmessages_session AS s ON s.id = c.session_id
@@ -429,6 +433,7 @@ BEGIN
     ELSIF messages._is_listener(v_me.id, v_token.topic_id) THEN
         v_answerer := 'topic ' || v_token.topic_id;
     END IF;
+    -- The computed MAC is null if the asking node is not registered or this node may not answer.
     IF v_token.mac IS DISTINCT FROM messages._reply_token_mac(
         v_asker.id, v_answerer, v_token.timeout, v_token.asker_token
     ) THEN
@@ -452,7 +457,7 @@ END
 $$;
 
 COMMENT ON FUNCTION messages._return IS
-    'Body of return and return_error: check the reply token and deliver the answer. failure: further header fields if the request failed.';
+    'The implementation of return and return_error for answers of any size: check the reply token and deliver the answer. failure: further header fields if the request failed.';
 
 
 CREATE OR REPLACE FUNCTION messages.return(
@@ -474,8 +479,9 @@ DECLARE
     v_channel text;
     v_header text;
 BEGIN
-    -- The common case is an answer to a node: the first 33 characters of the token are the MAC and a space, and the MAC
-    -- covers the rest. The header is null on an error, and if this is not that case.
+    -- One statement handles the common case: a small answer to a request to a node, without an error. Then the token
+    -- begins with the MAC and a space, 33 characters, and the MAC covers the rest. Otherwise the header is
+    -- null, because the statement finds no row, or too long with the body; then _return runs.
     SELECT p.channel,
            '"Type":"Return","Size":' || v_size || ',"To":' || to_json(node)
                || ',"Token":' || to_json(substr(v_rest, position(' ' IN v_rest) + 1))
@@ -487,6 +493,7 @@ BEGIN
               p.inner_pad, p.outer_pad, p.id || ' node ' || to_json(p.own_ident) || ' ' || v_rest
           ) || ' '
       AND messages._rules_are_applied()
+      -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
       AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
       AND v_size <= 7996 AND octet_length(token) <= 1100 AND (enc IS NULL OR enc IN ('b64', 'json'));
     IF v_size + octet_length(v_header) <= 7996 THEN
@@ -528,8 +535,8 @@ BEGIN
     IF (SELECT a.id FROM messages._acting_node() AS a) IS NULL THEN
         RETURN messages._error(50);
     END IF;
-    -- One statement sends the common case of all answers, and calls _return for the other cases, in the order of
-    -- answers.
+    -- One statement processes all answers in order: it sends those that are the common case of return, and calls
+    -- _return for each of the others.
     WITH answers AS MATERIALIZED (
         SELECT u.node, u.token, u.param, u.enc, u.ordinal
         FROM unnest(nodes, tokens, params, encs) WITH ORDINALITY AS u (node, token, param, enc, ordinal)
@@ -538,6 +545,7 @@ BEGIN
         FROM (SELECT DISTINCT e.node FROM answers AS e) AS d
         CROSS JOIN LATERAL messages._rpc_route(d.node) AS p
         WHERE messages._rules_are_applied()
+          -- The other session is alive: its backend still holds its lock, as in _session_has_ended.
           AND (p.is_of_own_session OR NOT pg_try_advisory_xact_lock_shared(1886612839, p.session_id))
     )
     SELECT string_agg(
@@ -545,6 +553,7 @@ BEGIN
             WHEN c.payload IS NULL THEN coalesce(
                 nullif(messages._return('return', c.node, c.token, c.param, c.enc, '')::text, '{"Err":"0"}'), 'null'
             )
+            -- Always true: pg_notify returns void, which is not null.
             WHEN pg_notify(c.channel, c.payload) IS NOT NULL THEN 'null'
         END, ','
     )

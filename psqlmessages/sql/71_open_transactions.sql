@@ -35,12 +35,13 @@ AS $$
     FROM holders AS h
     LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = h.pid
     LEFT JOIN pg_catalog.pg_prepared_xacts AS p
+        -- The locks of a prepared transaction have no pid, and this virtual transaction id.
         ON h.pid IS NULL AND h.virtualtransaction = '-1/' || p.transaction::text
-    ORDER BY 7, 1
+    ORDER BY coalesce(a.xact_start, p.prepared), h.pid
 $$;
 
 COMMENT ON FUNCTION messages._open_transactions IS
-    'The transactions in this database that hold locks on our tables, oldest first. prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL shows state, began_at and query only to members of its role or of pg_read_all_stats.';
+    'The transactions in this database that hold locks on our tables, oldest first. transaction: the virtual transaction id; prepared: the name for ROLLBACK PREPARED; waiting: the number of processes that wait for the transaction. PostgreSQL shows state, began_at and query only to members of its role or of pg_read_all_stats.';
 
 
 CREATE OR REPLACE FUNCTION messages._terminate(

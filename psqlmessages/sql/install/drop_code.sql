@@ -1,5 +1,5 @@
--- Drop the triggers, views and functions that the numbered scripts of any version have installed, except those whose
--- oids the setting messages.kept lists.
+-- Drop all views and functions of the schema messages, and the triggers that call them, except those whose oids the
+-- setting messages.kept lists.
 
 DO $$
 DECLARE
@@ -41,9 +41,9 @@ BEGIN
         END LOOP;
     END LOOP;
     IF v_reason IS NOT NULL THEN
-        RAISE EXCEPTION 'the functions and views of psqlmessages cannot be replaced: %', v_reason
+        RAISE EXCEPTION 'the functions and views of psqlmessages cannot be dropped: %', v_reason
             USING ERRCODE = 'dependent_objects_still_exist',
-                HINT = 'Drop the objects that depend on them, migrate, and create these objects again.';
+                HINT = 'Drop the objects that depend on them first. After an update, create them again.';
     END IF;
 END
 $$;
