@@ -195,6 +195,12 @@ BEGIN
     IF v_error IS NOT NULL THEN
         RETURN v_error;
     END IF;
+    -- Read the rules again immediately before the delivery: each statement has a snapshot of its own, and another
+    -- transaction may have removed the last rule since the first look.
+    SELECT * INTO v_permissions FROM messages._permissions(v_me.role, v_me.ident, 'Rpc', node);
+    IF v_permissions.timeout IS NULL THEN
+        RETURN messages._error(2, 'Rpc', node);
+    END IF;
     PERFORM messages._deliver(
         v_target.channel, v_permissions.timeout,
         '"Type":"Rpc","Size":' || octet_length(coalesce(param, '')) || ',"To":' || to_json(node)
