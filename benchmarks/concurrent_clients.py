@@ -40,7 +40,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True)
 class Client:
-    """``call`` is made by all tasks; ``finish`` takes what they have put into a queue."""
+    """All tasks call ``call``; then ``finish`` takes the elements that they pushed to a queue."""
 
     call: Callable[[], Awaitable[object]]
     finish: Callable[[], Awaitable[Finished]] | None = None

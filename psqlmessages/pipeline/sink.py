@@ -115,7 +115,7 @@ _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class StagedCommit(WriterCommitMessage):
-    """A task's message to the driver: what it has staged, and the query and batch of the rows.
+    """A task's message to the driver: the rows that it has staged, and their query and batch.
 
     ``staging_ids`` are values of the column staging of messages.staged, one per transaction.
     ``query`` and ``batch`` are None if the task does not belong to a stream.
