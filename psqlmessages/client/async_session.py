@@ -305,9 +305,9 @@ class AsyncNodeSession:
             self._wakeup.set()
 
     def _process_read(self) -> None:
-        """Process the notifications that were read with the last answer."""
+        """Process the notifications that were read with the last answer; ``_read`` reports them."""
         if self._buffer is not None:
-            self._state.receive(self._buffer.take())
+            self._state.store(self._buffer.take())
 
     def _read(self) -> None:
         """Process all notifications that have arrived; wake the worker if the read fails."""

@@ -115,6 +115,7 @@ class NodeState:
         self.is_stopped = False
         # Called after notifications or local events were put in the inbox.
         self.on_received: Callable[[], object] = lambda: None
+        self._has_unreported = False
         # Called after a message was taken from the inbox.
         self.on_taken: Callable[[], object] = lambda: None
         # Called in the loop of an AsyncNode when it is stopped.
@@ -130,11 +131,18 @@ class NodeState:
 
     def receive(self, notifications: Sequence[tuple[str, str]]) -> None:
         """Process notifications, each a channel and a payload, and call ``on_received``."""
+        self.store(notifications)
+        if self._has_unreported:
+            self._has_unreported = False
+            self.on_received()
+
+    def store(self, notifications: Sequence[tuple[str, str]]) -> None:
+        """Process notifications; the next ``receive`` calls ``on_received``."""
         if notifications:
             self.heartbeat.received_at = monotonic()
+            self._has_unreported = True
             for channel, payload in notifications:
                 self.feed(channel, payload)
-            self.on_received()
 
     def feed(self, channel: str, payload: str) -> None:
         """Process one notification; raise no error, even if it is malformed."""

@@ -38,7 +38,8 @@ class NodeEntry:
     """A node, its receiver, and the topics it has joined: pairs of an SQL function and a topic.
 
     ``earlier_notifications``: how many notifications the gateway had received before the node was
-    claimed. If they are addressed to this name, they are for an earlier node.
+    claimed. If they are addressed to this name, they are for an earlier node. ``joined`` has, for
+    each topic, how many it had received with the answer: events among them may be older than it.
     """
 
     ident: str
@@ -47,7 +48,7 @@ class NodeEntry:
     wants_events: bool
     wants_bodies: bool = True
     is_registered: bool = False
-    joined: set[tuple[str, str]] = field(default_factory=set)
+    joined: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class NodeRegistry:
@@ -126,12 +127,14 @@ class NodeRegistry:
 
     # Topics
 
-    def on_call_succeeded(self, ident: str, function: str, topic: str) -> None:
+    def on_call_succeeded(
+        self, ident: str, function: str, topic: str, received_count: int = 0
+    ) -> None:
         """Record a successful topic function, called by the node or by an administrator."""
         if (entry := self._entries.get(ident)) is None:
             return
         if function in JOIN_CALLS:
-            entry.joined.add((function, topic))
+            entry.joined[function, topic] = received_count
             self._members.setdefault((function, topic), {})[ident] = entry
             self._refresh_cache(function, topic)
         elif function in UNDOES:
@@ -158,7 +161,7 @@ class NodeRegistry:
     def _leave(self, entry: NodeEntry, function: str, topic: str) -> None:
         if (function, topic) not in entry.joined:
             return
-        entry.joined.remove((function, topic))
+        del entry.joined[function, topic]
         members = self._members[function, topic]
         del members[entry.ident]
         if not members:
@@ -373,7 +376,7 @@ class Dispatcher:
             self._deliver_connection_event(notification, received_at)
             return None
         may_end = self._may_end_membership(header)
-        if isinstance(idents := header.get("Nodes"), list):
+        if isinstance(idents := header.get("Nodes"), list) and not self._may_be_outdated(header):
             # Nodes includes the node itself only if another one made the change.
             has_ended = may_end and header["Ident"] in idents
             self._deliver_event(header, idents, has_ended, received_at)
@@ -445,11 +448,17 @@ class Dispatcher:
             event == "disconnect" or (event in UNDOES and (UNDOES[event], topic) in entry.joined)
         )
 
+    def _may_be_outdated(self, header: Header) -> bool:
+        """Return whether an event about one of our nodes may be older than its part in a topic."""
+        entry = self._current_entry(header.get("Ident", ""))
+        join = (UNDOES.get(header["Evt"], ""), header.get("Topic", ""))
+        return entry is not None and entry.joined.get(join, 0) >= self._taken_count
+
     async def _has_ended(self, header: Header) -> bool:
         """Ask PostgreSQL whether the node is still registered, or still in the topic.
 
-        An event without ``Nodes`` may also report an earlier call of the node itself. If the
-        connection is lost during the query, the reconnect reveals the state.
+        An event without ``Nodes`` may also report an earlier call of the node itself, and one that
+        arrived with the answer to a later call is outdated. If the connection is lost during the query, the reconnect reveals the state.
         """
         event, ident, topic = header["Evt"], header["Ident"], header.get("Topic", "")
         if event == "topic_unobserve":

@@ -296,7 +296,8 @@ class Hub:
         """Update the registry after a successful call, before later notifications are delivered."""
         entry = self._registry.entry(ident)
         if function != "init":
-            self._registry.on_call_succeeded(ident, function, subject)
+            received_count = self._dispatcher.received_count if self._dispatcher is not None else 0
+            self._registry.on_call_succeeded(ident, function, subject, received_count)
         elif entry is not None:
             entry.is_registered = True
         elif self._gateway is not None:

@@ -1,9 +1,11 @@
 """The hub: many receivers on one session; each gets the frames for its nodes, in order, once."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from psqlmessages.client.async_session import AsyncNodeSession
 from psqlmessages.client.options import Options
 from psqlmessages.relay.hub import Hub
 from tests.sql.conftest import Program, World
@@ -55,6 +57,37 @@ async def test_a_message_reaches_each_listener_once_in_order(world: World, hub: 
     assert (len(a1.bodies), len(a2.bodies)) == (4, 1)
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 2
     assert (hub.counters.receivers, hub.counters.nodes) == (2, 4)
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["message after", "revocation before"])
+@in_loop
+async def test_what_arrives_with_the_answer_to_listen_is_told_from_what_was_before(
+    world: World, hub: Hub, out: Program, monkeypatch, is_earlier: bool
+):
+    box = await joined(hub, "A1", "T", events=False)
+    if not is_earlier:
+        await ok(hub.run("A1", box, "topic_unlisten", "T"))
+    execute = AsyncNodeSession._execute
+
+    async def read_late(session: AsyncNodeSession, connection: Any, batch: Any) -> list[Any]:
+        is_listen = "topic_listen" in batch[0].statement[0]
+        if is_listen and is_earlier:
+            world.execute("DELETE FROM messages.auth WHERE ident = 'A*' AND dest = 'T*'")
+            world.rules("user1 A* Topic T* RW 60")
+        answers = await execute(session, connection, batch)
+        if is_listen and not is_earlier:
+            out.ok("topic_send", "T", "at once")
+        awaited = b"topic_unlisten" if is_earlier else b"at once"
+        while is_listen and awaited not in b"".join(text for _, text in session._buffer._undecoded):
+            session._buffer.read()
+        return answers
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncNodeSession, "_execute", read_late)
+        await ok(hub.run("A1", box, "topic_listen", "T"))
+    out.ok("topic_send", "T", "later")
+    expected = ["later"] if is_earlier else ["at once", "later"]
+    assert [(await box.message()).body for _ in expected] == expected
 
 
 @pytest.mark.parametrize("hub", [Options(inbox_limit=30)], indirect=True)
