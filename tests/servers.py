@@ -7,6 +7,7 @@ KEEP_POSTGRES=1    leave the server running at the end
 import fcntl
 import os
 import resource
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -42,22 +43,44 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
-class SparkScheduling(LoadFileScheduling):
+# Tests of about a minute. They start first, each by itself: at the end, nothing waits for them.
+LONG = (
+    "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow",
+    "tests/web/test_browser.py::test_pages_are_accessible_and_show_names_as_text",
+    "tests/pipeline/test_faults.py::test_killed_drivers_neither_lose_nor_double_rows",
+)
+
+
+class TestScheduling(LoadFileScheduling):
     """Give each file to one process, and all files that share a Spark session to the same one.
 
     Spark takes ten seconds to start, and ten more until its code is compiled.
     """
 
+    __test__ = False  # pytest must not collect it because of its name
+
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid in LONG:
+            return nodeid
         folder, _, name = str(super()._split_scope(nodeid)).rpartition("/")
         shares_spark = folder == "tests/pipeline" and name != "test_faults.py"
         return folder if shares_spark else f"{folder}/{name}"
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SparkScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TestScheduling | None:
     """Replace the scheduler of `--dist loadfile`."""
-    return SparkScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    config.option.loadscopereorder = False  # it would start files with few tests last
+    return TestScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the long tests first, and then the files with the most tests or in random order."""
+    if not config.getoption("random_order_enabled", False):
+        tests_of = Counter(item.path for item in items)
+        items.sort(key=lambda item: -tests_of[item.path])
+    items.sort(key=lambda item: item.nodeid not in LONG)
 
 
 def pytest_report_header() -> str:

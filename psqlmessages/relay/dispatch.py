@@ -458,7 +458,8 @@ class Dispatcher:
         """Ask PostgreSQL whether the node is still registered, or still in the topic.
 
         An event without ``Nodes`` may also report an earlier call of the node itself, and one that
-        arrived with the answer to a later call is outdated. If the connection is lost during the query, the reconnect reveals the state.
+        arrived with the answer to a later call may be outdated. If the connection is lost during
+        the query, the reconnect reveals the state.
         """
         event, ident, topic = header["Evt"], header["Ident"], header.get("Topic", "")
         if event == "topic_unobserve":
