@@ -8,7 +8,7 @@ import fcntl
 import os
 import resource
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -23,6 +23,7 @@ from project.postgres.binaries import major_version
 SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5"}
 
 SERVER = pytest.StashKey[Server]()
+STOP_SITES = pytest.StashKey[Callable[[], None]]()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,13 +75,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TestScheduli
     return TestScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def uses(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start the long tests first, and then the files with the most tests or in random order."""
+    """Start the long tests first, then the files with the most tests, last those with sites.
+
+    In a file, tests with a browser come last: once it has started, `asyncio.run` is refused.
+    """
+    files = list(dict.fromkeys(item.path for item in items))
     if not config.getoption("random_order_enabled", False):
         tests_of = Counter(item.path for item in items)
-        items.sort(key=lambda item: -tests_of[item.path])
-    items.sort(key=lambda item: item.nodeid not in LONG)
+        with_sites = {item.path for item in items if uses(item, "sites")}
+        files.sort(key=lambda path: (path in with_sites, -tests_of[path]))
+    places = {path: place for place, path in enumerate(files)}
+    items.sort(key=lambda item: (item.nodeid not in LONG, places[item.path], uses(item, "browser")))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Stop the sites of earlier tests: they would do the housekeeping that other tests expect."""
+    if not uses(item, "sites") and (stop := item.config.stash.get(STOP_SITES, None)) is not None:
+        stop()
 
 
 def pytest_report_header() -> str:

@@ -215,14 +215,14 @@ def read_payload(text: Any) -> Payload:
     return payload
 
 
-def set_up_session(ident: str, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
-    """Set up a new connection, and register its first node unless ``ident`` is empty.
+def set_up_session(ident: str | None, *, synchronous_commit: bool) -> Call[tuple[BackendInfo, str]]:
+    """Set up a new connection, and register its first node unless ``ident`` is None.
 
     The result is the backend, and the channel ("" without a node).
     """
     # Notifications are not durable, so there is no benefit in waiting for the WAL flush.
     setting = "on" if synchronous_commit else "off"
-    if not ident:
+    if ident is None:
         return Call(_SET_UP, (setting,), _read_set_up)
     sql = _SET_UP.replace(" FROM", " || '|' || messages.init(%s) FROM")
     return Call(sql, (*check_names(ident), setting), _read_set_up, ("init", ident))

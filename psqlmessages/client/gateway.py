@@ -97,7 +97,7 @@ class GatewayState(NodeState):
     def restore_calls(self) -> Calls[None]:
         """Yield the calls that restore all registrations on a new connection."""
         backend, _ = yield calls.set_up_session(
-            "", synchronous_commit=self.options.synchronous_commit
+            None, synchronous_commit=self.options.synchronous_commit
         )
         self._backends.append(backend)
         del self._backends[:-_MAX_BACKENDS]

@@ -379,7 +379,7 @@ class NodeState:
             acting = ident
             yield from self._join_topics(ident, joins)
         if backend is None:
-            backend, _ = yield set_up("")
+            backend, _ = yield set_up(None)
         if acting != self.registration.acting:
             yield calls.use(self.registration.acting)
         self.backend = backend

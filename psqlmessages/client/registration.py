@@ -25,10 +25,10 @@ UNDOES: Final = {
 class Registration:
     """Nodes of a session, and their joins: pairs of function ("topic_listen", …) and topic."""
 
-    def __init__(self, ident: str = "") -> None:
+    def __init__(self, *idents: str) -> None:
         # By node, in order of registration: its joins; False if an administrator has ended a join.
-        self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {}} if ident else {}
-        self.acting = ident
+        self._nodes: dict[str, dict[tuple[str, str], bool]] = {ident: {} for ident in idents}
+        self.acting = next(iter(idents), "")
 
     @property
     def idents(self) -> tuple[str, ...]:

@@ -75,6 +75,7 @@ def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewN
         (NoListeners, "", node.topic_send, "ORDERS", "x"),
         (exceptions.NotConnected, "", node.call, "NODE2", "x"),
         (exceptions.IdentTaken, "", new_node),
+        (exceptions.IdentMissing, "", new_node, "", world.server.url("user1")),
         (exceptions.IdentNotAuthorized, "", new_node, "NODE2", world.server.url("user1")),
         (ValueError, "NUL", node.topic_send, "ORDERS", "a\0"),
         (ValueError, "cannot contain a NUL", node.topic_send, "OR\0DERS", "x"),

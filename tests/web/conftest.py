@@ -11,6 +11,7 @@ import pytest
 from project.postgres import Server
 from psqlmessages.relay.hub import Hub
 from tests.conftest import TestedServer
+from tests.servers import STOP_SITES
 from tests.sql.conftest import World, pair, world
 from tests.web.browser import browser, visitors
 from tests.web.desks import database, desk, impatient
@@ -65,8 +66,9 @@ class Sites:
 
 
 @pytest.fixture(scope="session")
-def sites(server: TestedServer, tmp_path_factory) -> Iterator[Sites]:
+def sites(server: TestedServer, tmp_path_factory, pytestconfig) -> Iterator[Sites]:
     sites = Sites(server, tmp_path_factory.mktemp("sites"))
+    pytestconfig.stash[STOP_SITES] = sites.stop
     yield sites
     sites.stop()
 
