@@ -14,7 +14,10 @@ from tests.sql.reads import reads
 NODES, RULES_EACH, SESSIONS = size(5_000, 10_000), 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
 # Up to 100,000 rules are made first.
-pytestmark = [pytest.mark.versions, pytest.mark.timeout(900)]
+# In their order: the last test empties the database that the others share.
+pytestmark = [
+    pytest.mark.versions, pytest.mark.timeout(900), pytest.mark.random_order(disabled=True),
+]  # fmt: skip
 
 # Node N<n> may use a topic of its own, T<n>, six that it shares with others, S<n>, and a
 # pattern, P<n>.*; observe O<n>*; and ask a node. Odd nodes listen to their topics, even ones send.
