@@ -44,7 +44,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     return (yield)
 
 
-# Tests of about a minute. They start first, each by itself: at the end, nothing waits for them.
+# Tests that take a minute or more. They start first, apart from the other tests of their files.
+# If they started last, one process would still run them when the others have finished.
 LONG = (
     "tests/django/test_pages.py::test_the_pages_lead_a_newcomer_through_the_order_flow",
     "tests/web/test_browser.py::test_pages_are_accessible_and_show_names_as_text",
@@ -52,13 +53,11 @@ LONG = (
 )
 
 
-class TestScheduling(LoadFileScheduling):
+class SuiteScheduling(LoadFileScheduling):
     """Give each file to one process, and all files that share a Spark session to the same one.
 
     Spark takes ten seconds to start, and ten more until its code is compiled.
     """
-
-    __test__ = False  # pytest must not collect it because of its name
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid in LONG:
@@ -69,10 +68,10 @@ class TestScheduling(LoadFileScheduling):
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TestScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SuiteScheduling | None:
     """Replace the scheduler of `--dist loadfile`."""
     config.option.loadscopereorder = False  # it would start files with few tests last
-    return TestScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SuiteScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def uses(item: pytest.Item, fixture: str) -> bool:

@@ -1,7 +1,6 @@
 """The helpers for the tests of projects, in a TestCase and without."""
 
 import inspect
-import time
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -114,14 +113,10 @@ def test_the_fixture_answers_calls_with_the_project_s_own_handlers():
 
 
 def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: pytest.MonkeyPatch):
-    def sessions() -> list[int]:
-        return (
-            shop.owner.query(
-                "SELECT array_agg(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-                f" AND classid = {minute_writer.LOCK_IDS[0]}"
-            )
-            or []
-        )
+    writers = (
+        "FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        f" AND classid = {minute_writer.LOCK_IDS[0]}"
+    )
 
     from psqlmessages import pytest_plugin
 
@@ -130,12 +125,9 @@ def test_the_plugin_ends_the_session_of_the_history(shop: World, monkeypatch: py
     next(fixture)
     # As the first WebSocket of a process does.
     import_string(START_WRITER)()
-    while not (own := sessions()):
-        time.sleep(0.01)
+    shop.wait_for(f"SELECT EXISTS (SELECT {writers})")
+    pid = shop.owner.query(f"SELECT pid {writers}")
     assert next(fixture, None) is None
-    # The connection is closed; the server process ends a moment later. Another process, of an
-    # earlier test, may be the next to have the lock.
-    deadline = time.monotonic() + 60
-    while set(own) & set(sessions()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    # The server process ends a moment after the connection. Then another process, of an earlier
+    # test, may get the lock.
+    shop.wait_for(f"SELECT NOT EXISTS (SELECT {writers} AND pid = %s)", pid)

@@ -61,7 +61,7 @@ async def test_a_message_reaches_each_listener_once_in_order(world: World, hub: 
 
 @pytest.mark.parametrize("is_earlier", [False, True], ids=["message after", "revocation before"])
 @in_loop
-async def test_what_arrives_with_the_answer_to_listen_is_told_from_what_was_before(
+async def test_messages_and_revocations_that_arrive_with_the_answer_to_listen(
     world: World, hub: Hub, out: Program, monkeypatch, is_earlier: bool
 ):
     box = await joined(hub, "A1", "T", events=False)
