@@ -120,6 +120,9 @@ class Visitors:
 
     def __exit__(self, *_: object) -> None:
         for context in self._browser.contexts:
+            # Closing ends the requests of routes that still run: their errors are not the page's.
+            for each in (context, *context.pages):
+                each.unroute_all(behavior="ignoreErrors")
             context.close()
         assert self.unexpected() == []
 
