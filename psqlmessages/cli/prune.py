@@ -11,39 +11,54 @@ from psqlmessages.cli.direct_calls import connect_as
 from psqlmessages.cli.output import CliCommand, add_json
 from psqlmessages.exceptions import MessagesError
 
+_COUNT_DEAD_SESSIONS = """
+    SELECT count(*)::int FROM psqlmessages_session
+    WHERE id NOT IN (SELECT messages._live_sessions())
+"""
+
 
 def _configure(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Empty the tables in which everything has expired; print how many."""
-    number = empty_expired_tables(arguments.dsn)
-    print(json.dumps({"emptied_tables": number}) if arguments.json else format_result(number))
+    """Prune; print what was removed."""
+    done = prune(arguments.dsn)
+    print(json.dumps(done) if arguments.json else format_result(done))
     return 0
 
 
-def empty_expired_tables(dsn: str) -> int:
-    """Run housekeeping and empty the tables in which everything has expired; return how many."""
+def prune(dsn: str) -> dict[str, int]:
+    """Run housekeeping and empty the tables in which everything has expired.
+
+    Returns the numbers of emptied tables and of ended sessions.
+    """
     with connect_as(dsn, "prune") as connection:
         # The role may default to a stricter level, whose older snapshot would prevent pruning.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         try:
+            dead = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
             with connection.transaction():
-                row = connection.execute(
+                # Housekeeping ends the dead sessions at the commit.
+                emptied, _ = connection.execute(
                     "SELECT messages._truncate_expired_bodies() + messages._prune_streams(),"
                     " messages._request_housekeeping()"
-                ).fetchone()
+                ).fetchall()[0]
+            left = connection.execute(_COUNT_DEAD_SESSIONS).fetchall()[0][0]
         except psycopg.errors.InsufficientPrivilege as error:
             raise MessagesError(
                 f"role {connection.info.user} may not prune: connect as the owner of the tables"
             ) from error
-    return int(row[0]) if row else 0
+    return {"emptied_tables": emptied, "ended_sessions": max(dead - left, 0)}
 
 
-def format_result(number: int) -> str:
-    """Format the number of emptied tables for people."""
-    return f"emptied {number} table{'' if number == 1 else 's'} of expired data"
+def format_result(done: dict[str, int]) -> str:
+    """Format what was removed for people."""
+    tables, sessions = done["emptied_tables"], done["ended_sessions"]
+    return (
+        f"emptied {tables} table{'' if tables == 1 else 's'} of expired data;"
+        f" ended {sessions} dead session{'' if sessions == 1 else 's'}"
+    )
 
 
 COMMAND = CliCommand(

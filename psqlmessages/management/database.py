@@ -29,14 +29,14 @@ def _install(arguments: Namespace) -> int:
 
 
 def _prune(arguments: Namespace) -> int:
-    """Remove expired data; print how many tables were emptied and how many windows removed."""
-    emptied_tables = prune.empty_expired_tables(arguments.dsn)
+    """Remove expired data and traffic windows; print what was removed."""
+    done = prune.prune(arguments.dsn)
     removed_windows = traffic_windows.prune(arguments.database)
     if arguments.json:
-        print(json.dumps({"emptied_tables": emptied_tables, "removed_windows": removed_windows}))
+        print(json.dumps({**done, "removed_windows": removed_windows}))
     else:
         windows = f"{removed_windows:,} traffic window{'' if removed_windows == 1 else 's'}"
-        print(f"{prune.format_result(emptied_tables)}; removed {windows}")
+        print(f"{prune.format_result(done)}; removed {windows}")
     return 0
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from psqlmessages import Node
-from psqlmessages.cli.prune import empty_expired_tables
+from psqlmessages.cli.prune import prune
 from psqlmessages.exceptions import MessagesError
 from tests.conftest import TestedServer
 from tests.exchanges.field import working
@@ -176,9 +176,9 @@ def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing):
     assert world.program("user1").elements("pop", "A", "Q") == []
     url = world.server.url()
     with pytest.raises(REFUSALS, match="No space left on device"):
-        empty_expired_tables(url)
+        prune(url)
     writing.disk.free_up(ROOM)
-    tables, free = empty_expired_tables(url), writing.disk.free
+    tables, free = prune(url)["emptied_tables"], writing.disk.free
     writing.publish_much()
     report(
         FAULT, "pop, drain, unsubscribe with 64 kB free; prune without free space, then with 64 kB",
