@@ -36,10 +36,18 @@ FAULTS = (
     "Traceback (most recent call last)", "Unhandled", "was never awaited", "never retrieved",
     "was destroyed",
 )  # fmt: skip
+SERVERS = {
+    "daphne": ("daphne", "--websocket_connect_timeout=60", "--fd={}"),
+    "uvicorn": ("uvicorn", "--fd={}"),
+    "gunicorn": ("gunicorn", "--worker-class=uvicorn_worker.UvicornWorker", "--bind=fd://{}"),
+}
 
 
 class Site:
-    """A Daphne process; `given` are Django settings that differ from the example project's."""
+    """A server process; `given` are Django settings that differ from the example project's.
+
+    SERVER is one of `SERVERS`, by default Daphne.
+    """
 
     def __init__(self, server: TestedServer, folder: Path, given: Mapping[str, Any]) -> None:
         self._server = server
@@ -67,11 +75,10 @@ class Site:
         with socket.create_server(("127.0.0.1", self.port), backlog=2048) as listening:
             self.port = listening.getsockname()[1]
             with self._log.open("ab") as log:
+                command = SERVERS[self._given.get("SERVER", "daphne")]
+                options = [part.format(listening.fileno()) for part in command]
                 self.process = subprocess.Popen(
-                    [
-                        sys.executable, "-m", "daphne", "--fd", str(listening.fileno()),
-                        "--websocket_connect_timeout", "60", "project.asgi:application",
-                    ],
+                    [sys.executable, "-m", *options, "project.asgi:application"],
                     env=self._environment(), cwd=ROOT, stdout=log, stderr=log,
                     pass_fds=[listening.fileno()],
                 )  # fmt: skip

@@ -23,6 +23,7 @@ from tests.web.site import Site
 from tests.web.sockets import Visitor
 
 Enter = Callable[..., Visitor]
+NewSite = Callable[..., Site]
 DOCS = Path(__file__).parents[2] / "docs"
 RELAY = (DOCS / "reference/relay.md").read_text()
 
@@ -61,6 +62,22 @@ def test_a_program_and_a_web_user_talk_in_bodies_of_every_kind(relay: World, ali
         assert alice.call(begin, topic="ROOM")["Already"] == 1
         assert alice.call(end, topic="ROOM") == {"Err": "0"}
         assert alice.call(end, topic="ROOM")["Already"] == 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["uvicorn", pytest.param("gunicorn", marks=pytest.mark.nightly)],  # starts slowly
+)
+def test_other_asgi_servers_serve_the_relay(new_site: NewSite, enter: Enter, program: str):
+    site = new_site(SERVER=program)
+    assert site.get("/healthz")[0] == 200
+    visitor = enter("alice", "web.alice", at=site)
+    visitor.ok("topic_listen", topic="ROOM")
+    visitor.ok("topic_notify", topic="ROOM")
+    visitor.ok("topic_send", topic="ROOM", body="x" * 20_000)
+    assert visitor.message()["Body"] == "x" * 20_000
+    site.stop()
+    assert visitor.closed()[0] == 1012
 
 
 def test_calls_are_asked_and_answered_with_large_bodies(enter: Enter, relay: World, alice: Visitor):
