@@ -13,6 +13,20 @@ from django.db.migrations.state import ProjectState
 
 from psqlmessages.sql import SCRIPTS, digest, scripts
 
+# The installed functions, views and triggers: oid, and a mark that changes with each replacement.
+_VERSIONS = """
+    SELECT p.oid, p.xmin::text || p.ctid::text
+    FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = to_regnamespace('messages')
+    UNION ALL
+    SELECT c.oid, r.xmin::text || r.ctid::text
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_rewrite AS r ON r.ev_class = c.oid
+    WHERE c.relnamespace = to_regnamespace('messages') AND c.relkind = 'v'
+    UNION ALL
+    SELECT t.oid, t.xmin::text || t.ctid::text
+    FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid
+    WHERE p.pronamespace = to_regnamespace('messages') AND NOT t.tgisinternal
+"""
+
 
 def install(connection: BaseDatabaseWrapper, folder: Path = SCRIPTS) -> None:
     """Make the schema ``messages`` equal to the scripts of a folder.
@@ -145,7 +159,7 @@ def _drop_objects(cursor: Any, keep: Iterable[int] = ()) -> None:
 
 def _read_versions(cursor: Any) -> dict[int, str]:
     """Read the row version of each function, view and trigger, by oid."""
-    cursor.execute(_read_script("list_code.sql"))
+    cursor.execute(_VERSIONS)
     return dict(cursor.fetchall())
 
 
