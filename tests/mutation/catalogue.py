@@ -14,6 +14,7 @@ FOLDERS = "sql", "streams", "queues", "exchanges", "reliability"
 SOURCES = """
     SELECT p.proname, pg_get_functiondef(p.oid) FROM pg_proc AS p
     WHERE p.pronamespace = 'messages'::regnamespace
+    ORDER BY length(p.prosrc)  -- of functions with the same name, the longest one is used
 """
 # Mutants that no rule makes: a weaker secret, the rights of another, a lock less.
 # What a MAC is computed of, and a part of it that is left out.

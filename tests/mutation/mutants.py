@@ -34,10 +34,10 @@ class Mutant:
     @property
     def name(self) -> str:
         """What was replaced, and by what: the same as long as the condition is."""
-        condition = re.sub(r"\s+", " ", re.sub(r"--[^\n]*", "", self.source[self.start : self.end]))
+        condition = re.sub(r"--[^\n]*", "", self.source[self.start : self.end])
         before = self.source[: self.start].count(self.source[self.start : self.end])
         number = f" #{before + 1}" if before else ""
-        return f"{self.function}: {condition.strip()}{number} -> {self.constant}"
+        return " ".join(f"{self.function}: {condition}{number} -> {self.constant}".split())
 
     @property
     def mutated(self) -> str:
