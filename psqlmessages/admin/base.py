@@ -87,6 +87,7 @@ class BaseAdmin(ModelAdmin):
     pages: ClassVar[dict[str, str]] = {}
     fragments: ClassVar[tuple[str, ...]] = ()
     paginator = BoundedPaginator
+    list_per_page = 50
     # Otherwise each list, or each filter, counts all rows.
     show_full_result_count = False
     show_facets = ShowFacets.NEVER

@@ -64,7 +64,6 @@ class TrafficAdmin(BaseAdmin):
     search_fields = ("topic", "sender")
     search_help_text = _("Searches the topic and the sender.")
     ordering = ("-starts_at", "topic", "sender")
-    list_per_page = 50
     fields = (
         *("topic", "sender", "window_seconds", "starts", "count", "bytes"),
         *(f"{what}_p{share}" for what in ("size", "latency") for share in (50, 95, 99)),

@@ -112,7 +112,6 @@ class QueueAdmin(LockTimeoutMixin, HistoryMixin, ElementsMixin, BaseAdmin):
         "tries",
     )
     list_filter = (QueueStateFilter,)
-    list_per_page = 50
     search_fields = ("name",)
     search_help_text = _("Searches the name.")
     fields = ("name", "max_tries", "dead_letter_queue", "key_timeout")
