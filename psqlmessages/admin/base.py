@@ -242,7 +242,7 @@ class VerbatimForm(ModelForm):
 
 def list_names(names: Iterable[Any], maximum: int, separator: str = ", ") -> str:
     """Return the first names as text, and the number of the others."""
-    texts = [isolate(str(name)) for name in names]
+    texts = [isolate(name) for name in names]
     listed = separator.join(texts[:maximum])
     if len(texts) <= maximum:
         return listed

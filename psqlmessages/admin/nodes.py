@@ -128,6 +128,6 @@ def _first_topics(kind: str, name: str) -> Prefetch:
 def _format_names(found: Iterable[Membership | Observation]) -> str:
     """Return the first names as text; there may be more than were read."""
     names = [each.topic if isinstance(each, Membership) else each.pattern for each in found]
-    listed = ", ".join(isolate(str(name)) for name in names[:_MAX_NAMES])
+    listed = ", ".join(isolate(name) for name in names[:_MAX_NAMES])
     more = _("{names} and more").format(names=listed)
     return more if len(names) > _MAX_NAMES else listed or "-"

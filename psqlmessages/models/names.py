@@ -21,11 +21,12 @@ _ISOLATE: Final = "\u2068"
 _END_OF_ISOLATE: Final = "\u2069"
 
 
-def isolate(text: str) -> str:
-    """Return text that leaves the direction of a sentence around it unchanged, when displayed.
+def isolate(named: object) -> str:
+    """Return a name that leaves the direction of a sentence around it unchanged, when displayed.
 
     A name may contain U+202E, which reverses all that follows.
     """
+    text = str(named)
     if not (found := _DIRECTION_CONTROLS.findall(text)):
         return text
     # The text may end the isolate, and begin others.

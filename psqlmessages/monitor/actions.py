@@ -99,11 +99,6 @@ def permitted(request: HttpRequest, actions: Mapping[str, Action[Any]]) -> dict[
     }
 
 
-def isolate(name: object) -> str:
-    """Isolate a name in a sentence, so that its bidirectional controls end with it."""
-    return f"\N{FIRST STRONG ISOLATE}{name}\N{POP DIRECTIONAL ISOLATE}"
-
-
 def single(fields: Fields, name: str) -> str:
     """Return the value of a posted field; "" if it is missing."""
     return fields.get(name, [""])[-1]

@@ -24,6 +24,7 @@ from psqlmessages.cli.doctor_checks import (
 from psqlmessages.cli.output import one_line
 from psqlmessages.exceptions import insert_rule
 from psqlmessages.exchanges.store.stats import WORKER_TIMEOUT_SECONDS
+from psqlmessages.models.names import isolate
 
 if TYPE_CHECKING:
     from psqlmessages.conf import Settings
@@ -216,7 +217,7 @@ def _dead_letters(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[P
                 "{number} dead letter in “{queue}”.", "{number} dead letters in “{queue}”.", number
             )
             cure = gettext("Read why they failed, correct the cause, then redrive or delete them.")
-        sentence = text.format(number=_format_count(number), queue=queue)
+        sentence = text.format(number=_format_count(number), queue=isolate(queue))
         link = Link("queue", queue)
         yield Problem("dead_letters", queue, Severity.ERROR, sentence, link, cure, since)
 
@@ -250,7 +251,7 @@ def _waiting_elements(rows: Rows, now: datetime, _settings: Settings) -> Iterato
             cure = gettext("Start its worker: {command}").format(
                 command="python manage.py psqlmessages run NODE"
             )
-        sentence = text.format(queue=queue, age=format_age(now - since))
+        sentence = text.format(queue=isolate(queue), age=format_age(now - since))
         yield Problem("waiting", queue, severity, sentence, Link("queue", queue), cure, since)
 
 
@@ -267,7 +268,7 @@ def _paused_queues(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
             "The queue “{queue}” is paused: {number} element waiting.",
             "The queue “{queue}” is paused: {number} elements waiting.",
             number,
-        ).format(queue=queue, number=_format_count(number))
+        ).format(queue=isolate(queue), number=_format_count(number))
         cure = gettext("Resume the queue when its consumers are ready.")
         link = Link("queue", queue)
         yield Problem("paused", queue, Severity.WARNING, sentence, link, cure, since)
@@ -322,7 +323,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
                 database=namespace, statement=statement
             )
         age = "" if since is None else format_age(now - since)
-        sentence = sentence.format(name=name, queue=queue, age=age)
+        sentence = sentence.format(name=isolate(name), queue=isolate(queue or ""), age=age)
         yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
 
 
@@ -341,7 +342,9 @@ def _jobs(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Problem]:
         else:
             text = gettext("The job “{job}” has sent no heartbeat for {age}.")
         reason = error or gettext("it left no error")
-        sentence = text.format(job=job, error=reason, age=format_age(now - since))[:300]
+        sentence = text.format(
+            job=isolate(job), error=isolate(reason), age=format_age(now - since)
+        )[:300]
         cure = gettext("Start the job again, or delete it in the admin if it is not needed.")
         yield Problem("jobs", job, Severity.ERROR, sentence, Link("traffic"), cure, since)
 
@@ -387,10 +390,10 @@ def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[P
                 number,
             )
             cure = gettext("See what keeps the node “{node}” busy, and read larger batches.")
-        cure = cure.format(node=ident)
+        cure = cure.format(node=isolate(ident or ""))
         sentence = text.format(
-            node=ident,
-            topic=topic,
+            node=isolate(ident or ""),
+            topic=isolate(topic),
             number=_format_count(number),
             age=format_age(now - since),
             silence=format_age(now - pinged_at),
@@ -433,7 +436,9 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
                 "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
                 number,
             )
-        sentence = text.format(number=f"{number:,}", node=ident, dest=dest)
+        sentence = text.format(
+            number=f"{number:,}", node=isolate(ident or ""), dest=isolate(dest or "")
+        )
         cure = gettext("Read the log of the programs for the errors.")
         if ident:
             cure = gettext("Stop the calls, or allow them: {statement}").format(
@@ -477,8 +482,8 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
             sentence = text.format(
                 usage=f"{usage:.4%}",
                 pid=pid,
-                role=role,
-                program=program or gettext("no name"),
+                role=isolate(role or ""),
+                program=isolate(program or "") or gettext("no name"),
                 activity=activity,
                 age=format_age(timedelta(seconds=seconds)),
             )
@@ -527,9 +532,9 @@ def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterat
             )
         sentence = text.format(
             pid=pid,
-            prepared=prepared,
-            role=role,
-            program=program or gettext("no name"),
+            prepared=isolate(prepared or ""),
+            role=isolate(role or ""),
+            program=isolate(program or "") or gettext("no name"),
             age=gettext("unknown") if since is None else format_age(now - since),
             number=waiting,
         )

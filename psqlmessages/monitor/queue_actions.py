@@ -13,12 +13,11 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from psqlmessages.client import queue_calls
 from psqlmessages.models import Auth, Queue
-from psqlmessages.models.names import is_name, patterns
+from psqlmessages.models.names import is_name, isolate, patterns
 from psqlmessages.monitor.actions import (
     OPERATE_QUEUES,
     Action,
     Fields,
-    isolate,
     parse_json,
     read_body,
     single,

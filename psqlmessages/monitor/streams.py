@@ -16,11 +16,11 @@ from django.views.decorators.http import require_POST, require_safe
 from psqlmessages import orm
 from psqlmessages.client import stream_calls
 from psqlmessages.models import Subscription
+from psqlmessages.models.names import isolate
 from psqlmessages.monitor.actions import (
     OPERATE_STREAMS,
     Action,
     Fields,
-    isolate,
     parse_time,
     perform,
     single,

@@ -12,8 +12,9 @@ from django.views.decorators.http import require_POST
 
 from psqlmessages.client import calls, stream_calls
 from psqlmessages.models import Subscription, Topic
+from psqlmessages.models.names import isolate
 from psqlmessages.monitor.access import SEND_TEST_MESSAGES
-from psqlmessages.monitor.actions import Action, Fields, isolate, perform, read_body, single
+from psqlmessages.monitor.actions import Action, Fields, perform, read_body, single
 from psqlmessages.monitor.listing import database
 from psqlmessages.monitor.names import topic_url
 from psqlmessages.monitor.views import require_monitor_access, require_topic_name

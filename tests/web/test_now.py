@@ -138,7 +138,7 @@ PROBLEMS: tuple[tuple[Callable[[World], None], str, str, str, str, str], ...] = 
      "/monitor/queues/__deadletter__/", "redrive"),
     (lambda world: push(world, "__no_route__"), "dead_letters:__no_route__", "error",
      "1 element found no route", "/monitor/queues/__no_route__/", "selectors"),
-    (waiting, r"waiting:<b>\u202ex", "error", r"<b>\u202ex” has waited for 7 min: no consumer",
+    (waiting, r"waiting:<b>\u202ex", "error", r"<b>\u202ex\u2069\u2069” has waited for 7 min: no",
      "/monitor/queues/%3Cb%3E%E2%80%AEx/", "psqlmessages run NODE"),
     (slow_consumer, "waiting:jobs", "warning", "its consumers are too slow",
      "/monitor/queues/jobs/", "more consumers"),
