@@ -8,7 +8,7 @@ import pytest
 from tests.sql.conftest import LISTS, Pair, Program, World
 from tests.sql.public import WITHOUT_SESSION, public_functions
 
-SETTINGS = ["channel", "node", "evaluated", "publishing"]
+SETTINGS = ["channel", "node", "housekeeping_at", "publishing"]
 JUNK = [
     "", " ", "*", "0", "-1", "1e3", "NaN", "9" * 18, "9" * 400, "1.5", "null", "'", '"', "$$",
     "x'; DROP SCHEMA messages; --", "x" * 10_000, "🐘" * 100, "\n", "user2_1", "infinity",
@@ -127,7 +127,7 @@ def test_one_setting_of_another_session_serves_for_nothing(world: World, nodes: 
 
 def test_a_forged_time_of_evaluation_only_puts_off_its_own(world: World, nodes: Pair):
     world.kill(nodes[1])
-    put(nodes[0], "evaluated", "9" * 18)
+    put(nodes[0], "housekeeping_at", "9" * 18)
     nodes[0].ok("topic_status", "MYTOPIC")
     assert nodes[0].events()[-1] == "crash NODE2"
 

@@ -174,8 +174,8 @@ def fitting(name: str | None, kind: str) -> Any:
 
 @pytest.mark.parametrize(
     "part",
-    # Each giant in each place takes a minute; every day a fifth of them.
-    [5, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
+    # Each giant in each place takes a minute; every day a tenth of them.
+    [10, pytest.param(1, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])],
 )
 @pytest.mark.parametrize("role", ["hostile", "user1"])
 def test_giant_arguments_cost_no_more_than_a_few_copies(world: World, role: str, part: int):
