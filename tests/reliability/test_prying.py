@@ -84,14 +84,15 @@ LOCKED = """
 
 # Names of its own, for which it has rules, and in which it may succeed.
 OWN = {"topic": ["H1", "H2", "H*"], "topics": ["H1", "H2", "H*"], "stagings": [str(UUID(int=1))]}
-OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "queues")}
+OWN |= {name: ["HQ1", "HQ2"] for name in ("queue", "source", "to_queue", "queues")}
 OWN_NODES = ["H1", "H2"]
+OWN |= dict.fromkeys(("ident", "node", "nodes", "client_id"), OWN_NODES)
 RULES = [
     f"hostile {node} {rule}"
     for node in OWN_NODES
     for rule in (
         "Topic H* RW 3000", "Topic H1* O 3000", "Queue HQ1 RW 3000", "Queue HQ2 RW 3000",
-        "Rpc H1 W 3000", "Rpc H2 W 3000",
+        "Queue HQ* A 3000", "Rpc H1 W 3000", "Rpc H2 W 3000",
     )
 ]  # fmt: skip
 
@@ -243,9 +244,9 @@ class AttackerFuzzer(Fuzzer):
 
     def argument(self, name: str, kind: str) -> Any:
         draw = self._own_dice.random()
-        if kind == "text" and draw < 0.5:
-            return self._own_dice.choice(OWN.get(name, OWN_NODES))
-        if kind == "text" and draw < 0.6:
+        if kind == "text" and name in OWN and draw < 0.6:
+            return self._own_dice.choice(OWN[name])
+        if kind == "text" and draw < 0.7:
             return self._own_dice.choice(self._treasure.leaked)
         if kind == "bigint" and draw < 0.5:
             numbers = [int(text) for text in self._treasure.leaked if text.isdecimal()]

@@ -47,7 +47,7 @@ def test_a_line_each_is_pushed_and_its_id_printed(run: Run, queues: World):
     assert [str(row.id) for row in rows] == printed
 
 
-def test_an_element_can_be_given_all_its_options(run: Run, queues: World):
+def test_an_element_can_be_given_all_its_options(run: Run):
     options = ("--headers", '{"a":1}', "--tries", "3", "--key", "k")
     for body in ('{"n":1}', '{"n":2}'):
         assert run(*PUSH, body, "--json", *options, role="user1").returncode == 0
@@ -168,7 +168,7 @@ def test_a_queue_is_configured_and_removed(run: Run, queues: World):
     assert "62: Queue Q is not existent" in run(*remove).stderr
 
 
-def test_a_refusal_is_said_in_one_line(run: Run, queues: World):
+def test_a_refusal_is_said_in_one_line(run: Run):
     for command in (PUSH, POP, ("queue", "sizes", "READER", "Q.1")):
         done = run(*command, role="user3", typed="x")
         assert done.returncode == 1
