@@ -246,7 +246,7 @@ class AttackerFuzzer(Fuzzer):
         draw = self._own_dice.random()
         if kind == "text" and name in OWN and draw < 0.6:
             return self._own_dice.choice(OWN[name])
-        if kind == "text" and draw < 0.7:
+        if kind == "text" and draw > 0.9:
             return self._own_dice.choice(self._treasure.leaked)
         if kind == "bigint" and draw < 0.5:
             numbers = [int(text) for text in self._treasure.leaked if text.isdecimal()]
