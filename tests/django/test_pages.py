@@ -1,6 +1,7 @@
 """The tutorial and the Django pages, followed word for word on the wheel; the page of commands."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from zipfile import ZipFile
 
@@ -154,6 +156,7 @@ class Newcomer:
             "PGPASSWORD": str(server.server.home.passwords.get(server.server.superuser)),
         }  # fmt: skip
         self.lasting: list[subprocess.Popen[bytes]] = []
+        self.forks: subprocess.Popen[str] | None = None
         self.terminals = folder / "terminals.txt"
 
     def follow(self, page: str) -> None:
@@ -183,15 +186,19 @@ class Newcomer:
     def type(self, command: str, shown: str) -> None:
         """Type a command into a terminal; into another one if it does not end."""
         if command.startswith("pip install"):
-            self.install()
+            if not (self.folder / "manage.py").exists():  # later pages install the same wheel
+                self.install()
         elif LASTING.search(command):
-            command = command.replace("runserver", f"runserver {self.web}")
+            command = command.replace("runserver", f"runserver --noreload {self.web}")
             with self.terminals.open("a") as terminal:
                 self.lasting.append(subprocess.Popen(
                     command.split(), cwd=self.folder, env=self.environment, stdout=terminal,
                     stderr=terminal, start_new_session=True,
                 ))  # fmt: skip
             self.sees(shown)
+        elif self.lasting and command.startswith("python manage.py "):
+            done = self.fork(*shlex.split(command)[1:])
+            assert done[:2] == [0, shown or done[1]], (command, done)
         else:
             # pip is taken from where the tests run, as making another takes half a minute.
             command = command.replace("-m venv", "-m venv --without-pip")
@@ -200,6 +207,17 @@ class Newcomer:
                 capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             assert (done.returncode, done.stdout) == (0, shown or done.stdout), (command, done)
+
+    def fork(self, *arguments: str) -> list[Any]:
+        """Run `manage.py` in a fork: once the first commands have each started a new Python."""
+        if self.forks is None:
+            program = Path(__file__).with_name("manage_forks.py")
+            self.forks = subprocess.Popen(
+                ["python", program], cwd=self.folder, env=self.environment, text=True, bufsize=1,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+        self.forks.stdin.write(json.dumps(arguments) + "\n")
+        return json.loads(self.forks.stdout.readline())
 
     def stop(self) -> list[int]:
         for process in self.lasting:
@@ -239,6 +257,8 @@ def newcomer(tmp_path: Path, server: TestedServer, wheel: Path) -> Iterator[Newc
     newcomer = Newcomer(tmp_path, server, wheel)
     clean(server)
     yield newcomer
+    if newcomer.forks is not None:
+        newcomer.forks.communicate()
     for process in newcomer.lasting:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -14,11 +14,12 @@ from typing import Any
 from psqlmessages.pipeline import register, session
 from psqlmessages.pipeline.private_folder import driver_folder
 from psqlmessages.pipeline.spark_session import SparkContext, stop
-from tests.pipeline.processes import addresses_listened_on
+from tests.pipeline.processes import QUICK_JAVA, addresses_listened_on
 
 CONFIGURATION = {
     "spark.driver.memory": "512m", "spark.sql.session.timeZone": "Europe/Rome",
-    "spark.driver.extraJavaOptions": '-Dof.the.caller="two words"', "spark.ui.enabled": True,
+    "spark.driver.extraJavaOptions": f'-Dof.the.caller="two words" {QUICK_JAVA}',
+    "spark.ui.enabled": True,
 }  # fmt: skip
 
 

@@ -21,12 +21,9 @@ from psqlmessages.pipeline.exchange.definition import compile_exchanges
 from psqlmessages.pipeline.exchange.driver import SparkExchanges
 from psqlmessages.pipeline.job_runner import cause_line
 from psqlmessages.pipeline.spark_session import stop
+from tests.pipeline.processes import QUICK_JAVA
 
-# For a Java that lives for seconds: compiling well would take longer than it saves.
-SMALL = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SMALL = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA}
 # What a reservation holds whose answer a restart cut off can be taken again after so long.
 LEASE_SECONDS = 20
 TO = {"topic": ("topic", "OUT"), "queue": ("queue", "DONE"), "taken": ("topic", "TAKEN")}

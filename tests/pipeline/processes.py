@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event
 
+# For a Java that lives for seconds or minutes: compiling well would take longer than it saves.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 FAULT = "an exchange, worker or Spark job is killed"
 
 

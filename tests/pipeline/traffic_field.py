@@ -4,12 +4,12 @@ from datetime import datetime, timedelta
 from itertools import product
 from typing import Any
 
+from tests.pipeline.processes import QUICK_JAVA
 from tests.sql.conftest import World
 
 Windows = dict[tuple[str, str, int, datetime], Any]
 
-# For a Java that lives for seconds: compiling well would take longer than it saves.
-QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK = f"spark.driver.extraJavaOptions={QUICK_JAVA}"
 JOB = ("psqlmessages", "pipeline", "traffic", "--master", "local[2]", "--conf", QUICK)
 TOPICS = ("ORDERS", "PARCELS", "BILLS")
 SENDERS = ("SHOP", "STORE")
