@@ -80,17 +80,6 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
     assert second.headers == {**given_headers, **hops}
 
 
-@quiet
-@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=6), headers)
-def test_later_headers_replace_earlier(merges: list[dict[str, int]], given_headers: dict[str, Any]):
-    graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
-    result = route(graphed, SelectorInput(headers=given_headers))
-    expected = {**given_headers, "x-hop-count": read_hop_count(given_headers) + 1}
-    for merge, delivery in zip(merges, result.deliveries, strict=True):
-        expected = {**expected, **merge}
-        assert delivery.headers == expected
-
-
 def test_what_is_no_integer_counts_as_no_hop():
     most = 999_999_999
     cases: list[tuple[Any, int]] = [
@@ -134,12 +123,6 @@ def test_state_is_merged_and_begins_anew_each_time():
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):
         assert len(routed(*selectors, "state == {'a': 1, 'b': 2}").deliveries) == 4
-
-
-def test_how_one_copy_is_pushed_is_not_for_the_next():
-    first, second = routed("{'delay': 3, 'tries': 2, 'mature': 5}", "").deliveries
-    assert (first.delay, first.tries, first.mature) == (3.0, 2, 5.0)
-    assert (second.delay, second.tries, second.mature) == (None, 0, None)
 
 
 def test_the_time_is_given_with_a_zone_or_not_at_all():
