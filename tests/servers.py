@@ -82,7 +82,8 @@ def uses(item: pytest.Item, fixture: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start the long tests first, then the files with the most tests, last those with sites.
 
-    In a file, tests with a browser come last: once it has started, `asyncio.run` is refused.
+    In a file, tests with a site come last, so that it need not start again, and behind them those
+    with a browser: once it has started, `asyncio.run` is refused.
     """
     files = list(dict.fromkeys(item.path for item in items))
     if not config.getoption("random_order_enabled", False):
@@ -90,12 +91,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         with_sites = {item.path for item in items if uses(item, "sites")}
         files.sort(key=lambda path: (path in with_sites, -tests_of[path]))
     places = {path: place for place, path in enumerate(files)}
-    items.sort(key=lambda item: (item.nodeid not in LONG, places[item.path], uses(item, "browser")))
+    items.sort(
+        key=lambda item: (
+            item.nodeid not in LONG, places[item.path], uses(item, "sites"), uses(item, "browser"),
+        )
+    )  # fmt: skip
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Stop the sites of earlier tests: they would do the housekeeping that other tests expect."""
-    if not uses(item, "sites") and (stop := item.config.stash.get(STOP_SITES, None)) is not None:
+    """Stop the sites of earlier tests: they would do the housekeeping that other tests expect.
+
+    They stay if the test has no database.
+    """
+    is_beside = uses(item, "sites") or not any(uses(item, each) for each in ("server", "db"))
+    if not is_beside and (stop := item.config.stash.get(STOP_SITES, None)) is not None:
         stop()
 
 

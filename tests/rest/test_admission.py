@@ -50,8 +50,12 @@ def test_nobody_calls_without_a_session_or_token(site: Site, rest: World):
 
 def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: World):
     user = site.user("wanda", idents=["worker"])
-    token = token_for(user, HOUR)
+    token, of_websockets = token_for(user, HOUR), relay_tokens.token_for(user, HOUR)
     assert status_of(site, token) == 200
+    # A token for WebSockets is none for the API, nor the reverse.
+    assert status_of(site, of_websockets) == 401
+    assert relay_tokens.read_token(of_websockets) is not None
+    assert relay_tokens.read_token(token) is None
     assert status_of(site, token_for(user, timedelta(seconds=-1))) == 401
     assert status_of(site, token[:-1] + ("A" if token[-1] != "A" else "B")) == 401
     for change in ({"is_active": False}, {"is_active": True, "password": "another"}):
@@ -59,44 +63,28 @@ def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: 
         assert status_of(site, token) == 401
 
 
-def test_a_token_for_websockets_is_none_for_the_api_nor_the_reverse(site: Site, rest: World):
-    user = site.user("wanda", idents=["worker"])
-    token = relay_tokens.token_for(user, HOUR)
-    assert status_of(site, token) == 401
-    assert relay_tokens.read_token(token_for(user, HOUR)) is None
-    assert relay_tokens.read_token(token) is not None
-
-
-def test_a_wrong_token_is_not_mended_by_a_session(page: Callable[..., Caller]):
-    caller = page("wanda", "worker")
-    assert caller.call("GET", "q").status == 200
-    assert caller.call("GET", "q", headers={"Authorization": "Bearer x"}).status == 401
-
-
 def test_by_session_what_changes_or_takes_needs_the_csrf_header(page: Callable[..., Caller]):
     good, bare = page("wanda", "worker"), page("wanda", csrf="")
     wrong = page("wanda", csrf=_get_new_csrf_string())
     assert good.push("orders", b"kept").status == 201
+    # A session does not mend a wrong token.
+    assert good.call("GET", "q", headers={"Authorization": "Bearer x"}).status == 401
     for caller in (bare, wrong):
         for method, *more in (("POST",), ("GET",), ("PATCH", "pause"), ("DELETE", "1")):
             assert caller.call(method, at("orders", *more)).status == 403
         assert caller.call("GET", at("orders", "status")).json["total"] == 1
     assert good.take("orders").data == b"kept"
-
-
-def test_a_form_of_another_site_cannot_push_even_with_a_csrf_token(
-    page: Callable[..., Caller],
-):
-    bare = page("wanda", "worker", csrf="")
+    # A form of another site cannot push, even with a CSRF token.
     form = f"csrfmiddlewaretoken={SECRET}".encode()
     assert bare.push("orders", form, "application/x-www-form-urlencoded").status == 403
-    good = page("wanda")
     assert good.push("orders", form, "application/x-www-form-urlencoded").status == 201
     evil = {"Origin": "https://evil.example"}
     assert good.call("POST", at("orders"), b"x", evil).status == 403
 
 
-def test_a_user_acts_as_nobody_else_and_says_which_of_several(caller: Callable[..., Caller]):
+def test_a_user_acts_as_nobody_else_and_says_which_of_several(
+    site: Site, caller: Callable[..., Caller]
+):
     wanda = caller("wanda", "worker")
     several, pattern = caller("sara", "worker", "other"), caller("petra", "work*")
     both = caller("bob", "worker", "anything*")
@@ -113,9 +101,7 @@ def test_a_user_acts_as_nobody_else_and_says_which_of_several(caller: Callable[.
     assert "work*" in pattern.push("orders").detail
     assert pattern.push("orders", ident="worker*").json["err"] is None
     assert both.push("orders").status == 201
-
-
-def test_a_user_without_nodes_may_do_nothing_groups_may(site: Site, caller: Callable[..., Caller]):
+    # A user without nodes may do nothing, until a group has one.
     mara = caller("mara", groups=["workers"])
     for answer in (mara.call("GET", "q"), mara.push("orders"), mara.take("orders", to=5)):
         assert answer.status == 403

@@ -24,10 +24,6 @@ CHECKS = [
 ]  # fmt: skip
 
 
-def document(site: Site) -> Any:
-    return schemathesis.openapi.from_url(f"{site.url}/api/openapi.json")
-
-
 def aimed(case: Any, is_known: bool) -> None:
     """Aim at what is there, and never wait for long."""
     names = {"ns": "default", "queue": "orders", "topic": "ROOM", "name": "x1"}
@@ -44,7 +40,7 @@ def aimed(case: Any, is_known: bool) -> None:
 
 @pytest.mark.timeout(400)
 # The larger one has a thousand calls.
-@pytest.mark.parametrize("examples", [4, pytest.param(25, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [2, pytest.param(25, marks=pytest.mark.nightly)])
 def test_documented_answers(site: Site, caller: Callable[..., Caller], rest: World, examples: int):
     staff = caller("stella", "worker", is_staff=True, permissions=PERMISSIONS)
     seen: set[int] = set()
@@ -64,17 +60,15 @@ def test_documented_answers(site: Site, caller: Callable[..., Caller], rest: Wor
         max_examples=examples, deadline=None, derandomize=True, database=None,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    operations = [each.ok() for each in document(site).get_all_operations()]
+    document = schemathesis.openapi.from_url(f"{site.url}/api/openapi.json")
+    operations = [each.ok() for each in document.get_all_operations()]
     assert len(operations) == 27
     for operation in operations:
+        address = site.url + re.sub(r"\{\w+\}", "1", operation.path)
+        # Without a token nothing is answered.
+        assert requests.request(operation.method, address, timeout=30).status_code == 401
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             with suppress(schemathesis.errors.InvalidSchema):
                 cases = operation.as_strategy(generation_mode=mode)
                 repeatably(given(cases, st.booleans())(tried))()
     assert seen >= {200, 400, 403, 404}
-
-
-def test_all_is_refused_without_a_token(site: Site, rest: World):
-    for each in document(site).get_all_operations():
-        path, method = re.sub(r"\{\w+\}", "1", each.ok().path), each.ok().method
-        assert requests.request(method.upper(), site.url + path, timeout=30).status_code == 401

@@ -237,7 +237,7 @@ def test_a_reader_is_cancelled_by_its_name(worker: Caller, caller: Callable[...,
     assert worker.call("DELETE", at("orders", "consumer", "slow")).status == 404
 
 
-def test_readers_wait_while_a_queue_is_paused(worker: Caller):
+def test_readers_wait_while_a_queue_is_paused_until_their_rule_ends(worker: Caller, rest: World):
     worker.push("orders", b"kept")
     assert worker.call("PATCH", at("orders", "pause")).json == {"paused": True}
     assert worker.call("GET", at("orders", "paused")).json == {"paused": True}
@@ -246,6 +246,10 @@ def test_readers_wait_while_a_queue_is_paused(worker: Caller):
     assert worker.push("orders").status == 201
     assert worker.call("PATCH", at("orders", "resume")).json == {"paused": False}
     assert waiting.result(30).data == b"kept"
+    assert worker.take("orders").status == 200
+    waiting = waits(worker, "orders", "w")
+    rest.execute("DELETE FROM messages.auth WHERE ident = 'worker'")
+    assert waiting.result(30).status == 403
 
 
 # What is there
@@ -306,12 +310,6 @@ def test_what_is_not_there_is_404(worker: Caller):
             400,
             f"unknown query argument '{name}'",
         )
-
-
-def test_a_rule_taken_away_ends_the_wait(worker: Caller, rest: World):
-    waiting = waits(worker, "orders", "w")
-    rest.execute("DELETE FROM messages.auth WHERE ident = 'worker'")
-    assert waiting.result(30).status == 403
 
 
 def test_rights_are_those_of_the_node(caller: Callable[..., Caller]):

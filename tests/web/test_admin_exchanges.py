@@ -93,11 +93,9 @@ def test_destinations_are_moved_changed_added_and_removed(desk: Desk, sorting: E
     page = desk.send(desk.open(path), "Save", **change)
     assert any("It has 0 destinations" in error for error in page.errors)
     assert len(stored("queue")) == 3
-
-
-def test_what_somebody_else_changed_meanwhile_is_not_overwritten(desk: Desk, sorting: Exchange):
-    page = desk.open(page_of(sorting))
-    desk.send(desk.open(page_of(sorting)), "Save", parallel="2")
+    # What somebody else changed meanwhile is not overwritten.
+    page = desk.open(path)
+    desk.send(desk.open(path), "Save", parallel="2")
     answer = desk.send(page, "Save", wsize="7")
     assert any("Somebody else changed this exchange" in error for error in answer.errors)
     sorting.refresh_from_db()
@@ -166,15 +164,22 @@ def tried(desk: Desk, exchange: Exchange, **values: Any) -> Page:
     return desk.send(desk.open(page_of(exchange, "dry-run")), "Run", **values)
 
 
-@pytest.fixture
-def choosing(desk: Desk) -> Exchange:
+NO_ELEMENTS = (
+    ({"headers": "[]"}, "Headers must be a JSON object."), ({"headers": "{"}, "It is not JSON"),
+    ({"headers": '{"a": 1, "a": 2}'}, "twice"), ({"body": "{", "is_json": "on"}, "It is not JSON"),
+    ({"tries": "-1"}, "greater than or equal to 0"),
+    ({"body": "x" * 100_001}, "at most 100000 characters"),
+)  # fmt: skip
+
+
+def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk):
     by_country = 'eu msg.headers["country"].matches("^(it|de|fr)$")'
-    return new(
-        "x1", "orders", by_country, 'slow {"delay": 30, "headers": {"lane": "slow"}}', "audit"
-    )
-
-
-def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk, choosing: Exchange):
+    slow = 'slow {"delay": 30, "headers": {"lane": "slow"}}'
+    choosing = new("x1", "orders", by_country, slow, "audit")
+    for values, sentence in NO_ELEMENTS:
+        page = tried(desk, choosing, **values)
+        assert any(sentence in error for error in page.errors), (values, page.errors)
+        assert "default/eu" not in page.text
     page = tried(desk, choosing, headers='{"country": "it"}', body="an order")
     assert "default/eu yes true" in page.text
     assert "delay: 30 s" in page.text
@@ -192,6 +197,10 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk, 
     assert any("x1.dst[0].selector" in error for error in tried(desk, choosing).errors)
     assert not Element.objects.exists(), "nothing is pushed"
     assert not Queue.objects.exists()
+    path = page_of(choosing, "dry-run")
+    assert desk.staff("view_queue").client.get(path).status_code == 403
+    assert "Dry run" in desk.staff("view_exchange").open(path).html
+    assert desk.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404
 
 
 def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: Desk):
@@ -205,22 +214,3 @@ def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: De
     desk.send(desk.open(page_of(exchange)), "Save", no_route_action="discard", **kept)
     text = tried(desk, exchange, body='{"amount": 9}', is_json="on").text
     assert "No selector accepts the element: it would be discarded." in text
-
-
-NO_ELEMENTS = (
-    ({"headers": "[]"}, "Headers must be a JSON object."), ({"headers": "{"}, "It is not JSON"),
-    ({"headers": '{"a": 1, "a": 2}'}, "twice"), ({"body": "{", "is_json": "on"}, "It is not JSON"),
-    ({"tries": "-1"}, "greater than or equal to 0"),
-    ({"body": "x" * 100_001}, "at most 100000 characters"),
-)  # fmt: skip
-
-
-def test_trying_needs_the_permission_and_a_valid_element(desk: Desk, choosing: Exchange):
-    for values, sentence in NO_ELEMENTS:
-        page = tried(desk, choosing, **values)
-        assert any(sentence in error for error in page.errors), (values, page.errors)
-        assert "default/eu" not in page.text
-    path = page_of(choosing, "dry-run")
-    assert desk.staff("view_queue").client.get(path).status_code == 403
-    assert "Dry run" in desk.staff("view_exchange").open(path).html
-    assert desk.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404

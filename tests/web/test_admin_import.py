@@ -151,14 +151,11 @@ def test_an_altered_old_or_foreign_plan_is_not_done(desk: Desk, monkeypatch):
     assert not rules()
 
 
-def test_import_takes_its_permissions(desk: Desk):
+def test_import_takes_its_permissions_also_when_it_is_done(listener: Desk):
     for held in ("add_auth", "change_auth"):
-        staff = desk.staff("view_auth", "delete_auth", held)
+        staff = listener.staff("view_auth", "delete_auth", held)
         assert staff.client.get(IMPORT).status_code == 403
         assert {"Import", "Export"} & set(staff.open(RULES).links) == {"Export"}
-
-
-def test_removing_takes_the_permission_to_delete_also_when_it_is_done(listener: Desk):
     staff = listener.staff("view_auth", "add_auth", "change_auth")
     assert "0 removed" in upload(staff, NEW, replace=True).text, "who may not is not asked"
     staff = listener.staff("view_auth", "add_auth", "change_auth", "delete_auth")

@@ -25,15 +25,17 @@ from psqlmessages.models import (
     Element,
     Exchange,
     ExchangeCount,
+    HistoryPeriod,
     PipelineJob,
     Queue,
     Subscription,
     Topic,
+    TopicMinute,
     Traffic,
     WebIdentity,
 )
 from tests.conftest import TestedServer
-from tests.sql.conftest import World
+from tests.sql.conftest import Program, World
 from tests.web import test_now
 from tests.web.browser import AWAY, CURRENT, LIVE, MONITOR_RULE, Visitors, live, too_wide, until
 from tests.web.desks import (
@@ -47,10 +49,14 @@ from tests.web.desks import (
     TOPICS,
     page_of,
 )
-from tests.web.measured import HOSTILE, count, forget, job, report, window
+from tests.web.measured import HOSTILE, count, job, report, window
 from tests.web.site import Site
 from tests.web.test_admin_exchanges import new
 from tests.web.test_relay_bounds import database_away
+from tests.web.test_stream_pages import reader, set_read
+
+# A fixture is found here by its name.
+__all__ = ["reader"]
 
 TRAFFIC = "/monitor/traffic/"
 ENTRIES = ("/monitor/", "/monitor/topics/", "/monitor/exchanges/")
@@ -60,9 +66,12 @@ NARROW = {"width": 400, "height": 800}
 @pytest.fixture(autouse=True)
 def chief(site: Site) -> Iterator[User]:
     """An administrator, and nothing counted."""
-    forget()
+    models = Traffic, PipelineJob, HistoryPeriod, TopicMinute
+    for model in models:
+        model.objects.all().delete()
     yield site.user("chief", is_staff=True, is_superuser=True)
-    forget()
+    for model in models:
+        model.objects.all().delete()
 
 
 def listeners(page: Page) -> Locator:
@@ -140,12 +149,23 @@ def test_the_list_of_topics_is_as_its_url_says(visitors: Visitors, world: World)
     expect(page.locator('th[aria-sort="descending"]')).to_have_text("Listeners")
 
 
-def test_a_test_message_reaches_listeners_and_messages_are_filtered(
+def test_the_page_of_a_topic_sends_filters_and_shades_uncounted_times(
     visitors: Visitors, world: World
 ):
     world.rules(MONITOR_RULE, "user2 LISTENER Topic T R 60", f"{Server.owner} example Topic T W 60")
     world.node("user2", "LISTENER", listen="T")
+    now = timezone.now().replace(second=0, microsecond=0)
+    start, end = (now - timedelta(minutes=back) for back in (30, 10))
+    HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
+    TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
     page = live(visitors("chief"), "/monitor/topics/T/")
+    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
+    # Before and after the period, in both panels.
+    expect(page.locator("#history .unknown")).to_have_count(4)
+    week = page.get_by_role("button", name="7 days")
+    week.click()
+    expect(week).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
     for body, kind in (("<b>one</b>", "text"), ('{"two": 2}', "json")):
         page.get_by_label("Body").fill(body)
         page.get_by_label("Format").select_option(kind)
@@ -199,6 +219,73 @@ def test_an_exchange_is_drawn_tried_and_run(visitors: Visitors):
     Exchange.objects.all().delete()
     expect(page.locator("#no-exchanges")).to_be_visible()
     expect(page.locator("#graph")).to_be_hidden()
+
+
+def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, world: World):
+    world.rules(f"{Server.owner} example Queue * A 60", "user1 SHOP Queue * RW 60")
+    shop = world.program("user1")
+    shop.ok("push", "SHOP", "other", "x")
+    page = live(visitors("chief", viewport=NARROW), "/monitor/queues/")
+    page.evaluate("window.isTheSame = true")
+    page.get_by_role("searchbox").fill("order")
+    expect(page.locator("tbody tr")).to_have_count(0)
+    for body in ("one", "two"):
+        shop.ok("push", "SHOP", "orders", body)
+    row = page.get_by_role("row").filter(has_text="orders")
+    expect(row.get_by_role("cell").first).to_have_text("2")
+    assert page.get_by_role("searchbox").evaluate("e => e === document.activeElement")
+    assert "q=order" in page.url
+    page.get_by_role("link", name="Queue", exact=True).click()
+    expect(page).to_have_url(re.compile("sort=name"))
+    assert page.evaluate("window.isTheSame"), "it was loaded anew"
+    assert too_wide(page) == []
+    row.get_by_role("link", name="orders").click()
+    expect(page.locator(LIVE)).to_be_visible()
+    expect(page.get_by_text("no consumer was seen")).to_be_visible()
+    assert too_wide(page) == []
+    page.get_by_role("button", name="Pause…").click()
+    expect(page.get_by_text("2 available, 0 delayed and 0 reserved")).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    expect(page.get_by_text("Paused.")).to_be_visible()
+    expect(page.get_by_text("The queue is paused")).to_be_visible()
+    # The box works by the script that makes the page live.
+    expect(page.locator(LIVE)).to_be_visible()
+    page.get_by_label("Select all on this page").check()
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("button", name="Delete elements").click()
+    expect(page.get_by_text("Deleted: 2 elements.")).to_be_visible()
+    expect(page.locator("dd").first).to_have_text("0")
+
+
+def test_a_silent_reader_is_reset(visitors: Visitors, reader: Program, world: World):
+    world.rule("user1", HOSTILE, "Topic", "S", "R", 60)
+    reader.read(HOSTILE, "S", 600)
+    page = live(visitors("chief", viewport=NARROW), "/monitor/streams/")
+    row = page.get_by_role("row").filter(has_text="READER")
+    expect(row).to_contain_text("alive")
+    set_read(90)
+    expect(row).to_contain_text("silent since")
+    assert too_wide(page) == []
+    row.get_by_role("link", name="S", exact=True).click()
+    expect(page.locator(LIVE)).to_be_visible()
+    item = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="READER"))
+    # One line, or several with gaps if samples were late.
+    expect(item.locator("polyline")).not_to_have_count(0)
+    item.get_by_text("Actions").click()
+    world.program("user2").ok("publish", "WRITER", "S", "4")
+    expect(item).to_contain_text("4")
+    assert too_wide(page) == []
+    item.get_by_role("button", name="Skip to the end").click()
+    expect(page.locator("main")).to_contain_text("will skip 4 messages of")
+    page.get_by_role("button", name="Reset the position").click()
+    expect(page.get_by_role("status").first).to_contain_text("4 messages are skipped")
+    item.get_by_role("link", name="READER").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("READER")
+    expect(page.locator("main")).to_contain_text("connected")
+    world.kill(reader)
+    # Whoever does housekeeping next removes it.
+    expect(page.locator("main")).to_contain_text(re.compile("connection lost|not connected"))
+    assert too_wide(page) == []
 
 
 # The steps of the filled areas of messages: one for each window, and one for the base.
@@ -364,8 +451,11 @@ def test_two_visitors_chat_until_the_rule_goes(site: Site, visitors: Visitors, w
     expect(ann.get_by_role("button", name="Send")).to_be_disabled()
 
 
-def furnish(site: Site, world: World) -> list[str]:
-    """Make one of everything, with a hostile name; return every page's address."""
+def furnish(site: Site, world: World) -> tuple[list[str], list[str]]:
+    """Make one of everything, with a hostile name; return the addresses of all pages.
+
+    Those of the second list have the same templates as some of the first.
+    """
     site.user("chief", idents=["chat/chief/*"])
     world.rules(
         MONITOR_RULE, f"{Server.owner} chat/* Topic {CHAT_TOPIC} RW 60", "user1 W Queue * RW 60"
@@ -390,30 +480,34 @@ def furnish(site: Site, world: World) -> list[str]:
     rule, queue = Auth.objects.get(ident=HOSTILE), Queue.objects.get(name=HOSTILE)
     dead = Queue.objects.create(name="__deadletter__", channel="dead")
     Element.objects.create(
-        queue=dead, body="x",
+        queue=dead, body=HOSTILE + "y" * 5000,
         headers={"x-dl-from-queue": HOSTILE, "x-dl-t": "2026-01-01T00:00:00Z", "x-dl-tries": 3},
     )  # fmt: skip
     topic, client = Topic.objects.get(name=HOSTILE), Client.objects.get(ident=HOSTILE)
     subscription, traffic = Subscription.objects.get(), Traffic.objects.first()
     assert traffic
     name = quote(HOSTILE, safe="")
-    return [
+    pages = [
         "/", "/chat/", "/login/", *ENTRIES, TRAFFIC, "/api/docs", "/admin/",
         *(f"/monitor/{kind}/{each}" for kind in ("queues", "streams", "nodes")
           for each in ("", f"{name}/")),
         f"/monitor/topics/{name}/", f"{TRAFFIC}topic/?name={name}",
         f"/monitor/stored/?topic={name}",
         "/admin/auth/user/", "/admin/auth/user/add/", "/admin/password_change/",
-        RULES, f"{RULES}add/", f"{RULES}import/", f"{RULES}?ident={HOSTILE[:1]}", f"{RULES}?q=-",
-        *(page_of(each, part) for each in (rule, topic, queue, exchange)
-          for part in ("change", "history")),
-        page_of(rule, "delete"), page_of(exchange, "delete"), page_of(exchange, "dry-run"),
-        page_of(queue, "elements"), page_of(dead, "elements"), page_of(client),
-        page_of(subscription), page_of(traffic), CLIENTS, f"{CLIENTS}open-transactions/",
-        TOPICS, IDENTITIES, f"{IDENTITIES}add/", f"{IDENTITIES}{identity}/change/", EXCHANGES,
-        f"{EXCHANGES}add/", QUEUES, f"{QUEUES}add/", SUBSCRIPTIONS, JOBS,
-        "/admin/psqlmessages/traffic/", "/admin/psqlmessages/",
+        RULES, f"{RULES}import/", f"{RULES}?ident={HOSTILE[:1]}",
+        *(page_of(each) for each in (rule, topic, queue, exchange, client, subscription, traffic)),
+        page_of(rule, "history"), page_of(rule, "delete"), page_of(exchange, "dry-run"),
+        page_of(dead, "elements"), CLIENTS, f"{CLIENTS}open-transactions/", TOPICS, IDENTITIES,
+        f"{IDENTITIES}add/", EXCHANGES, QUEUES, SUBSCRIPTIONS, JOBS,
+        "/admin/psqlmessages/traffic/",
     ]  # fmt: skip
+    more = [
+        f"{RULES}add/", f"{RULES}?q=-", page_of(queue, "elements"), f"{EXCHANGES}add/",
+        *(page_of(each, "history") for each in (topic, queue, exchange)),
+        page_of(exchange, "delete"), f"{IDENTITIES}{identity}/change/", f"{QUEUES}add/",
+        "/admin/psqlmessages/",
+    ]  # fmt: skip
+    return pages, more
 
 
 # What axe finds that keeps some people from using a page.
@@ -435,11 +529,12 @@ VIOLATIONS = """async ([scheme, options]) => {
 }"""
 
 
-def test_pages_are_accessible_and_show_names_as_text(site: Site, visitors: Visitors, world: World):
-    page = visitors("chief")
-    page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
+def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, list[Any]]:
+    """Return what is wrong with each page: for axe, too wide, not in the scheme, or no text."""
+    # Pages ask as seldom as in production, and the browser may keep their files.
+    page.context.unroute_all()
     faults: dict[str, list[Any]] = {}
-    for address in furnish(site, world):
+    for address in addresses:
         page.set_viewport_size(NARROW)
         answer = page.goto(address)
         assert answer is not None
@@ -449,7 +544,7 @@ def test_pages_are_accessible_and_show_names_as_text(site: Site, visitors: Visit
         found: list[Any] = [answer.status] if answer.status != 200 else []
         found += page.locator("script:text-is('alert(1)')").all_text_contents() + too_wide(page)
         page.evaluate(AXE_SCRIPT)
-        for scheme in ("dark", "light"):
+        for scheme in schemes:
             page.emulate_media(color_scheme=scheme)
             only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
             found += page.evaluate(VIOLATIONS, [scheme, only])
@@ -461,20 +556,39 @@ def test_pages_are_accessible_and_show_names_as_text(site: Site, visitors: Visit
         found += too_wide(page)
         if found:
             faults[address] = found
-    assert faults == {}
+    return faults
 
 
-def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
+@pytest.fixture
+def hearing(visitors: Visitors) -> Page:
+    """An empty page, in which no dialog may open."""
+    page = visitors("chief")
+    page.on("dialog", lambda dialog: visitors.troubles.append(f"dialog: {dialog.message}"))
+    return page
+
+
+def test_pages_are_accessible_and_show_names_as_text(site: Site, hearing: Page, world: World):
+    assert find_faults(hearing, furnish(site, world)[0], "light") == {}
+
+
+# The contrast in the dark, and pages of the same templates with other data, take minutes.
+@pytest.mark.nightly
+def test_more_pages_are_accessible_also_in_the_dark(site: Site, hearing: Page, world: World):
+    pages, more = furnish(site, world)
+    assert find_faults(hearing, pages + more, "dark", "light") == {}
+
+
+def test_pages_say_that_postgresql_the_site_or_a_permission_is_gone(
     site: Site, visitors: Visitors, world: World, server: TestedServer
 ):
     visitors.expect(f"{AWAY}|503 at")
-    world.rules(MONITOR_RULE)
-    new("sort", "orders", "eu")
+    looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])
+    world.rules(MONITOR_RULE, "user1 SENDER Topic T RW 60")
+    # One page of each script that reads again.
     pages = {
-        live(visitors("chief"), "/monitor/topics/"): "reconnects automatically",
-        live(visitors("chief"), "/monitor/exchanges/"): "retries automatically",
-        live(visitors("chief"), "/monitor/"): "retries automatically",
-        live(visitors("chief"), "/monitor/queues/"): "retries automatically",
+        live(visitors("looker"), "/monitor/topics/"): "reconnects automatically",
+        live(visitors("looker"), "/monitor/exchanges/"): "retries automatically",
+        live(visitors("looker"), "/monitor/"): "retries automatically",
     }
     topics = next(iter(pages))
     queue, sent = visitors("chief"), visitors("chief")
@@ -483,7 +597,6 @@ def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
     expect(queue.locator("[data-liveness]")).to_have_text("live")
     Queue.objects.update(is_paused=True)
     expect(number.first).to_have_text("paused")
-    world.rules("user1 SENDER Topic T RW 60")
     with sent.expect_websocket() as opened:
         sent.goto(page_of(Topic.objects.get(name="T")))
     expect(sent.locator("section[data-topic] .is-live")).to_have_text("live")
@@ -513,13 +626,6 @@ def test_pages_say_that_postgresql_or_the_site_is_gone_and_return(
         expect(page.locator(LIVE)).to_be_visible()
         expect(page.locator("#banner")).to_be_hidden()
         until(page, "!document.documentElement.classList.contains('stale')")
-
-
-def test_a_permission_taken_away_ends_each_page(site: Site, visitors: Visitors, world: World):
-    visitors.expect("Failed to load resource")
-    looker = site.user("looker", is_staff=True, permissions=["psqlmessages.view_monitor"])
-    world.rules(MONITOR_RULE)
-    pages = [live(visitors("looker"), path) for path in ENTRIES]
     looker.user_permissions.clear()
     for page in pages:
         expect(page.locator("#banner")).to_contain_text("no longer have permission")

@@ -3,12 +3,10 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.test import Client
-from playwright.sync_api import expect
 from pytest_django import Settings
 
 from psqlmessages.client.connection import AsyncConnection
@@ -17,9 +15,8 @@ from psqlmessages.monitor import minute_writer
 from psqlmessages.monitor.minute_writer import LOCK_IDS, MinuteWriter
 from psqlmessages.orm import direct_dsn
 from tests.sql.conftest import World
-from tests.web.browser import MONITOR_RULE, Visitors, live
+from tests.web.browser import MONITOR_RULE
 from tests.web.desks import visitor
-from tests.web.site import Site
 
 HISTORY = "/monitor/history/"
 LSN = "SELECT pg_current_wal_insert_lsn()::text"
@@ -128,20 +125,3 @@ def test_odd_requests_are_refused():
     ):
         assert client.get(f"{HISTORY}?{query}").status_code == 400, query
     assert Client().get(f"{HISTORY}?topic=T").status_code == 401
-
-
-def test_the_topic_page_shades_uncounted_times(
-    site: Site, visitors: Visitors, database: World, now: int
-):
-    site.user("chief", is_staff=True, is_superuser=True)
-    database.rules(MONITOR_RULE)
-    start, end = (datetime.fromtimestamp(now - back, UTC) for back in (1800, 600))
-    HistoryPeriod.objects.create(kind="topic", starts_at=start, ends_at=end, pid=1)
-    TopicMinute.objects.create(topic="T", minute=start, messages=1234, bytes=5678)
-    page = live(visitors("chief"), "/monitor/topics/T/")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")
-    # Before and after the period, in both panels.
-    expect(page.locator("#history .unknown")).to_have_count(4)
-    page.get_by_role("button", name="7 days").click()
-    expect(page.get_by_role("button", name="7 days")).to_have_attribute("aria-pressed", "true")
-    expect(page.locator("#history-note")).to_have_text("1,234 messages, 5.7 kB")

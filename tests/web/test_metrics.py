@@ -34,8 +34,8 @@ from tests.web.sockets import Visitor
 METRICS = {"NODE": "example", "METRICS": True}
 
 
-def test_it_is_not_there_unless_the_setting_is_on(site: Site):
-    assert site.get("/metrics")[0] == 404
+def test_it_is_not_there_unless_the_setting_is_on(client: Client):
+    assert client.get("/metrics").status_code == 404
 
 
 def test_it_tells_of_the_database_and_hub(new_site: Callable[..., Site], world: World, pair: Pair):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
-from playwright.sync_api import expect
 from pytest_django import Settings
 
 from project.postgres import Server
@@ -15,9 +14,7 @@ from psqlmessages.models import Queue
 from psqlmessages.monitor import listing
 from psqlmessages.monitor.names import object_url
 from tests.sql.conftest import World
-from tests.web.browser import LIVE, Visitors, live, too_wide
 from tests.web.desks import visitor
-from tests.web.site import Site
 
 ROLE = Server.owner
 LIST, ORDERS = "/monitor/queues/", "/monitor/queues/orders/"
@@ -180,40 +177,3 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     assert Queue.objects.get(name="MENDED").elements.count() == 1
     texts = ["Redriven to MENDED: 1 element.", "Redriven to orders: 1 element."]
     assert sorted(LogEntry.objects.values_list("change_message", flat=True)) == texts
-
-
-def test_an_operator_finds_and_empties_a_stuck_queue(visitors: Visitors, site: Site, world: World):
-    site.user("chief", is_staff=True, is_superuser=True)
-    world.rules(f"{ROLE} example Queue * A 60", "user1 SHOP Queue * RW 60")
-    shop = world.program("user1")
-    shop.ok("push", "SHOP", "other", "x")
-    page = live(visitors("chief", viewport={"width": 390, "height": 800}), LIST)
-    page.evaluate("window.isTheSame = true")
-    page.get_by_role("searchbox").fill("order")
-    expect(page.locator("tbody tr")).to_have_count(0)
-    for body in ("one", "two"):
-        shop.ok("push", "SHOP", "orders", body)
-    row = page.get_by_role("row").filter(has_text="orders")
-    expect(row.get_by_role("cell").first).to_have_text("2")
-    assert page.get_by_role("searchbox").evaluate("e => e === document.activeElement")
-    assert "q=order" in page.url
-    page.get_by_role("link", name="Queue", exact=True).click()
-    expect(page).to_have_url(re.compile("sort=name"))
-    assert page.evaluate("window.isTheSame"), "it was loaded anew"
-    assert too_wide(page) == []
-    row.get_by_role("link", name="orders").click()
-    expect(page.locator(LIVE)).to_be_visible()
-    expect(page.get_by_text("no consumer was seen")).to_be_visible()
-    assert too_wide(page) == []
-    page.get_by_role("button", name="Pause…").click()
-    expect(page.get_by_text("2 available, 0 delayed and 0 reserved")).to_be_visible()
-    page.get_by_role("button", name="Pause").click()
-    expect(page.get_by_text("Paused.")).to_be_visible()
-    expect(page.get_by_text("The queue is paused")).to_be_visible()
-    # The box works by the script that makes the page live.
-    expect(page.locator(LIVE)).to_be_visible()
-    page.get_by_label("Select all on this page").check()
-    page.get_by_role("button", name="Delete…").click()
-    page.get_by_role("button", name="Delete elements").click()
-    expect(page.get_by_text("Deleted: 2 elements.")).to_be_visible()
-    expect(page.locator("dd").first).to_have_text("0")

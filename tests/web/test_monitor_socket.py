@@ -265,16 +265,13 @@ def test_twenty_consoles_cost_at_most_twice_as_much_as_one(opened: Open, site: S
     assert shares[20] <= 2 * shares[1]
 
 
-def test_malformed_requests_close_the_page(opened: Open):
+def test_malformed_or_too_many_requests_close_the_page(opened: Open):
     codes = {}
     for text in MALFORMED:
         watcher = opened()
         watcher.visitor.connection.send(text)
         codes[text] = watcher.closed()[0]
     assert codes == dict.fromkeys(MALFORMED, 4400)
-
-
-def test_a_flood_of_requests_closes_the_page(opened: Open):
     watcher = opened()
     # It may be closed before it has sent them all.
     with suppress(ConnectionClosed):

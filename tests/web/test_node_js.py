@@ -81,7 +81,7 @@ def failure(page: Page, script: str) -> Any:
     )
 
 
-def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World):
+def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World, site: Site):
     alice, bob = begin("alice"), begin("bob")
     bob.evaluate(LISTEN)
     heard(bob, "joined")
@@ -109,15 +109,11 @@ def test_two_pages_talk_in_every_kind_of_body(begin: Begin, relay: World):
     relay.execute("DELETE FROM messages.auth WHERE dest = 'ROOM'")
     until(bob, "heard.some(([k, e]) => k === 'event' && e.Evt === 'topic_unlisten')")
     assert bob.evaluate("node.state") == "open"
-
-
-def test_the_url_may_be_relative_to_the_page(begin: Begin, site: Site):
-    page = begin("alice")
     # A page below a prefix, which the proxy in front of the server leaves in place.
-    page.evaluate("history.replaceState(null, '', '/sub/page/')")
+    alice.evaluate("history.replaceState(null, '', '/sub/page/')")
     for number, url in enumerate(("../ws/node/", f"{site.url}/sub/ws/node/")):
-        page.evaluate(BEGIN, [f"web.alice.{number}", {"url": url}])
-        assert page.evaluate("node._socket.url") == f"{site.ws_url}/sub/ws/node/"
+        alice.evaluate(BEGIN, [f"web.alice.{number}", {"url": url}])
+        assert alice.evaluate("node._socket.url") == f"{site.ws_url}/sub/ws/node/"
 
 
 def test_a_message_that_overtakes_the_answer_to_listen_is_heard(begin: Begin, relay: World):

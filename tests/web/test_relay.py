@@ -100,7 +100,7 @@ def test_calls_are_asked_and_answered_with_large_bodies(enter: Enter, relay: Wor
     assert bob.message()["Body"] == large
 
 
-def test_calls_that_the_rules_refuse_are_answered_with_the_number(enter: Enter, alice: Visitor):
+def test_refused_calls_are_answered_with_the_number(enter: Enter, alice: Visitor):
     assert alice.error("topic_listen", topic="NOTHING") == (9, "Topic NOTHING is not existent")
     assert alice.error("topic_send", topic="ROOM", body="")[0] == 21
     assert alice.error("rpc", node="OTHER", token="t", body="")[0] == 17
@@ -109,15 +109,13 @@ def test_calls_that_the_rules_refuse_are_answered_with_the_number(enter: Enter, 
     assert alice.error("topic_listen", topic="ROOM") == (50, "call messages.init first")
     assert alice.call("deinit") == {"Err": "0", "Already": 1}
     alice.ok("init", ident="web.alice.2")
-
-
-def test_a_name_belongs_to_one_socket(enter: Enter, alice: Visitor):
+    # A name belongs to one socket.
     second = enter("alice")
-    number, text = second.error("init", ident="web.alice")
+    number, text = second.error("init", ident="web.alice.2")
     assert number == 8
-    assert text.startswith("Client web.alice already exists with pid ")
+    assert text.startswith("Client web.alice.2 already exists with pid ")
     alice.close()
-    second.ok("init", ident="web.alice")
+    second.ok("init", ident="web.alice.2")
 
 
 def test_a_name_that_is_not_the_users_is_refused(enter: Enter):
@@ -287,7 +285,7 @@ WRONG = {
 }
 
 
-def test_the_error_of_a_malformed_frame_says_what_is_wrong():
+def test_an_answer_has_its_ref_and_says_what_is_wrong_with_a_frame():
     found = {text: refused(text).text for text in WRONG}
     assert found == {text: f"malformed frame: {reason}" for text, reason in WRONG.items()}
     assert "it is not JSON" in refused(f'{{"op":"deinit","ref":{"9" * 10_000}}}').text
@@ -295,9 +293,7 @@ def test_the_error_of_a_malformed_frame_says_what_is_wrong():
     assert refused('{"ref":2,"op":"init"}').ref == 2
     assert len(refused(json.dumps({"op": "x" * 1_000_000})).text) < 200
     refused('{"op":"\\ud800"}').text.encode()
-
-
-def test_an_answer_begins_with_its_ref_and_does_not_tell_the_channel():
+    # An answer begins with its ref, and does not tell the channel.
     assert format_answer("a", {"Err": "0"}) == '{"ref":"a","Err":"0"}'
     assert format_answer(None, {"Err": "0"}) == '{"Err":"0"}'
     assert format_answer(0, {"Err": "0", "Channel": "secret"}) == '{"ref":0,"Err":"0"}'

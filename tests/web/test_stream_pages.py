@@ -9,16 +9,12 @@ from django.contrib.admin.models import LogEntry
 from django.db.models import F
 from django.http import HttpResponse
 from django.utils import timezone
-from playwright.sync_api import expect
 
 from project.postgres import Server
 from psqlmessages.models import Auth, Subscription, Topic
 from psqlmessages.monitor import actions, listing, stream_status
 from tests.sql.conftest import Program, World
-from tests.web.browser import LIVE, Visitors, too_wide
 from tests.web.desks import visitor
-from tests.web.measured import HOSTILE
-from tests.web.site import Site
 from tests.web.visitor import Page
 
 LIST, STREAM = "/monitor/streams/", "/monitor/streams/S/"
@@ -164,37 +160,3 @@ def test_actions_need_permission_rule_and_lock(database: World, reader: Program,
     assert "INSERT INTO messages.auth" in response.text
     assert Subscription.objects.exists()
     assert not LogEntry.objects.exists()
-
-
-def test_a_silent_reader_is_reset(visitors: Visitors, site: Site, reader: Program, world: World):
-    world.rule("user1", HOSTILE, "Topic", "S", "R", 60)
-    reader.read(HOSTILE, "S", 600)
-    site.user("chief", is_staff=True, is_superuser=True)
-    page = visitors("chief", viewport={"width": 390, "height": 800})
-    page.goto(LIST)
-    expect(page.locator(LIVE)).to_be_visible()
-    row = page.get_by_role("row").filter(has_text="READER")
-    expect(row).to_contain_text("alive")
-    set_read(90)
-    expect(row).to_contain_text("silent since")
-    assert too_wide(page) == []
-    row.get_by_role("link", name="S", exact=True).click()
-    expect(page.locator(LIVE)).to_be_visible()
-    item = page.get_by_role("listitem").filter(has=page.get_by_role("heading", name="READER"))
-    # One line, or several with gaps if samples were late.
-    expect(item.locator("polyline")).not_to_have_count(0)
-    item.get_by_text("Actions").click()
-    world.program("user2").ok("publish", "WRITER", "S", "4")
-    expect(item).to_contain_text("4")
-    assert too_wide(page) == []
-    item.get_by_role("button", name="Skip to the end").click()
-    expect(page.locator("main")).to_contain_text("will skip 4 messages of")
-    page.get_by_role("button", name="Reset the position").click()
-    expect(page.get_by_role("status").first).to_contain_text("4 messages are skipped")
-    item.get_by_role("link", name="READER").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("READER")
-    expect(page.locator("main")).to_contain_text("connected")
-    world.kill(reader)
-    # Whoever does housekeeping next removes it.
-    expect(page.locator("main")).to_contain_text(re.compile("connection lost|not connected"))
-    assert too_wide(page) == []
