@@ -171,7 +171,7 @@ def test_the_demo_works(server: TestedServer, owner: psycopg.Connection, capsys)
     assert "steps differ" in said.err
 
 
-def test_the_live_traffic_takes_up_again_what_is_given_back(world: World):
+def test_live_traffic_resumes_after_a_revoked_right_returns(world: World):
     def listens(topic: str) -> bool:
         found = world.owner.query(
             "SELECT array_agg(topic) FROM messages.topics WHERE 'DEMO.BOARD' = ANY(listeners)"

@@ -155,7 +155,7 @@ def test_ordered_messages_wait_up_to_the_limit_of_the_inbox(new_node: NewNode, h
         assert [body for body in handling.ended if body != "other"] == [1, 2, 3]
 
 
-def test_stop_lets_running_handlers_end_and_begins_no_other(new_node: NewNode, handling: Handling):
+def test_stop_waits_for_running_handlers_and_starts_no_other(new_node: NewNode, handling: Handling):
     node1, node2 = listening(new_node, "ORDERS", concurrency=2)
     node2.on_rpc(handling.handle)
     node2.on_topic("ORDERS", ordered=True)(handling.handle)
@@ -191,7 +191,7 @@ def test_an_endless_handler_is_reported(new_node: NewNode, handling: Handling, e
     assert handling.begun == ["for ever"]
 
 
-def test_a_handler_that_does_not_end_lets_the_process_end(node1: Node, conversation: World):
+def test_a_hung_handler_does_not_prevent_the_process_from_ending(node1: Node, conversation: World):
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING, conversation.server.url("user2")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -35,12 +35,12 @@ TWICE = '{"Type":"Topic","Size":4,"To":"T","From":"B","Size":5,"Id":1}\nbody'
 
 
 @given(names, names, st.integers(0, 2**63 - 1), st.text())
-def test_what_is_split_is_what_parsing_says(to: str, sender: str, number: int, body: str):
+def test_splitting_equals_parsing(to: str, sender: str, number: int, body: str):
     first, second = (payload(n, text, To=to, From=sender) for n, text in ((1, "x"), (number, body)))
     assert known(first).split(second) in (None, tuple(wire.parse(second)))
 
 
-def test_what_is_not_like_it_or_must_not_be_kept_is_left_to_parsing():
+def test_other_headers_are_left_to_the_parser():
     assert known(FIRST).split(SECOND) == tuple(wire.parse(SECOND))
     assert [known(FIRST).split(unlike) for unlike in UNLIKE] == [None] * len(UNLIKE)
     for never in (TWICE, payload(1, To="T", From="B", Token="t")):

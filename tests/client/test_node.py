@@ -86,7 +86,7 @@ def test_errors_are_exceptions_and_the_node_goes_on(world: World, new_node: NewN
     assert node.is_healthy
 
 
-def test_a_node_knows_who_sends_listens_and_observes(world: World, new_node: NewNode):
+def test_a_node_can_list_senders_listeners_and_observers(world: World, new_node: NewNode):
     world.rules("user1 OTHER Topic ORDERS RW 5")
     node1, node2 = new_node(), new_node("NODE2")
     assert node1.topic_listen("ORDERS")
@@ -117,7 +117,7 @@ def test_a_node_knows_who_sends_listens_and_observes(world: World, new_node: New
     assert node1.topic_status("ORDERS").listeners == ()
 
 
-def test_handlers_hear_of_events(new_node: NewNode):
+def test_handlers_get_events(new_node: NewNode):
     node, heard = new_node(), []
 
     @node.on_event("connect", "disconnect")

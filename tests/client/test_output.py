@@ -26,7 +26,7 @@ def clock(monkeypatch) -> list[float]:
     return now
 
 
-def test_a_terminal_has_one_line_that_is_refreshed_below_what_is_said(clock: list[float]):
+def test_a_terminal_shows_one_refreshed_line_below_the_messages(clock: list[float]):
     stream = Terminal()
     with Progress("sent", 100, stream) as progress:
         for clock[0] in (0.1, 0.5, 1.0):

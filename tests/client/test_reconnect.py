@@ -147,7 +147,7 @@ def flip_rules(owner: psycopg.Connection) -> None:
     owner.execute("UPDATE messages.auth SET dest = 'ORDERS' WHERE dest = 'NOTHING'")
 
 
-def test_what_an_administrator_took_away_is_taken_up_only_where_the_node_began_it_anew(
+def test_revoked_topics_resume_only_where_the_node_joined_again(
     conversation: World, owner: psycopg.Connection, node: Any, node2: Node
 ):
     node.topic_listen("ORDERS")

@@ -61,7 +61,7 @@ def test_a_call_is_answered_by_the_handler_of_the_node_asked(pair: tuple[Any, An
     assert (answer.sender, answer.token, answer.body) == ("NODE2", "my token", "x")
 
 
-def test_a_handler_may_answer_by_hand(node1: Node, node2: Node, caplog):
+def test_a_handler_may_answer_explicitly(node1: Node, node2: Node, caplog):
     came = []
 
     @node2.on_rpc

@@ -143,7 +143,7 @@ def test_handlers_are_chosen_by_type_topic_and_event():
         Options(concurrency=0)
 
 
-def test_what_a_connection_string_sets_itself_stays():
+def test_options_of_a_connection_string_stay():
     assert "connect_timeout=5" in complete_conninfo("dbname=app", "N")
     completed = complete_conninfo("dbname=app connect_timeout=1 application_name=mine", "N")
     assert "connect_timeout=1" in completed

@@ -30,7 +30,7 @@ for _ in range(100_000):
 
 
 @given(st.dictionaries(st.text(), json_values, max_size=5), texts | st.none())
-def test_what_is_serialized_is_parsed_back(header: dict[str, object], text: str | None):
+def test_serialized_headers_are_parsed_back(header: dict[str, object], text: str | None):
     payload = parse(serialize(header, text))
     assert payload.header == header
     assert payload.text == text
@@ -88,7 +88,7 @@ NO_BODIES = (
 )  # fmt: skip
 
 
-def test_what_no_body_can_hold_is_refused():
+def test_values_that_no_body_can_contain_are_refused():
     for value, error, words in NO_BODIES:
         with pytest.raises(error, match=words):
             EncodedBody.of(value)

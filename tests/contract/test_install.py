@@ -150,7 +150,7 @@ def migrate(database: Database, target: tuple[str, str | None]) -> None:
     MigrationExecutor(database).migrate([target])
 
 
-def test_what_is_installed_equals_a_fresh_installation(database: Database):
+def test_an_upgraded_database_equals_a_fresh_installation(database: Database):
     installed = catalogue(database)
     assert len(installed) > 300
     assert schema.installed_digest(database) == digest()
@@ -158,7 +158,7 @@ def test_what_is_installed_equals_a_fresh_installation(database: Database):
     assert catalogue(database) == installed
 
 
-def test_a_table_of_somebody_else_with_such_a_name_stays(database: Database, world: World):
+def test_a_table_of_another_owner_with_such_a_name_stays(database: Database, world: World):
     superuser = world.superuser()
     superuser.execute("CREATE TABLE public.psqlmessages_backup ()")
     try:
@@ -219,7 +219,9 @@ def test_migrating_to_zero_leaves_nothing_and_sqlmigrate_prints_all_steps(
     migrate(scratch, LATEST)
 
 
-def test_install_mends_what_doctor_and_check_find(scratch: Database, server: TestedServer):
+def test_install_fixes_the_problems_that_doctor_and_check_find(
+    scratch: Database, server: TestedServer
+):
     url = server.server.url(scratch.settings_dict["NAME"], server.server.owner)
 
     def finding() -> Finding:
@@ -269,7 +271,7 @@ def test_installing_again_keeps_secret_settings_counters_and_grants(database: Da
     assert (value(database, KEPT_ROWS), catalogue(database)) == before
 
 
-def test_what_an_older_version_left_is_replaced_or_dropped(database: Database):
+def test_objects_of_an_older_version_are_replaced_or_dropped(database: Database):
     installed, wrong = catalogue(database), []
     for name, leftover in LEFTOVERS.items():
         execute(database, leftover)
@@ -300,13 +302,13 @@ def test_an_installation_waits_for_no_vacuum_of_queues(world: World, database: D
         schema.install(database)
 
 
-def test_a_default_schema_other_than_public_is_refused_with_the_mend(database: Database):
+def test_a_default_schema_other_than_public_is_refused_with_the_fix(database: Database):
     execute(database, "CREATE SCHEMA other", "SET LOCAL search_path = other, public")
     with pytest.raises(RuntimeError, match=r"'other'.*Remove search_path from the OPTIONS"):
         schema.install(database)
 
 
-def test_a_role_that_may_not_create_a_schema_is_told_the_grant(database: Database):
+def test_the_error_for_a_role_without_create_names_the_grant(database: Database):
     name, role = database.settings_dict["NAME"], database.settings_dict["USER"]
     revoke = f"REVOKE CREATE ON DATABASE {name} FROM {role}"
     execute(database, "ALTER SCHEMA messages RENAME TO away", revoke)

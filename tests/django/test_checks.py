@@ -161,7 +161,7 @@ def test_functions_of_another_version_are_a_warning_that_names_the_cure():
     assert "python manage.py psqlmessages --database default install" in str(found.hint)
 
 
-def test_functions_that_are_gone_are_reported_if_once_installed(shop: World, changed: Changed):
+def test_missing_functions_are_reported_if_once_installed(shop: World, changed: Changed):
     changed("ALTER SCHEMA messages RENAME TO away", "ALTER SCHEMA away RENAME TO messages")
     assert ids(check_databases(databases=["default"])) == ["psqlmessages.W102"]
     renaming = "ALTER TABLE {} RENAME TO {}"

@@ -79,7 +79,7 @@ WRONG = (
 )
 
 
-def test_a_rule_whose_parts_do_not_fit_is_refused():
+def test_an_inconsistent_rule_is_refused():
     for fields, message in WRONG:
         with pytest.raises(ValueError, match=re.escape(message)):
             rules.Rule(node="shop", **fields)
@@ -134,7 +134,7 @@ NO_RULES = (
 )
 
 
-def test_what_is_no_document_or_no_rule_is_refused_with_its_number_and_field():
+def test_invalid_documents_and_rules_are_refused_with_number_and_field():
     for text, fault in NO_DOCUMENTS:
         assert faults(text) == [fault]
     for changed, fault in NO_RULES:
@@ -167,7 +167,7 @@ def written(shop: World, tmp_path: Path) -> Path:
     return file
 
 
-def test_import_makes_what_the_file_says_and_prints_it(shop: World, written: Path, capsys):
+def test_import_creates_the_objects_of_the_file_and_prints_them(shop: World, written: Path, capsys):
     before = changes.read_current()
     code, printed, summary = called(capsys, "import", str(written), "--dry-run")
     assert (code, summary) == (0, "dry run: 2 added, 1 changed, 0 removed\n")
@@ -189,7 +189,7 @@ def test_import_makes_what_the_file_says_and_prints_it(shop: World, written: Pat
     assert WebIdentity.objects.get().ident == "a.*"
 
 
-def test_what_export_writes_import_makes_in_another_place(shop: World, tmp_path: Path, capsys):
+def test_import_in_another_database_restores_an_export(shop: World, tmp_path: Path, capsys):
     file, before = tmp_path / "all.json", changes.read_current()
     assert called(capsys, "export", str(file))[0] == 0
     Auth.objects.all().delete()

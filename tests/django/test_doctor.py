@@ -78,7 +78,7 @@ def test_missing_rules_have_a_command(shop: World, monkeypatch, settings: Settin
 
 
 @pytest.mark.usefixtures("of_another_version")
-def test_it_fails_and_says_what_why_and_what_mends_it(shop: World, capsys):
+def test_it_fails_with_the_problem_its_reason_and_its_fix(shop: World, capsys):
     assert main(["--dsn", shop.server.url(), "doctor"]) == 1
     said = capsys.readouterr()
     assert said.err == "\n1 wrong\n"
@@ -255,7 +255,7 @@ RIGHTS = (
 )  # fmt: skip
 
 
-def test_too_wide_rights_are_found_and_mended(shop: World, examined: RunCheck, changed: Changed):
+def test_too_wide_rights_are_found_and_fixed(shop: World, examined: RunCheck, changed: Changed):
     for check, statement, back, said in RIGHTS:
         changed(statement, back)
         found = examined(check)

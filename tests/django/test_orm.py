@@ -145,7 +145,7 @@ def test_large_and_many_bodies_arrive_whole_and_in_their_order(listener: Program
     assert listener.bodies() == [f"order {number}" for number in range(500)]
 
 
-def test_what_is_missing_is_said(shop: World, settings: Settings):
+def test_missing_settings_are_named(shop: World, settings: Settings):
     transaction.set_autocommit(False)
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER FUNCTION {SEND_AS} RENAME TO gone")
@@ -175,7 +175,7 @@ def _django_by_transaction(shop: World, monkeypatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_django_by_transaction")
-def test_the_system_check_warns_and_what_needs_no_node_works_through_it(shop: World):
+def test_the_system_check_warns_and_calls_without_a_node_work(shop: World):
     (found,) = check_databases(databases=["default"])
     assert (found.id, found.level) == ("psqlmessages.W103", checks.WARNING)
     listener = shop.node("user2", "LISTENER", listen="ORDERS")
@@ -248,7 +248,7 @@ def left(world: World) -> int:
     return world.owner.query("SELECT count(*) FROM psqlmessages_element")
 
 
-def test_what_is_published_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World):
+def test_messages_are_published_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
         answer = publish("ORDERS", {"id": 1})
@@ -273,7 +273,7 @@ def test_a_pool_of_psycopg_serves_messages_and_nodes_connect_beside_it(stored: W
         connections["pooled"].close_pool()
 
 
-def test_what_is_pushed_is_there_with_the_commit_of_the_orm_or_not_at_all(stored: World):
+def test_elements_are_pushed_with_the_commit_of_the_orm_or_not_at_all(stored: World):
     with transaction.atomic():
         Group.objects.create(name="order 1")
         # What JSON lacks is sent by Django's encoder.
@@ -300,7 +300,7 @@ def test_many_are_pushed_all_or_none(stored: World):
 
 
 @both
-def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store):
+def test_a_taken_element_has_one_effect_despite_failures(stored: World, store: Store):
     def be_killed() -> None:
         pid = connection.connection.info.backend_pid
         stored.watcher.query("SELECT pg_terminate_backend(%s, 60000)", pid)
@@ -320,7 +320,7 @@ def test_what_is_taken_has_one_effect_whatever_fails(stored: World, store: Store
 
 
 @both
-def test_workers_share_what_there_is_and_take_it_once(stored: World, store: Store):
+def test_workers_share_the_elements_and_take_each_once(stored: World, store: Store):
     def work(_: int) -> None:
         for _ in range(25):
             with transaction.atomic():
@@ -451,7 +451,7 @@ def test_published_messages_are_collected_in_tests(shop: World):
 class InATestCase(TestCase):
     """What is pushed in a transaction that never commits can be popped there."""
 
-    def test_what_was_pushed_can_be_popped(self):
+    def test_pushed_elements_can_be_popped(self):
         allow_queue("tested.*")
         push("tested.orders", {"id": 1})
         (element,) = pop("tested.orders")

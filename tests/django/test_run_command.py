@@ -66,7 +66,9 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
     assert "Stopping after the current messages" in process.stderr.readline()
 
 
-def test_a_signal_ends_it_after_the_message_at_hand(shop: World, sender: Program, work: Program):
+def test_a_signal_ends_the_worker_after_the_current_message(
+    shop: World, sender: Program, work: Program
+):
     with started(shop) as worker:
         # An RPC is answered meanwhile, and another message waits.
         sender.ok("rpc", "worker", "ticket", "hello")
@@ -146,7 +148,7 @@ def test_a_signal_ends_it_in_time_with_a_busy_handler(shop: World, sender: Progr
     assert "message_handlers.py" in said
 
 
-def test_what_fails_says_why_in_one_line(shop: World, capsys):
+def test_errors_are_reported_in_one_line(shop: World, capsys):
     with pytest.raises(SystemExit, match="1"):
         call_command("psqlmessages", "run", "nobody")
     said = capsys.readouterr()

@@ -168,7 +168,7 @@ def test_handlers_async_and_in_autocommit(sender: Program, registry: HandlerRegi
     assert runner.counters.failures == 2
 
 
-def test_an_ordered_handler_gets_one_message_of_a_topic_after_the_other(
+def test_an_ordered_handler_gets_the_messages_of_a_topic_one_by_one(
     sender: Program, registry: HandlerRegistry, seen: Seen, shop: World
 ):
     release = threading.Event()
@@ -329,7 +329,7 @@ FOUND = (
 )  # fmt: skip
 
 
-def test_a_message_goes_to_the_handlers_that_name_its_topic_or_node_closest():
+def test_the_handlers_with_the_closest_name_get_a_message():
     registry = HandlerRegistry()
     for decorate, name in (
         (registry.on_topic("ORDERS"), "exact"), (registry.on_topic("ORD*"), "by pattern"),

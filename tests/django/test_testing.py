@@ -54,7 +54,7 @@ class InATestCase(TestCase):
     def setUp(self) -> None:
         testing.allow_topic("TESTED")
 
-    def test_what_was_sent_is_seen(self):
+    def test_sent_messages_are_seen(self):
         with sent_messages() as sent:
             place_order("TESTED", {"id": 1})
             send_many("TESTED", [2, (3,)])
@@ -63,7 +63,7 @@ class InATestCase(TestCase):
         assert {(m.topic, m.ident, m.using) for m in sent} == {("TESTED", "tested", "default")}
         assert (len(sent), sent[0].has_receivers, sent.bodies("OTHER")) == (3, False, [])
 
-    def test_what_was_rolled_back_or_refused_is_not_seen(self):
+    def test_rolled_back_and_refused_messages_are_not_seen(self):
         with sent_messages() as sent:
             place_order("TESTED", {"id": 1})
             with pytest.raises(ZeroDivisionError):
@@ -72,7 +72,7 @@ class InATestCase(TestCase):
                 send("FORBIDDEN", 1)
         assert sent.bodies("TESTED") == [{"id": 1}]
 
-    def test_messages_are_handed_to_handlers(self):
+    def test_messages_are_passed_to_handlers(self):
         assert deliver("TESTED", {"id": 4}, sender="shop", handlers=registry) == ["shipped"]
         assert deliver("OTHER", {"id": 4}, handlers=registry) == []
         assert Group.objects.get().name == "shipped 4 for shop"
@@ -81,7 +81,7 @@ class InATestCase(TestCase):
             deliver("TESTED", {"id": 13}, handlers=registry)
         assert Group.objects.count() == 1
 
-    def test_a_question_is_handed_to_its_handler(self):
+    def test_a_call_is_passed_to_its_handler(self):
         assert ask("prices", {"pair": (5, 6)}, handlers=registry) == [5, "EUR"]
         with pytest.raises(KeyError):
             ask("prices", {}, handlers=registry)

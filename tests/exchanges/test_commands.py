@@ -111,7 +111,7 @@ def test_load_reads_stdin(type_in: TypeIn, x1: Exchange, monkeypatch):
     assert Exchange.objects.count() == 2
 
 
-def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_file: Path):
+def test_names_cannot_contain_terminal_commands(type_in: TypeIn, graph_file: Path):
     graph_file.write_text(GRAPH.replace("queue: audit", r'queue: "\e[2J"'))
     done = type_in("load", graph_file)
     assert r"'Queue', '\x1b[2J'" in done.stderr
@@ -120,7 +120,7 @@ def test_what_a_name_holds_cannot_command_the_terminal(type_in: TypeIn, graph_fi
     assert r"default/\x1b[2J" in printed
 
 
-def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange):
+def test_show_prints_definitions_that_load_accepts(type_in: TypeIn, x1: Exchange):
     for arguments in ((), ("x1",), ("x1", "--format", "yaml")):
         assert type_in("show", *arguments).stdout == f"{GRAPH}    running: true\n"
     type_in("stop", "x1")
@@ -132,7 +132,7 @@ def test_show_prints_what_load_takes(type_in: TypeIn, x1: Exchange):
     assert definitions.parse_text(printed) == repository.read_all()
 
 
-def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange):
+def test_a_dry_run_shows_unrouted_elements(type_in: TypeIn, x1: Exchange):
     x1.destinations.update(selector="msg.tries > 2")
     assert type_in("test", "x1", "--body", "a").stdout.endswith(
         "\nno_route: to default/__no_route__\n"
@@ -148,7 +148,7 @@ def test_test_shows_where_strays_go(type_in: TypeIn, x1: Exchange):
     assert discarded.endswith("\ndiscarded: no selector accepts the element\n")
 
 
-def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange):
+def test_a_failed_dry_run_is_reported(type_in: TypeIn, x1: Exchange):
     for wrong, error in {
         ("--headers", "[]"): r"argument --headers: not a JSON object: \[\]",
         ("--headers", "{"): "argument --headers: It is not JSON: ",
@@ -168,7 +168,7 @@ def test_what_cannot_be_tested_is_told(type_in: TypeIn, x1: Exchange):
     assert done.stderr.startswith("psqlmessages: exchanges.x1.dst[1].selector: ")
 
 
-def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exchange):
+def test_list_is_a_table_of_exchanges_with_their_counts(type_in: TypeIn, x1: Exchange):
     def count(worker: UUID, outcome: str, count: int, seen_at: object) -> None:
         ExchangeCount(
             exchange=x1, worker=worker, outcome=outcome, count=count, seen_at=seen_at
@@ -188,7 +188,7 @@ def test_list_is_a_table_of_what_runs_and_what_was_done(type_in: TypeIn, x1: Exc
     ]  # fmt: skip
 
 
-def test_what_is_not_there_or_is_so_already_is_told(type_in: TypeIn, x1: Exchange):
+def test_missing_objects_and_repeated_changes_are_reported(type_in: TypeIn, x1: Exchange):
     assert type_in("stop", "x1").stdout == "x1 is stopped\n"
     assert type_in("stop", "x1").stdout == "x1 was already stopped\n"
     assert type_in("delete", "x1").returncode == 0

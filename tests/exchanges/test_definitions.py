@@ -76,7 +76,7 @@ def test_the_ends_of_the_bounds_are_within():
         assert definitions.parse_document({"exchanges": {"x" * 90: {**X1, **changes}}})
 
 
-def test_all_that_is_wrong_is_told_at_once_each_with_its_place():
+def test_all_errors_are_reported_together_each_with_its_place():
     x1 = {
         "consumer": {"parallel": 17, "wsize": 0, "x": 2},
         "src": {"ns": "nowhere", "queue": ""},
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_told_at_once_each_with_its_place():
     assert (len(many), many[-1]) == (21, "And 30 more.")
 
 
-def test_what_is_no_document_of_exchanges_is_refused():
+def test_other_documents_than_exchanges_are_refused():
     cases: list[tuple[Any, str]] = [
         (None, "None is not a map of exchanges."),
         ({}, "exchanges: It is missing."),
@@ -152,7 +152,7 @@ def test_an_exchange_that_cannot_be_is_refused():
         assert told_of(**changes) == [f"exchanges.x1.{fault}"]
 
 
-def test_a_selector_that_does_not_compile_is_told_with_its_place():
+def test_the_error_of_a_selector_names_its_place():
     (fault,) = told_of_destination(selector='msg.headers["a"] ==\n  == 1')
     assert "line 2, character 3" in fault
     for selector in ("msg.list.all(x, x)", "true" + " " * 1000, "@nobody"):
@@ -187,7 +187,7 @@ exchanges = st.builds(DefinedExchange, names, queues, destinations.map(tuple), *
 
 
 @given(st.lists(exchanges, max_size=3, unique_by=lambda exchange: exchange.name))
-def test_what_is_written_is_read_again(some: list[DefinedExchange]):
+def test_written_definitions_are_read_again(some: list[DefinedExchange]):
     document = definitions.to_document(some)
     ordered = tuple(sorted(some, key=lambda exchange: exchange.name))
     assert definitions.parse_text(files.write_yaml(document).encode()) == ordered
@@ -264,7 +264,7 @@ NO_JSON: list[tuple[bytes | str, str]] = [
 ]
 
 
-def test_text_that_cannot_be_meant_is_refused_with_its_place():
+def test_ambiguous_text_is_refused_with_its_place():
     for text, told in NO_YAML:
         assert fault(text) == f"It is not YAML: {told}."
     for document, told in NO_JSON:

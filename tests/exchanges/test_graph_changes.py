@@ -128,7 +128,7 @@ def test_an_exchange_goes_while_a_loop_counts(committed: World, doing: Callable[
     assert not Exchange.objects.filter(name="x").exists()
 
 
-def test_who_puts_what_another_is_putting_finds_it_there(committed: World):
+def test_concurrent_saves_of_the_same_exchange_find_it(committed: World):
     other = committed.owner.connection
     other.execute("BEGIN")
     other.execute("LOCK TABLE psqlmessages_exchange IN SHARE ROW EXCLUSIVE MODE")

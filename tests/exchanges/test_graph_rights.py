@@ -41,7 +41,7 @@ def test_an_exchange_reads_its_source_and_writes_its_destinations():
     ]
 
 
-def test_the_statements_add_just_what_is_missing():
+def test_the_statements_add_only_missing_rules():
     back = exchange("it's \\", "it's \\", "b%s")
     rule("b%s", "R")
     statements = [missing.statement for missing in missing_rules(back)]
@@ -90,7 +90,7 @@ def test_a_rule_stands_in_the_database_of_its_queue(eu_owner: psycopg.Connection
     assert missing_rules(across) == []
 
 
-def test_a_namespace_that_cannot_be_asked_is_told(away: None, eu_owner: psycopg.Connection):
+def test_an_unreachable_namespace_is_reported(away: None, eu_owner: psycopg.Connection):
     eu_owner.execute("ALTER SCHEMA messages RENAME TO elsewhere")
     try:
         queues = ("away/b", "eu/b", "gone/b", "b")

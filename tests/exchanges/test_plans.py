@@ -35,7 +35,7 @@ def test_bodies_are_fetched_only_if_a_selector_needs_them_or_they_leave_the_data
 
 
 @in_a_loop
-async def test_what_fails_ahead_leaves_what_is_committed(server: TestedServer):
+async def test_a_failure_of_a_later_batch_keeps_committed_ones(server: TestedServer):
     now = (Query("BEGIN"), Query("SELECT 1"), Query("COMMIT"))
     line = ReconnectingConnection(server.url(), 60)
     done, answers = await line.execute_and_prefetch(now, (Query("BEGIN"), Query("SELECT 2")))

@@ -49,7 +49,7 @@ quiet = settings(deadline=None, max_examples=150)
 
 @quiet
 @given(exchanges, bodies, headers)
-def test_what_goes_in_stays_each_destination_has_a_verdict_and_who_agreed_a_copy_in_order(
+def test_each_destination_has_a_verdict_and_each_match_a_copy_in_order(
     graphed: CompiledExchange, body: Any, given_headers: dict[str, Any]
 ):
     kept_body, kept_headers = deepcopy(body), deepcopy(given_headers)
@@ -80,7 +80,7 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
     assert second.headers == {**given_headers, **hops}
 
 
-def test_what_is_no_integer_counts_as_no_hop():
+def test_hops_that_are_no_integer_count_as_zero():
     most = 999_999_999
     cases: list[tuple[Any, int]] = [
         (0, 0), (3, 3), ("3", 3), ("003", 3), ("999999999", most), ("1" * 10, most),
@@ -108,7 +108,7 @@ def test_at_the_most_hops_no_selector_is_asked_and_below_the_hop_is_raised_once(
         assert route(exchange("", max_hops=most), message).outcome == outcome
 
 
-def test_what_no_destination_accepts_is_discarded_if_asked_but_not_if_a_selector_failed():
+def test_unrouted_elements_are_discarded_if_configured_unless_a_selector_failed():
     for selectors, outcome in (
         (("false", "msg.body == 1"), "discarded"), (("false", ""), "ok"), (("1/0 == 1", ""), "ok"),
         (("false", "1/0 == 1", "false"), "no_route"),
@@ -119,7 +119,7 @@ def test_what_no_destination_accepts_is_discarded_if_asked_but_not_if_a_selector
     assert route(exchange("false", no_route="discard"), looping).outcome == "too_many_hops"
 
 
-def test_state_is_merged_and_begins_anew_each_time():
+def test_state_is_merged_and_starts_empty_for_each_message():
     selectors = ("size(state) == 0", "{'state': {'a': 1}}", "{'state': {'b': 2}}")
     for _ in range(2):
         assert len(routed(*selectors, "state == {'a': 1, 'b': 2}").deliveries) == 4

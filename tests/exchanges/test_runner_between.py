@@ -122,7 +122,7 @@ def test_a_copy_that_was_delivered_is_remembered_until_all_are(wide_field: Field
 
 
 @pytest.mark.usefixtures("_patient")
-def test_without_reserve_what_fails_elsewhere_is_lost_there(wide_field: Field, away: None):
+def test_without_reserve_failures_in_another_database_lose_the_copy(wide_field: Field, away: None):
     field = wide_field
     field.define(x1=flow("a", "away/b", "eu/b", "b", reserve=False))
     field.default.push("a", "it")

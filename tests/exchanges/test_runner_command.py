@@ -71,7 +71,7 @@ def test_it_goes_on_after_a_firewall_forgot_its_connections(field: Field, proxy:
     assert seconds < 60
 
 
-def test_it_ends_in_time_whatever_hangs(field: Field, proxy: Proxy):
+def test_it_ends_in_time_despite_hung_connections(field: Field, proxy: Proxy):
     field.define(x1=flow("a", "b"))
     process, _ = started(field, port=proxy.port, STOP_SECONDS=2)
     proxy.stall(new=True)
@@ -108,7 +108,7 @@ def told_to_end(field: Field, number: int = signal.SIGTERM) -> subprocess.Popen[
     return process
 
 
-def test_a_signal_ends_it_after_what_is_in_hand(field: Field, held: Program):
+def test_a_signal_ends_the_worker_after_the_current_batch(field: Field, held: Program):
     field.define(x1=flow("a", "b", wsize=1))
     push_unheld(field, "in hand", "too late")
     process = told_to_end(field)

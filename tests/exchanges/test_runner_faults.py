@@ -66,7 +66,7 @@ def test_an_exchange_that_lacks_a_rule_is_blocked_until_it_is_added(field: Field
         assert type_in("list").stdout.splitlines()[1].split()[:3] == ["x1", "running", "1"]
 
 
-def test_what_fails_again_and_again_is_a_dead_letter(field: Field):
+def test_a_repeatedly_failing_element_becomes_a_dead_letter(field: Field):
     field.define(x1=flow("a", "b", "c"))
     forbid(field, "a R", "b W")
     field.default.push("a", "it", lane=1)

@@ -132,7 +132,7 @@ def test_a_broken_definition_stops_no_other(field: Field, caplog):
         assert what in text
 
 
-def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field):
+def test_a_stop_finishes_the_current_batch_and_frees_the_rest(field: Field):
     entered, leave, asked = threading.Event(), threading.Event(), []
 
     @selector("second")
@@ -160,7 +160,7 @@ def test_what_is_in_hand_is_finished_at_a_stop_and_the_rest_is_free(field: Field
     assert answer == {2: "3,late", 3: "late"}[len(moved)]
 
 
-def test_what_was_done_is_counted(field: Field):
+def test_work_is_counted(field: Field):
     italian, european = 'msg.headers.country == "it"', 'msg.headers.country in ["it", "de"]'
     field.define(
         x1=flow("a", ("b", italian), ("c", european)),

@@ -45,7 +45,7 @@ def test_a_function_sees_the_message_the_state_and_the_time(code: Code):
     assert (env.msg, env.state, env.now) == (message, {"a": 1}, NOW)
 
 
-def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code):
+def test_changes_in_place_apply_to_its_copy_and_later_ones(code: Code):
     def change(env: SelectorContext) -> bool:
         env.msg.headers["lane"] = "slow"
         del env.msg.headers["old"]
@@ -62,7 +62,7 @@ def test_what_it_changes_in_place_is_for_its_copy_and_the_later_ones(code: Code)
         assert copies == expected
 
 
-def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Code):
+def test_arguments_stay_unchanged_and_true_differs_from_one(code: Code):
     def change(env: SelectorContext) -> bool:
         env.msg.headers["list"].append(1)
         env.msg.headers["n"] = True
@@ -78,7 +78,7 @@ def test_what_it_was_given_stays_and_one_that_becomes_true_is_a_change(code: Cod
     assert (delivery.headers, delivery.body) == (None, UNCHANGED)
 
 
-def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code):
+def test_an_exception_counts_as_no_and_undoes_changes(code: Code):
     def fail(env: SelectorContext) -> bool:
         env.msg.headers["half"] = 1
         env.msg.body["half"] = 1
@@ -91,7 +91,7 @@ def test_what_it_raises_counts_as_no_and_undoes_what_it_changed(code: Code):
     assert copies == [(1, None, UNCHANGED), (2, None, UNCHANGED)]
 
 
-def test_what_cannot_be_pushed_fails(code: Code):
+def test_a_copy_that_cannot_be_pushed_fails(code: Code):
     cases: list[tuple[Any, Any, str]] = [
         ({"a": object()}, None, "headers: a value of type object is not JSON"),
         ({"a": float("nan")}, None, "headers: nan is not JSON"),

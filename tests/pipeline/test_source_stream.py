@@ -22,7 +22,7 @@ PINGED = "SELECT pinged_at FROM psqlmessages_subscription WHERE topic = 'P2'"
 LARGE = [digit * 600_000 for digit in "1234"]
 
 
-def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(source: Source):
+def test_readers_wait_for_late_commits_and_skip_rolled_back_messages(source: Source):
     late, never = source.world.program("user1"), source.world.program("user1")
     query = source.follow()
     source.publish("1", "2")
@@ -37,7 +37,7 @@ def test_a_late_commit_is_waited_for_and_what_is_rolled_back_is_passed_over(sour
     assert [query.bodies(), query.bodies()] == [["early id", "later id"], []]
 
 
-def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: Source):
+def test_all_columns_or_the_requested_ones_are_returned(source: Source):
     name = "T'\\\" $1 %s ü"
     source.keep(name)
     source.sender.ok("publish", "SEND", name, "it's \\ \n", "json")
@@ -53,7 +53,7 @@ def test_all_columns_are_there_whatever_the_name_and_fewer_if_asked_for(source: 
     assert list(row) == ["body", "id"]
 
 
-def test_each_batch_has_as_many_rows_as_asked_for_until_what_was_there(source: Source):
+def test_each_batch_has_the_requested_rows_up_to_the_available_ones(source: Source):
     source.keep("T2")
     for number in range(10):
         source.publish(f"{number}", topic="T" if number % 3 else "T2")
@@ -105,7 +105,7 @@ def test_a_topic_that_a_pattern_matches_later_is_read_from_its_beginning(source:
     assert query.bodies() == ["2", "3"]
 
 
-def test_a_stream_begins_where_it_is_told(source: Source):
+def test_a_query_starts_at_the_given_position(source: Source):
     for body in "123":
         source.publish(body)
     of_second = "SELECT published_at, id FROM messages.stored WHERE body = '2'"
@@ -125,7 +125,7 @@ def test_a_stream_begins_where_it_is_told(source: Source):
         assert query.bodies() + query.bodies() == bodies, query.options
 
 
-def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source):
+def test_a_query_from_the_latest_keeps_its_first_position(source: Source):
     query = source.follow(startingOffsets="latest")
     begun = query.begin()
     source.publish("1")
@@ -142,7 +142,7 @@ def test_a_stream_from_the_latest_begins_where_it_said_at_first(source: Source):
     assert query.bodies() == ["1"]
 
 
-def test_a_start_at_an_id_to_come_is_awaited_and_one_that_is_gone_refused(source: Source):
+def test_a_future_start_id_is_awaited_and_a_removed_one_refused(source: Source):
     last = source.publish("1")
     query = source.follow(startingOffsets=last + 2)
     assert query.bodies() == []
@@ -218,7 +218,7 @@ def test_positions_of_another_database_or_an_earlier_state_are_refused(source: S
         query.plan()
 
 
-def test_messages_removed_while_a_query_was_away_end_it_or_are_told(source: Source, caplog):
+def test_messages_removed_while_a_query_was_stopped_end_it_or_are_reported(source: Source, caplog):
     first = source.publish("1")
     query, lax = source.follow(), source.follow(failOnDataLoss="false")
     query.batch()
@@ -322,7 +322,7 @@ def test_a_broken_read_goes_on_after_the_rows_it_has_unless_messages_went(
         list(batches)
 
 
-def test_an_address_that_is_wrong_or_missing_is_told_at_once(source: Source, monkeypatch):
+def test_a_wrong_or_missing_address_is_reported_immediately(source: Source, monkeypatch):
     query = source.follow()
     query.begin()
     password = source.world.server.server.home.passwords.get("user2")

@@ -55,7 +55,7 @@ def followed(query: StreamingQuery, lag: Any = lambda: None) -> tuple[list[JobPr
     return told, lines
 
 
-def test_windows_are_those_of_sql_whatever_commits_late_or_comes_again(
+def test_windows_equal_those_of_sql_despite_late_and_repeated_rows(
     field: TrafficField, query: Query, table: TrafficTable, checkpoint: str, tmp_path: Path
 ):
     batches: list[list[TrafficWindow]] = []
@@ -201,7 +201,7 @@ def test_a_query_that_fails_says_why_in_one_line(field: TrafficField, query: Que
     assert (told[-1].state, told[-1].error) == ("failed", "nobody is there")
 
 
-def test_the_command_counts_what_is_there_and_fails_at_once_without_a_right(
+def test_the_command_counts_available_elements_and_fails_without_a_right(
     field: TrafficField, spark: SparkSession, checkpoint: str, tmp_path: Path,
     monkeypatch, capsys,
 ):  # fmt: skip

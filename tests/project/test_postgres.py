@@ -74,7 +74,7 @@ RIGHTS = "SELECT row(rolsuper, rolcreatedb, rolcreaterole, rolreplication)::text
 OWNER = "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'psqlmessages'"
 
 
-def test_the_commands_start_and_stop_it_and_say_what_they_found(server: Server):
+def test_the_commands_start_and_stop_it_and_report_its_state(server: Server):
     server.stop()
     url = command(server, "url").communicate(timeout=110)[0].strip()
     with psycopg.connect(url) as connection:
@@ -168,7 +168,7 @@ def test_a_failing_start_shows_the_end_of_the_log(server: Server):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as another user")
-def test_a_refuge_of_somebody_else_is_refused(tmp_path: Path, pytestconfig):
+def test_a_fallback_folder_of_another_user_is_refused(tmp_path: Path, pytestconfig):
     tmp_path.chmod(0o700)
     server = Server(tmp_path / ".postgres" / "18", pytestconfig.stash[SERVER].binaries)
     refuge = server.home.folder.parent

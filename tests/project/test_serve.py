@@ -78,7 +78,7 @@ def test_the_password_is_the_same_again_until_it_is_changed(transactional_db: No
     assert create_example_data(file) is None
 
 
-def test_what_it_prepares_is_there_once(world: World, transactional_db: None, tmp_path: Path):
+def test_it_prepares_its_objects_once(world: World, transactional_db: None, tmp_path: Path):
     for _ in range(2):
         create_example_data(tmp_path / "password")
     assert sorted(map(" ".join, Auth.objects.values_list("ident", "dest", "mode"))) == [

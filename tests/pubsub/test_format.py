@@ -56,7 +56,7 @@ def test_a_short_payload_is_one_segment_to_the_byte():
         assert (segments_of(payload), joined([segment])) == ([segment], payload)
 
 
-def test_each_further_segment_is_a_byte_shorter_and_the_last_is_what_remains():
+def test_each_further_segment_is_a_byte_shorter_and_the_last_is_the_rest():
     assert [len(segment) for segment in segments_of("é" * 2998)] == [7997]
     assert [len(segment) for segment in segments_of("é" * 2999)] == [7999, 3]
     segments = segments_of("x" * 50_000)
@@ -99,7 +99,7 @@ def test_no_long_messages_share_a_segment(parts: list[tuple[str, str, int, str]]
         sent.update(segments)
 
 
-def test_a_short_message_that_equals_the_end_of_a_long_one_is_told_apart():
+def test_a_short_message_differs_from_the_end_of_a_long_one():
     """Base64 of a multiple of three bytes ends as that of the short message alone."""
     transaction = SegmentDeduplicator()
     short = encode_base64(encode_payload("é"))
@@ -120,7 +120,7 @@ pids, channels, sizes = st.integers(1, 3), st.sampled_from("AB"), st.integers(1,
     st.lists(st.tuples(pids, channels, st.text(max_size=40), sizes), max_size=12),
     st.randoms(use_true_random=False),
 )
-def test_writers_that_interleave_in_any_way_are_told_apart(messages, random):
+def test_interleaved_writers_are_kept_apart(messages, random):
     """Each process id and channel is a queue; the queues' heads come in any order."""
     assembly, queues, expected = SegmentAssembler(100, 2**20), {}, {}
     for process_id, channel, text, size in messages:

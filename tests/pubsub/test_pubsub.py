@@ -25,7 +25,7 @@ REAL = settings(
 )
 
 
-def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Listener):
+def test_published_bodies_arrive_unchanged(any_bus: NewBus, listener: Listener):
     bus, ear, called = any_bus(), Ear(), []
     assert bus.subscribe("A")
     assert not bus.subscribe("A")
@@ -55,7 +55,7 @@ def test_what_is_published_is_heard_to_the_byte(any_bus: NewBus, listener: Liste
     assert ear.payload() == "heard"
 
 
-def test_what_others_write_in_the_format_is_read(ear: Ear, raw: Any):
+def test_archives_of_other_writers_in_the_format_are_read(ear: Ear, raw: Any):
     for segment in ("", "!", "!text", '@{"a": 1}', "@null", "$IcOp", "#Ic", "#O", "$p"):
         raw(segment)
     assert [ear.payload() for _ in range(7)] == [None, "", "text", {"a": 1}, None, "é", "é"]
@@ -90,7 +90,7 @@ def test_long_messages_of_two_writers_arrive(any_bus: NewBus, ear: Ear, is_share
     assert {rest for *_, rest in heard} == {"я" * 20_000}
 
 
-def test_what_is_unfinished_waits_for_its_writer(bus: PubSub, ear: Ear, connect: Connect):
+def test_an_unfinished_batch_waits_for_its_writer(bus: PubSub, ear: Ear, connect: Connect):
     dropped, writer = bus.counters.unfinished, connect()
     writer.execute("NOTIFY \"A\", '#Ic'")
     checks = bus._state._keep_alive_at
@@ -158,7 +158,7 @@ def test_bad_input_sends_nothing_and_the_bus_goes_on(bus: PubSub, listener: List
     assert bus.counters.published == 1
 
 
-def test_skip_self_drops_what_this_connection_sent(any_bus: NewBus, raw: Any):
+def test_skip_self_drops_messages_of_the_same_connection(any_bus: NewBus, raw: Any):
     bus = any_bus(skip_self=True)
     ear = Ear.of(bus)
     bus.publish("A", "own")
@@ -168,7 +168,7 @@ def test_skip_self_drops_what_this_connection_sent(any_bus: NewBus, raw: Any):
     assert (bus.counters.skipped, bus.counters.delivered) == (2, 1)
 
 
-def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, raw: Any):
+def test_malformed_notifications_are_counted_and_ignored(bus: PubSub, ear: Ear, raw: Any):
     malformed = bus.counters.malformed
     end_of_another = cut(base64.b64encode(b"!" + b"x" * 10_000).decode())[-1]
     segments = (
@@ -182,7 +182,7 @@ def test_what_is_malformed_is_counted_and_does_no_harm(bus: PubSub, ear: Ear, ra
     assert bus.counters.malformed == malformed + len(segments)
 
 
-def test_handlers_are_called_in_their_order_until_they_are_taken_off(bus: PubSub, ear: Ear):
+def test_handlers_are_called_in_their_order_until_they_are_removed(bus: PubSub, ear: Ear):
     called: list[int] = []
     handlers = [lambda _: called.append(1), lambda _: called.append(2)]
     for handler in (*handlers, ear):
@@ -222,7 +222,7 @@ def test_a_handler_may_use_the_bus_and_close_it(new_bus: NewBus):
     assert bus.connection is None
 
 
-def test_a_coroutine_function_and_what_is_no_function_are_refused(bus: PubSub):
+def test_coroutine_functions_and_non_functions_are_refused(bus: PubSub):
     async def handler(event: Event) -> None:
         """Never called."""
 

@@ -139,7 +139,7 @@ def test_a_call_over_a_lost_link_is_heard(any_bus: NewBus, raw: Any, superuser: 
         superuser.execute(f"SELECT pg_terminate_backend(pid, 60000) FROM ({sleeping}) AS found")
 
 
-def test_a_bus_closed_by_a_signal_handler_amid_a_call_is_closed(new_bus: NewBus):
+def test_a_signal_handler_can_close_a_bus_during_a_call(new_bus: NewBus):
     bus = new_bus()
     bus.subscribe("A")
 

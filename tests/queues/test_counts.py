@@ -6,7 +6,7 @@ from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
 
-def test_all_is_counted_and_nobody_waits_for_that(desk: Desk, world: World):
+def test_all_is_counted_without_delaying_calls(desk: Desk, world: World):
     desk.push("a", "b", "c", "d", "e")
     desk.pop()
     one, two, three = (row.lease for row in desk.reserve(3))
@@ -23,7 +23,7 @@ def test_all_is_counted_and_nobody_waits_for_that(desk: Desk, world: World):
     assert desk.counts()["puts"] == 8
 
 
-def test_counts_are_added_up_and_stay_what_they_are(desk: Desk, world: World):
+def test_counts_are_summed_and_stay_the_same(desk: Desk, world: World):
     rows = "SELECT count(*) FROM psqlmessages_queuecount"
     desk.push("a", "b", "c")
     desk.pop()

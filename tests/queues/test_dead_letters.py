@@ -76,7 +76,7 @@ def test_a_dead_letter_can_be_put_back(desk: Desk):
         assert row.tries == tries
 
 
-def test_tending_goes_on_though_the_clock_was_put_back(desk: Desk, world: World):
+def test_housekeeping_works_after_the_clock_was_set_back(desk: Desk, world: World):
     desk.limit(1)
     desk.push("a")
     desk.lease(duration=10)
@@ -101,7 +101,7 @@ def test_a_forged_dead_letter_is_not_put_back(desk: Desk, world: World):
     assert desk.pop(9) == ["x"] * 5 + ["true"]
 
 
-def test_tending_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: World):
+def test_housekeeping_does_not_wait_for_the_dead_letter_queue(desk: Desk, world: World):
     desk.limit(1)
     desk.push("x", "y")
     first, late = desk.reserve(2)

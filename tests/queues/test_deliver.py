@@ -118,7 +118,7 @@ def test_a_copy_may_differ_from_its_source(hub: Hub):
     assert (b.body, b.enc, b.mature.year) == ("x", "json", 2020)
 
 
-def test_what_is_taken_is_nobody_elses_until_the_transaction_ends(brief: Hub):
+def test_taken_elements_are_exclusive_until_the_transaction_ends(brief: Hub):
     brief.desk.push("x", "y", enc="json")
     with brief.program.connection.transaction(force_rollback=True):
         (row,) = brief.program.elements("take", "exchange.X", "Q", 1, False)
@@ -137,7 +137,7 @@ def test_no_route_and_too_many_hops_need_no_rule_and_tell_the_exchange(hub: Hub)
     assert looping.headers == {"x-hop-count": 4, "x-exchange-name": "X"}
 
 
-def test_no_route_without_a_rule_takes_only_what_is_as_at_the_source(hub: Hub):
+def test_no_route_without_a_rule_accepts_only_unchanged_elements(hub: Hub):
     for change in ({"body": "forged"}, {"headers": '{"forged":1}'}):
         hub.desk.push("x")
         done = hub.route({"to": "__no_route__", **change})
@@ -210,7 +210,7 @@ def test_a_leased_element_is_delivered_by_its_lease(hub: Hub):
     assert hub.desk.counts() == {"puts": 1, "reserves": 1, "commits": 1}
 
 
-def test_what_others_have_taken_over_is_lost_and_nothing_is_done_for_it(hub: Hub):
+def test_elements_taken_over_by_others_are_reported_lost(hub: Hub):
     hub.desk.push("x", "y")
     late, kept = hub.reserve()
     hub.desk.age(61)
@@ -265,7 +265,7 @@ def test_a_malformed_copy_is_refused_and_its_element_comes_back(hub: Hub):
         hub.desk.world.execute("DELETE FROM psqlmessages_element")
 
 
-def test_an_element_whose_destination_has_its_copy_elsewhere_remembers_that(brief: Hub):
+def test_an_element_records_copies_delivered_to_other_databases(brief: Hub):
     brief.desk.push("x")
     (row,) = brief.reserve()
     brief.deliver([row.lease], [{"of": row.lease, "to": None, "mark": "X/0"}], [row.lease])

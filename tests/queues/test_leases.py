@@ -34,7 +34,7 @@ def test_commit_answers_for_each_of_many_leases_of_several_queues(desk: Desk):
     assert (desk.counts()["commits"], desk.counts("NEW.1")["commits"]) == (3, 1)
 
 
-def test_what_is_not_committed_in_time_comes_back_with_one_more_try(desk: Desk):
+def test_elements_with_an_expired_lease_return_with_one_more_try(desk: Desk):
     desk.push("a", tries=2)
     before = desk.now()
     (row,) = desk.reader.elements("reserve", "GET", "Q")
@@ -99,7 +99,7 @@ def test_a_released_element_is_as_if_never_taken(desk: Desk):
     assert [(row.body, row.tries) for row in desk.reserve(5)] == [("a", 0), ("b", 0)]
 
 
-def test_guessed_leases_settle_nothing(desk: Desk):
+def test_guessed_leases_acknowledge_nothing(desk: Desk):
     for function, given in SETTLES.items():
         assert desk.done(function, *given, f"123456789.{UUID}") == [False]
         assert desk.done(function, *given, []) == []
@@ -130,7 +130,7 @@ def test_a_queue_without_the_right_among_others_settles_none_of_them(desk: Desk)
 @pytest.mark.parametrize(
     ("function", "left"), [("commit", []), ("rollback", ["a 1"]), ("release", ["a 0"])]
 )
-def test_settling_waits_for_locks(desk: Desk, world: World, function: str, left: list[str]):
+def test_acknowledging_waits_for_locks(desk: Desk, world: World, function: str, left: list[str]):
     """As a reader that met it when it was being reserved, and whose transaction goes on."""
     desk.push("a")
     lease = desk.lease()

@@ -67,7 +67,7 @@ def at_most(program: Program, rows: int, what: str) -> Iterator[None]:
         assert read <= rows, f"{what} reads {read} rows of {name}"
 
 
-def test_a_call_reads_little(program: Program):
+def test_a_call_reads_few_rows(program: Program):
     """The tenth time, so that the plans are those that stay."""
     calls: list[tuple[str, tuple[object, ...], int]] = [
         ("push", ("x",), 10), ("push", ("x", None, None, None, None, 0, "k5"), 10),
@@ -85,7 +85,7 @@ def test_a_call_reads_little(program: Program):
 @pytest.mark.parametrize(
     ("function", "given"), [("commit", ()), ("rollback", (None,)), ("release", ())]
 )
-def test_settling_reads_little(program: Program, function: str, given: tuple[object, ...]):
+def test_acknowledging_reads_few_rows(program: Program, function: str, given: tuple[object, ...]):
     leases = [row.lease for row in program.elements("reserve", "W", "Q50", 20)]
     # Once each, and then again and again the last one.
     for lease in leases[:9] + leases[-1:] * 9:
@@ -95,7 +95,7 @@ def test_settling_reads_little(program: Program, function: str, given: tuple[obj
 
 
 @pytest.mark.parametrize("same", [[None] * 10, None], ids=["with all columns", "in brief"])
-def test_delivering_reads_little(program: Program, same: list[None] | None):
+def test_delivering_reads_few_rows(program: Program, same: list[None] | None):
     for _ in range(8):
         ids = [str(row.id) for row in program.elements("take", "W", "Q50", 10)]
         copies = [ids, ["m"] * 10, ["Q51"] * 10, *[same] * 5]
@@ -103,7 +103,7 @@ def test_delivering_reads_little(program: Program, same: list[None] | None):
             program.ok("deliver", "W", "Q50", ids, same and [], *copies)
 
 
-def test_tending_reads_little(full: World, program: Program):
+def test_housekeeping_reads_few_rows(full: World, program: Program):
     del program
     owner = full.owner
     owner.connection.execute("UPDATE psqlmessages_queue SET max_tries = 3")

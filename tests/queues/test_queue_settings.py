@@ -59,7 +59,7 @@ def test_chosen_elements_are_removed_or_moved_unless_they_are_reserved(desk: Des
     assert desk.pop(9) == ["stays"]
 
 
-def test_a_removed_queue_is_gone_with_its_settings_keys_and_counts(desk: Desk):
+def test_removing_a_queue_removes_its_settings_keys_and_counts(desk: Desk):
     first = desk.push("x", key="k")
     desk.pusher.ok("configure_queue", "ADMIN", "Q", 3)
     desk.pusher.ok("pause", "ADMIN", "Q")
@@ -106,7 +106,7 @@ def test_a_push_beside_a_removal_is_never_lost(desk: Desk, world: World, level: 
     assert desk.pop(5) == ["x", "x"]
 
 
-def test_an_open_removal_holds_up_no_push_and_no_reader(desk: Desk, world: World):
+def test_an_open_removal_delays_no_push_and_no_reader(desk: Desk, world: World):
     desk.wait()
     other = world.program("user1")
     other.execute("BEGIN")

@@ -44,7 +44,7 @@ def test_a_stolen_lease_is_of_no_use_to_another_role(desk: Desk):
         assert desk.sizes()["Reserved"] == 1, function
 
 
-def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk):
+def test_an_invalid_name_gets_nothing_though_a_rule_covers_it(desk: Desk):
     desk.world.rules(
         "user1 * Queue * RW 1", "user1 PUT* Queue Q RW 1", "user2 GET* Queue Q R 1",
         "user2 * Queue Q R 1",
@@ -66,7 +66,7 @@ def test_what_is_no_name_gets_nothing_though_a_rule_covers_it(desk: Desk):
 
 
 @pytest.mark.parametrize("max_tries", [None, 3])
-def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | None):
+def test_the_largest_number_of_tries_delays_no_call(desk: Desk, max_tries: int | None):
     desk.limit(max_tries)
     desk.push("bomb", tries=MOST_TRIES)
     desk.push("next")
@@ -78,7 +78,7 @@ def test_the_most_possible_tries_hold_up_nobody(desk: Desk, max_tries: int | Non
     assert desk.done("rollback", None, *(row.lease for row in rows)) == [True, True]
 
 
-def test_the_tables_and_what_concerns_all_queues_are_the_owners_alone(desk: Desk):
+def test_tables_and_functions_for_all_queues_belong_to_the_owner(desk: Desk):
     desk.push("secret", key="k")
     tables = [f"psqlmessages_{name}" for name in ("element", "queue", "elementkey", "queuecount")]
     calls = ("messages._redrive_dead_letters('{1}')", "messages._maintain_queues()")

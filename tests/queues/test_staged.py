@@ -163,7 +163,7 @@ def test_a_body_over_the_limit_is_refused_and_stays_staged(loader: Loader, kind:
     assert loader.left() == 1
 
 
-def test_what_cannot_be_pushed_is_refused_and_a_null_body_is_empty(loader: Loader):
+def test_invalid_rows_are_refused_and_a_null_body_is_empty(loader: Loader):
     assert loader.push(0, 2, loader.stage("fine", ("x", None, None, "k" * 201)))["Err"] == "54"
     assert loader.push(0, 2, loader.stage("fine", ("x", None, "[]", None)))["Err"] == "63"
     assert loader.stored() == []
@@ -223,7 +223,7 @@ def test_a_key_that_was_pushed_before_or_stands_twice_is_pushed_once(loader: Loa
     assert (again["Id"], again["Already"], known < id_) == (id_, 1, True)
 
 
-def test_the_rights_can_be_asked_for_beforehand(loader: Loader):
+def test_rights_can_be_checked_beforehand(loader: Loader):
     nothing = (None, None, None, None)
     calls = (("publish_staged", "LOAD", "T", *nothing), ("push_staged", "LOAD", "Q", *nothing))
     assert [loader.program.call(*each) for each in calls] == [{"Err": "0", "Rows": 0}] * 2
@@ -231,7 +231,7 @@ def test_the_rights_can_be_asked_for_beforehand(loader: Loader):
     assert [loader.program.call(*each)["Err"] for each in calls] == ["3", "3"]
 
 
-def test_what_is_old_is_forgotten(loader: Loader):
+def test_old_batches_are_removed(loader: Loader):
     for query in ("once/1", "named", "once/2", "a year ago"):
         loader.publish(0, 1, loader.stage("x"), query=query)
     old, _ = loader.stage("old", "older"), loader.stage("young")

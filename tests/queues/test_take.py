@@ -12,7 +12,7 @@ from tests.sql.simultaneous import together
 pytestmark = pytest.mark.versions
 
 
-def test_a_popped_element_is_gone_unless_the_pop_is_rolled_back(desk: Desk):
+def test_a_popped_element_is_removed_unless_the_pop_is_rolled_back(desk: Desk):
     desk.push("a", "b", "c")
     assert (desk.pop(), desk.pop(5), desk.pop()) == (["a"], ["b", "c"], [])
     desk.push("d")
@@ -45,7 +45,7 @@ def test_an_element_that_another_transaction_holds_is_passed_over(desk: Desk, wo
         assert desk.pop(5) == ["b"]
 
 
-def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World):
+def test_a_paused_queue_accepts_pushes_and_gives_nothing(desk: Desk, world: World):
     desk.push("a")
     desk.wait()
     with desk.reader.connection.transaction():
@@ -64,7 +64,7 @@ def test_a_paused_queue_gives_nothing_and_takes_pushes(desk: Desk, world: World)
     assert desk.pop(5) == ["a", "b"]
 
 
-def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(desk: Desk):
+def test_drain_removes_available_elements_and_remove_one_that_is_not_reserved(desk: Desk):
     first, second, _, _ = (desk.push(body) for body in ("reserved", "a", "b", "c"))
     desk.lease()
     remove = [("Q", first), ("OTHER", second), ("Q", second), ("Q", second)]
@@ -76,7 +76,7 @@ def test_drain_removes_what_is_available_and_remove_one_that_is_not_reserved(des
     assert desk.sizes()["Total"] == 2
 
 
-def test_sizes_tell_what_there_is(desk: Desk):
+def test_sizes_count_available_delayed_and_reserved_elements(desk: Desk):
     desk.wait()
     assert desk.sizes()["Next"] is None
     desk.push("reserved", "a", "b", "c")

@@ -8,7 +8,7 @@ from tests.queues.conftest import Desk
 from tests.sql.conftest import World
 
 
-def test_who_waits_is_woken_by_a_push_on_a_channel_that_cannot_be_guessed(desk: Desk):
+def test_readers_are_woken_on_a_channel_that_cannot_be_guessed(desk: Desk):
     answer = desk.wait()
     assert (answer["Next"], answer["Paused"]) == (None, False)
     assert 0 < answer["Seconds"] <= 60
@@ -32,7 +32,7 @@ def test_next_tells_when_something_becomes_available(desk: Desk):
     assert 200 < desk.wait()["Next"] <= 300
 
 
-def test_all_that_makes_elements_available_wakes(desk: Desk, world: World):
+def test_everything_that_makes_elements_available_wakes_readers(desk: Desk, world: World):
     acts: dict[str, Callable[[], object]] = {
         "push": lambda: desk.push("x"),
         "push later": lambda: desk.push("x", delay=30.0),
@@ -51,7 +51,7 @@ def test_all_that_makes_elements_available_wakes(desk: Desk, world: World):
         assert "pushed Q" in desk.wakes(waiter), name
 
 
-def test_a_dead_letter_wakes_who_waits_for_dead_letters(desk: Desk, world: World):
+def test_a_dead_letter_wakes_readers_of_the_dead_letter_queue(desk: Desk, world: World):
     desk.limit(1)
     desk.push("a")
     waiter = world.program("user2")
@@ -79,7 +79,7 @@ def test_a_transaction_wakes_once_and_not_when_it_is_rolled_back(desk: Desk):
 
 
 @pytest.mark.parametrize("when", ["while it waits", "after it waited", "while it begins"])
-def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, when: str):
+def test_a_node_that_lost_its_right_gets_no_further_wake_ups(desk: Desk, world: World, when: str):
     world.rules("user2 OTHER Queue Q R 1")
     other = world.program("user2")
     desk.push("makes the queue")
@@ -102,7 +102,7 @@ def test_whose_right_is_taken_away_hears_nothing_more(desk: Desk, world: World, 
     assert (desk.wakes(), desk.wakes(other)) == ([], ["pushed Q"])
 
 
-def test_a_channel_that_somebody_knows_moves_with_the_right(desk: Desk, world: World):
+def test_a_revocation_changes_the_channel(desk: Desk, world: World):
     channels = "SELECT array_agg(q ORDER BY name) FROM psqlmessages_queue AS q"
     desk.push("x")
     desk.wait(queue="NEW.1")
@@ -135,7 +135,7 @@ def test_a_group_role_that_is_revoked_takes_the_channel_away(desk: Desk, world: 
         superuser.execute("DROP ROLE pickers")
 
 
-def test_waiting_holds_up_no_push_and_no_other_who_waits(desk: Desk, world: World):
+def test_waiting_delays_no_push_and_no_other_reader(desk: Desk, world: World):
     other = world.program("user2")
     desk.push("before")
     with desk.reader.connection.transaction():

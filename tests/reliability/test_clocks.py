@@ -255,7 +255,7 @@ def wrong(clock: FalseClock, own_world: World) -> World:
     return own_world
 
 
-def test_work_goes_on_and_crashes_are_told_once(wrong: World, clock: FalseClock):
+def test_work_continues_and_crashes_are_reported_once(wrong: World, clock: FalseClock):
     jumps, times = JUMPS if size(0, 1) else FEW, 0
     with (
         Workload(wrong, *LOSSLESS, "live messages of Node", **LIMITS) as work,

@@ -123,7 +123,7 @@ WAYS: dict[str, tuple[Callable[[Node, list[str]], object], Callable[[World], lis
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, way: str):
+def test_a_refused_call_changes_nothing_and_keeps_earlier_commits(writing: Writing, way: str):
     act, stored = WAYS[way]
     reader = writing.world.program("user2")
     reader.read("B", "T")
@@ -155,7 +155,7 @@ def test_a_call_is_refused_whole_and_what_was_committed_stays(writing: Writing, 
         assert "Check free disk space" in str(fault)
 
 
-def test_what_removes_goes_on_while_the_disk_is_full(writing: Writing):
+def test_removals_work_while_the_disk_is_full(writing: Writing):
     world = writing.world
     reader = world.program("user2")
     reader.read("B", "T")

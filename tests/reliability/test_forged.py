@@ -98,7 +98,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World,
     assert grown < 60
 
 
-def test_a_forged_call_is_answered_to_nobody(world: World, node: Node):
+def test_a_forged_call_gets_no_answer(world: World, node: Node):
     forge(
         world.program("hostile"), node,
         type="Rpc", size=1, to="NODE1", id=1, token=f"{'0' * 32} 60 t", **{"from": "NODE2"},
@@ -108,7 +108,7 @@ def test_a_forged_call_is_answered_to_nobody(world: World, node: Node):
         node.reply(message, "an answer")
 
 
-def test_what_only_the_client_tells_is_not_believed(world: World, node: Node):
+def test_settings_of_the_client_are_not_trusted(world: World, node: Node):
     hostile = world.program("hostile")
     for event in ("reconnected", "connection_lost"):
         forge(hostile, node, type="Sys", evt=event)

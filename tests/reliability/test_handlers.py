@@ -231,7 +231,7 @@ def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
 @pytest.mark.parametrize(
     "how", ["pop", pytest.param("reserve and commit", marks=pytest.mark.nightly)]
 )
-def test_what_is_taken_in_serializable_transactions_has_one_effect(shop: World, how: str):
+def test_elements_taken_in_serializable_transactions_have_one_effect(shop: World, how: str):
     bodies = [str(number) for number in range(size(40, 600))]
     push_many("WORK", bodies)
     Group.objects.create(name="count 0")

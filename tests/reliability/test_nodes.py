@@ -89,7 +89,7 @@ def count_shown_nodes(world: World) -> int:
 @pytest.mark.parametrize(
     "kinds", [pytest.param(k, marks=[pytest.mark.nightly] * (k != "all")) for k in LISTENERS]
 )
-def test_a_crash_is_told_once_to_each_that_may_hear_of_it(ruled: World, kinds: str):
+def test_a_crash_is_reported_once_to_each_permitted_node(ruled: World, kinds: str):
     rounds, slowest, left = size(1, 10), 0.0, 0
     stranger, idents = ruled.node("user3", "STRANGER"), idents_of(PROCESSES)
     with NodeSpawner(ruled.server.url("user1")) as spawner, watching(ruled, kinds) as listeners:
@@ -142,7 +142,7 @@ def test_a_name_is_free_although_the_former_connection_ends_a_moment_later(ruled
         end.join()
 
 
-def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World):
+def test_handler_workers_detect_crashes_and_report_their_own(ruled: World):
     process = start(ruled.server, "psqlmessages", "run", "worker")
     try:
         assert "listens to ORDERS" in process.stderr.readline()
@@ -167,7 +167,7 @@ def test_a_process_of_handlers_finds_crashes_and_its_own_is_told(ruled: World):
     assert max(found, seconds) < BOUND_SECONDS
 
 
-def test_where_nobody_is_left_the_next_that_comes_tells(ruled: World):
+def test_without_connected_nodes_the_next_one_reports_the_crash(ruled: World):
     number = size(6, 50)
     processes = [(("node", "async")[n % 2], f"v{n}") for n in range(number)]
     with NodeSpawner(ruled.server.url("user1")) as spawner, ruled.owner.connection.transaction():

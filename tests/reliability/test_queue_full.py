@@ -164,7 +164,7 @@ def test_in_sql_the_commit_fails_and_all_that_belongs_to_it(world: World, sender
     assert (refused, half_done) == (2 * tries * len(CALLS), 0)
 
 
-def test_a_push_that_wakes_nobody_and_reading_go_on(world: World, sender: Program):
+def test_pushes_and_reads_continue_without_waiting_readers(world: World, sender: Program):
     number = size(20, 500)
     bodies = [str(body) for body in range(number)]
     sender.ok("publish_many", "SENDER", "T", bodies)
@@ -207,7 +207,7 @@ def test_housekeeping_at_a_commit_fails_no_commit_while_it_is_full(world: World,
     world.superuser().connection.execute("REVOKE team FROM user2")
 
 
-def test_nodes_and_buses_say_what_is_wrong_and_stay_connected(world: World):
+def test_nodes_and_buses_report_errors_and_stay_connected(world: World):
     sends = size(20, 500)
     with (
         Node("SENDER", world.server.url("user1"), options=QUICK) as node,

@@ -172,7 +172,7 @@ def test_a_crowd_goes_on_while_functions_are_replaced_removed_and_made_again(
     assert work.has_reported_gap or not missed
 
 
-def test_what_calls_wait_for_is_locked_at_first(own_world: World, database: BaseDatabaseWrapper):
+def test_locks_that_calls_wait_for_are_taken_first(own_world: World, database: BaseDatabaseWrapper):
     """What is locked later, while calls that hold it wait for the rest, ends in a deadlock."""
     later: dict[tuple[str, str], set[str]] = {}
     for (name, (which, act)), (kind, modes) in product(ACTS.items(), MODES.items()):

@@ -35,7 +35,7 @@ def status_of(site: Site, token: str) -> int:
     return Caller(site, {"Authorization": f"Bearer {token}".encode()}).call("GET", "q").status
 
 
-def test_nobody_calls_without_a_session_or_token(site: Site, rest: World):
+def test_calls_need_a_session_or_token(site: Site, rest: World):
     nobody = Caller(site, {})
     for method, path in (
         ("GET", "q"), ("GET", at("orders")), ("POST", at("orders")), ("GET", "x"),
@@ -63,7 +63,7 @@ def test_a_token_ends_with_its_time_its_password_and_its_user(site: Site, rest: 
         assert status_of(site, token) == 401
 
 
-def test_by_session_what_changes_or_takes_needs_the_csrf_header(page: Callable[..., Caller]):
+def test_changes_by_session_need_the_csrf_header(page: Callable[..., Caller]):
     good, bare = page("wanda", "worker"), page("wanda", csrf="")
     wrong = page("wanda", csrf=_get_new_csrf_string())
     assert good.push("orders", b"kept").status == 201
@@ -82,7 +82,7 @@ def test_by_session_what_changes_or_takes_needs_the_csrf_header(page: Callable[.
     assert good.call("POST", at("orders"), b"x", evil).status == 403
 
 
-def test_a_user_acts_as_nobody_else_and_says_which_of_several(
+def test_a_user_acts_only_as_its_own_nodes_and_names_one_of_several(
     site: Site, caller: Callable[..., Caller]
 ):
     wanda = caller("wanda", "worker")
@@ -109,7 +109,7 @@ def test_a_user_acts_as_nobody_else_and_says_which_of_several(
     assert mara.push("orders").status == 201
 
 
-def test_who_may_not_be_here_any_more_waits_no_longer(
+def test_a_user_who_lost_access_stops_waiting(
     site: Site, worker: Caller, caller: Callable[..., Caller], page: Callable[..., Caller]
 ):
     sara, petra, paul = caller("sara", "worker"), caller("petra", "worker"), page("paul", "worker")

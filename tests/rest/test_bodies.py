@@ -64,7 +64,7 @@ def test_headers_too_long_for_a_client_are_not_sent_and_that_is_said():
     assert len(shown) == 40
 
 
-def test_what_is_malformed_is_refused():
+def test_malformed_bodies_are_refused():
     for content_type in ("text", "a/b\r\nc: d", "a/b; \x7f", "/", "é/x"):
         with pytest.raises(ApiError):
             bodies.parse_request(b"", content_type, {})

@@ -67,7 +67,7 @@ def test_waiting_readers_cost_little_in_turn(site: Site, worker: Caller, rest: W
     asyncio.run(scenario())
 
 
-def test_readers_who_go_away_give_up_their_places_and_swallow_nothing(site: Site, worker: Caller):
+def test_disconnected_readers_lose_their_place_and_take_no_element(site: Site, worker: Caller):
     async def scenario() -> None:
         async with AsyncExitStack() as until:
             for number in range(20):
@@ -139,7 +139,7 @@ def test_a_push_for_a_thousand_readers_is_cheap(rest: World, monkeypatch):
     asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_who_goes_in_the_moment_of_being_served_gives_the_element_back(rest: World):
+def test_a_reader_that_disconnects_when_served_returns_the_element(rest: World):
     rest.owner.ok("push", "worker", "orders", "x")
 
     async def scenario() -> None:

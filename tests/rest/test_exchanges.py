@@ -83,7 +83,7 @@ def test_it_starts_stopped_or_running_is_replaced_if_asked_and_deleted(staff: Ca
         assert staff.call(*call.split()).status == 404
 
 
-def test_all_that_is_wrong_is_told_with_its_place_and_nothing_is_stored(staff: Caller):
+def test_all_errors_are_reported_with_their_places_and_nothing_is_stored(staff: Caller):
     wrong = {
         "consumer": {"parallel": 17, "wsize": 0}, "src": {"ns": "nowhere", "queue": "orders*"},
         "dst": [{"ns": "default", "queue": "eu", "selector": "msg.("}], "unknown": 1,

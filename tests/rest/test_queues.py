@@ -23,7 +23,7 @@ HOSTILE = '{"content-type": "a\\r\\nx: y", "n": 1e400, "b\\r\\nc": "d", "e": "f\
 # Pushing and taking
 
 
-def test_what_is_pushed_comes_out_with_its_type_and_is_gone(worker: Caller):
+def test_a_pushed_body_is_returned_once_with_its_type(worker: Caller):
     pushed = worker.push("orders", b'{"n": 1}', "application/json")
     assert (pushed.status, pushed.json["already"]) == (201, False)
     taken = worker.take("orders")
@@ -61,7 +61,7 @@ def test_invalid_json_is_refused_and_nothing_is_pushed(worker: Caller):
     assert worker.call("GET", at("orders", "status")).json["puts"] == 0
 
 
-def test_what_others_pushed_can_be_taken_whatever_it_is(worker: Caller, rest: World):
+def test_elements_of_any_type_can_be_taken(worker: Caller, rest: World):
     plain = "text/plain; charset=utf-8"
     for body, enc, headers, content_type in (
         ('{"a":1}', "json", "{}", "application/json"),
@@ -255,7 +255,7 @@ def test_readers_wait_while_a_queue_is_paused_until_their_rule_ends(worker: Call
 # What is there
 
 
-def test_namespaces_and_queues_are_listed_with_what_was_counted(worker: Caller):
+def test_namespaces_and_queues_are_listed_with_their_counts(worker: Caller):
     assert worker.call("GET", "q").json == {"namespaces": ["default"]}
     for name in ("orders.a", "orders.b", "orders.c"):
         worker.push(name)
@@ -283,7 +283,7 @@ def test_names_of_queues_that_no_rule_gives_are_not_where_to_go_on(worker: Calle
     assert worker.call("GET", at("secret", "status")).status == 403
 
 
-def test_what_is_not_there_is_404(worker: Caller):
+def test_missing_objects_are_404(worker: Caller):
     # Its status before the first push is the status after it, without the push.
     unused = worker.call("GET", at("orders.unused", "status")).json
     assert worker.take("orders.unused").status == 504

@@ -4,7 +4,7 @@ from tests.rest.callers import Caller
 from tests.sql.conftest import World
 
 
-def test_a_message_reaches_who_listens(worker: Caller, rest: World):
+def test_a_message_reaches_listeners(worker: Caller, rest: World):
     rest.rules("user2 LISTENER Topic ROOM R 60")
     listener = rest.node("user2", "LISTENER", listen="ROOM")
     listener.payloads()
@@ -18,7 +18,7 @@ def test_a_message_reaches_who_listens(worker: Caller, rest: World):
     assert worker.call("POST", "topics/ROOM", b"x").json == {"heard": False}
 
 
-def test_what_no_rule_gives_is_refused(worker: Caller, rest: World):
+def test_calls_without_a_rule_are_refused(worker: Caller, rest: World):
     rest.rules("user2 LISTENER Topic SECRET R 60")
     rest.node("user2", "LISTENER").ok("topic_listen", "SECRET")
     for method, body in (("GET", None), ("POST", b"x")):

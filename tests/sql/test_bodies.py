@@ -114,7 +114,7 @@ def test_an_altered_key_finds_nothing(pair: Pair, payload: str):
         assert (line["Err"], body) == ("13", None), name
 
 
-def test_an_expired_body_is_told_apart_even_when_removed(world: World):
+def test_an_expired_body_differs_from_an_unknown_one_even_when_removed(world: World):
     world.rules("user1 QUICK Topic Q RW 1")
     quick = world.node("user1", "QUICK", listen="Q", notify="Q")
     quick.ok("topic_send", "Q", LONG)
@@ -209,7 +209,7 @@ def test_every_evaluation_empties_a_table_of_expired_bodies(world: World, pair: 
         world.execute("TRUNCATE psqlmessages_body")
 
 
-def test_an_open_reader_delays_removal_and_blocks_nobody(world: World, pair: Pair):
+def test_an_open_reader_delays_removal_and_blocks_no_call(world: World, pair: Pair):
     sender, listener = pair
     listener.execute("BEGIN")
     # Without a reader, the next housekeeping of any session empties this table.

@@ -32,7 +32,7 @@ def channels(world: World) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["two evaluate", "one comes back"])
-def test_a_crash_is_told_once(world: World, watcher: Program, nodes: Pair, is_back: bool):
+def test_a_crash_is_reported_once(world: World, watcher: Program, nodes: Pair, is_back: bool):
     world.rules("user3 VICTIM Topic T RW 5")
     events = ["topic_unlisten VICTIM T", "topic_none_listen T", "crash VICTIM"]
     for _ in ROUNDS:

@@ -33,7 +33,7 @@ def session_of(world: World, ident: str) -> int:
     return world.owner.query("SELECT session_id FROM psqlmessages_client WHERE ident = %s", ident)
 
 
-def test_a_crash_is_told_once_to_each_authorised_node_only(world: World, nodes: Nodes):
+def test_a_crash_is_reported_once_to_authorised_nodes_only(world: World, nodes: Nodes):
     world.rules("user2 NODE4 Topic MYTOPIC R 10")
     nodes["NODE2"].ok("init", "NODE4")
     world.forget()
@@ -73,7 +73,7 @@ def test_a_killed_node_can_return_by_any_role(world: World, nodes: Nodes, role: 
     assert "Already" not in returned.ok("topic_listen", "MYTOPIC")
 
 
-def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World):
+def test_each_node_of_a_killed_session_is_reported_by_its_own_rules(world: World):
     world.rules(
         "user1 ONE Topic RED R 10", "user1 TWO Topic RED R 10", "user1 TWO Topic BLUE R 10",
         "user1 SKY Topic BLUE R 10", "user1 ZERO Rpc ASKED W 10",
@@ -99,7 +99,7 @@ def test_each_node_of_a_killed_session_is_told_of_by_its_own_rules(world: World)
 
 
 @pytest.mark.parametrize("end", ["DISCARD ALL", "SELECT pg_advisory_unlock_all()"])
-def test_discarding_or_unlocking_all_is_a_crash_and_init_mends_it(nodes: Nodes, end: str):
+def test_discard_all_and_unlock_all_are_crashes_that_init_repairs(nodes: Nodes, end: str):
     node = nodes["NODE2"]
     node.execute(end)
     node.ok("init", "NODE2")
@@ -134,7 +134,7 @@ def test_reset_all_is_no_crash_and_deinit_and_init_work_again_and_again(nodes: N
     assert (len(channels), node.query(locks), listening) == (5, 1, 1)
 
 
-def test_what_is_rolled_back_leaves_the_node_as_it_was(world: World, nodes: Nodes):
+def test_a_rollback_leaves_the_node_unchanged(world: World, nodes: Nodes):
     with nodes["NODE2"].connection.transaction(force_rollback=True):
         nodes["NODE2"].ok("deinit", "NODE2")
     nodes["NODE1"].ok("evaluate")
@@ -251,7 +251,7 @@ def pause(world: World) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pause")
-def test_who_loses_its_right_while_a_crash_is_told_hears_no_more(world: World):
+def test_a_node_that_loses_its_right_gets_no_further_crash_events(world: World):
     world.rules(
         "user1 D1 Topic T R 10", "user1 D2 Topic T R 10", "user2 STAYS Topic T R 10",
         "user3 LOSES Topic T R 10", "user3 LOSES Topic OTHER R 10",

@@ -40,7 +40,7 @@ def allow(program: Program, *rules: tuple[str, str, str]) -> None:
     )
 
 
-def test_patterns_mean_all_names_that_begin_so_and_no_other(programs: Pair):
+def test_patterns_match_the_names_with_their_prefix_only(programs: Pair):
     gateway, subject = programs
     allow(gateway, ("SUBJECT", "T", "RW"), ("P*", "T", "R"))
     allow(gateway, *((name, "OTHER", "R") for name in BEGIN_ELSE))

@@ -64,7 +64,7 @@ def active(stage: Stage) -> Stage:
     return stage
 
 
-def test_a_life_is_told_to_who_shares_a_topic_or_has_an_rpc_rule_either_way(stage: Stage):
+def test_nodes_with_a_shared_topic_or_rpc_rule_see_each_other_connect_and_leave(stage: Stage):
     subject, second = stage.subject, stage.others["SECOND"]
     channel = subject.ok("init", "SUBJECT")["Channel"]
     assert stage.heard() == told(RELATED, "connect SUBJECT")
@@ -123,7 +123,7 @@ def test_a_node_hears_of_another_where_their_rules_meet(world: World):
     assert not wrong
 
 
-def test_what_changes_nothing_is_told_to_nobody(active: Stage):
+def test_a_change_without_effect_sends_no_event(active: Stage):
     active.world.rules("user1 ALL* Topic SHARED RW 10", "team ALL* Topic SHARED O 10")
     fresh = active.world.node("user3", "ALL2"), active.world.node("user1", "ALL1")
     active.world.forget()
@@ -144,12 +144,12 @@ def test_what_changes_nothing_is_told_to_nobody(active: Stage):
     assert {header["Type"] for header in active.subject.headers()} == {"Topic"}
 
 
-def test_an_end_of_listening_and_sending_is_told_before_that_of_the_node(active: Stage):
+def test_events_for_topics_come_before_the_event_for_the_node(active: Stage):
     active.subject.ok("deinit", "SUBJECT")
     assert active.others["SHARER"].events() == [*END_OF_ALL, "disconnect SUBJECT"]
 
 
-def test_a_crash_is_told_once_and_each_none_after_its_own_end(stage: Stage):
+def test_a_crash_is_reported_once_and_never_to_an_ended_node(stage: Stage):
     world, subject, topics = stage.world, stage.subject, [f"SHARED{number}" for number in range(5)]
     world.rules("user1 SUBJECT Topic SHARED* RW 10", "user2 SHARER Topic SHARED* RW 10")
     subject.ok("init", "SUBJECT")

@@ -64,7 +64,7 @@ def listeners(world: World) -> list[Program]:
         ("SELECT FROM psqlmessages_topic WHERE name = 'T' FOR UPDATE", "BC"),
     ],
 )
-def test_what_is_locked_is_told_later_and_other_crashes_at_once(
+def test_crashes_with_locked_rows_are_reported_later_than_others(
     world: World, listeners: list[Program], call: tuple[str, ...], act: str, later: str
 ):
     told, *dying = listeners
@@ -112,7 +112,7 @@ def test_the_end_of_a_topic_holds_up_no_commit_while_memberships_are_locked(worl
     assert not world.owner.query(is_there)
 
 
-def test_what_is_locked_holds_up_the_care_of_nothing_else(world: World):
+def test_a_locked_row_delays_no_other_housekeeping(world: World):
     caller(world).ok(*PUSH)
     for locked, put_off, tended in (
         ("elementkey", "queues", "stream"), ("streammessage", "stream", "queues"),
@@ -165,7 +165,7 @@ def test_the_channel_of_a_queue_that_is_being_paused_moves_when_that_is_over(wor
     assert waiting.payloads() == []
 
 
-def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World):
+def test_a_node_without_rights_cannot_block_the_saving_of_rules(world: World):
     caller(world).ok(*PUSH)
     hostile = world.program("hostile")
     hostile.execute("BEGIN")
@@ -178,7 +178,7 @@ def test_who_may_not_use_a_name_cannot_hold_up_the_saving_of_rules(world: World)
     world.rules("user1 A Topic NEW R 5")
 
 
-def test_a_deadlock_of_what_a_commit_looks_after_does_not_fail_it(world: World):
+def test_a_deadlock_in_housekeeping_does_not_fail_the_commit(world: World):
     caller(world).ok(*PUSH)
     committing, holder = world.superuser(), world.program()
     committing.execute("SET deadlock_timeout = '1ms'")
@@ -205,7 +205,7 @@ PUSH_TO_EVALUATE = """
 """
 
 
-def test_who_prepared_a_transaction_goes_on_before_that_has_ended(world: World):
+def test_a_session_continues_before_its_prepared_transaction_ends(world: World):
     program = caller(world)
     program.ok(*PUSH)
     program.execute("BEGIN")

@@ -120,7 +120,7 @@ def test_the_login_counts_not_a_functions_owner(nodes: dict[str, Program], world
         owner.execute("DROP SCHEMA borrowed CASCADE")
 
 
-def test_who_logged_in_counts_and_not_the_role_that_was_set(spec_world: World):
+def test_rights_are_those_of_the_session_user_not_of_set_role(spec_world: World):
     spec_world.rules("team GROUPNODE Topic MYTOPIC RW 5")
     node = spec_world.node("user3", "NODE3")
     node.execute("SET ROLE team")
@@ -165,7 +165,7 @@ def test_a_channel_holds_over_100_random_bits(world: World):
     )
 
 
-def test_whoever_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Program]):
+def test_any_role_that_knows_a_channel_can_notify_it_as_documented(nodes: dict[str, Program]):
     channel = nodes["NODE2"].ok("init", "NODE2")["Channel"]
     forged = '{"Type":"Topic","From":"NODE1","To":"MYTOPIC","Size":1}\nx'
     nodes["hostile"].query("SELECT pg_notify(%s, %s)", channel, forged)

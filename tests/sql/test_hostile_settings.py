@@ -247,7 +247,7 @@ CALLERS = [
 ]  # fmt: skip
 
 
-def test_a_callers_settings_do_not_change_what_is_sent(world: World, nodes: Pair):
+def test_settings_of_the_caller_do_not_change_the_message(world: World, nodes: Pair):
     world.rules("user1 NODE1 Topic NEW RW 5")
     for setting in CALLERS:
         nodes[1].payloads()

@@ -73,7 +73,7 @@ def test_patterns_see_later_topics(market: World, sender: Program, listener: Pro
     assert eye.bodies() == BEGIN_SO
 
 
-def test_a_message_arrives_once_at_who_observes_it_twice(market: World, sender: Program):
+def test_a_message_arrives_once_though_observed_twice(market: World, sender: Program):
     market.rules("user3 EYE2 Topic P* O 10", "user3 EYE2 Topic PRICES R 10")
     eye = market.node("user3", "EYE", observe="P* PRICES PRI*")
     eye.ok("init", "EYE2")
@@ -138,7 +138,7 @@ def test_only_the_observer_hears_of_its_loss(market: World, listener: Program, e
     assert listener.events() == []
 
 
-def test_only_what_a_rule_with_mode_o_covers_is_observed(sender: Program, eye: Program):
+def test_observing_needs_a_rule_of_mode_o(sender: Program, eye: Program):
     cases = [
         (eye, "*", 2), (eye, "O*", 2), (eye, "ORDERS*", 2), (eye, "Q", 9), (eye, "PNEW", 9),
         (sender, "PRICES", 3), (sender, "P*", 3), (sender, "PR*", 3), (sender, "*", 2),
@@ -173,7 +173,7 @@ def test_an_event_names_up_to_20_nodes_and_audience_names_more(world: World, num
     assert answers == [{"Err": "0", "Nodes": idents}] * 2
 
 
-def test_a_rule_by_pattern_lets_all_nodes_hear_that_begin_so_and_no_other(world: World):
+def test_a_pattern_rule_covers_the_nodes_with_its_prefix_only(world: World):
     world.rules("user1 SUBJECT Topic T RW 10", "user2 P* Topic T R 10")
     for name in BEGIN_ELSE:
         world.rule("user2", name, "Topic", "OTHER", "R", 10)

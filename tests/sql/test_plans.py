@@ -135,13 +135,13 @@ CALLS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]} {len(str(call))}")
-def test_no_hot_call_reads_a_big_table_whole(nodes: Pair, call: tuple[Any, ...]):
+def test_no_frequent_call_scans_a_large_table(nodes: Pair, call: tuple[Any, ...]):
     # From the sixth run on PostgreSQL may choose a generic plan.
     for _ in range(RUNS):
         assert_reads_little(nodes[0], *call)
 
 
-def test_neither_an_answer_nor_a_kept_body_reads_a_big_table_whole(nodes: Pair):
+def test_answers_and_stored_bodies_scan_no_large_table(nodes: Pair):
     hot, cold = nodes
     for call in ("rpc", "COLD", "TOKEN", "x" * 9000), ("topic_send", "HOT", "x" * 9000, "TOKEN"):
         hot.ok(*call)

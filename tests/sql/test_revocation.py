@@ -168,7 +168,7 @@ SAVES = (
 
 
 @pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
-def test_a_right_that_is_taken_is_gone_whatever_stays_open(world: World, trick: Trick):
+def test_a_revoked_right_ends_despite_open_transactions(world: World, trick: Trick):
     scene = Scene(world)
     with contextmanager(trick)(scene):
         for save in SAVES[-size(2, 3) :]:
@@ -236,7 +236,7 @@ def test_a_call_that_lost_its_right_waiting_is_refused(world: World, call: tuple
     world.execute("DELETE FROM messages.staged")
 
 
-def test_what_a_group_gave_is_gone_whoever_sits_in_an_evaluation(world: World):
+def test_rights_of_a_left_group_end_despite_an_open_evaluation(world: World):
     superuser = world.superuser()
     superuser.execute("GRANT team TO user2")
     try:

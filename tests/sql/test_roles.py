@@ -32,7 +32,7 @@ def member(world: World) -> Iterator[Program]:
     superuser.execute("REVOKE team FROM user1")
 
 
-def test_a_member_may_what_its_group_may_until_revoked(world: World, member: Program):
+def test_a_member_has_the_rights_of_its_group_until_revoked(world: World, member: Program):
     member.ok("topic_listen", "T")
     member.ok("topic_notify", "T")
     member.ok("topic_send", "T", "x")
@@ -51,7 +51,7 @@ def test_a_member_may_what_its_group_may_until_revoked(world: World, member: Pro
     member.ok("init", "M")
 
 
-def test_a_revoked_member_keeps_what_its_own_rules_allow(world: World, member: Program):
+def test_a_revoked_member_keeps_the_rights_of_its_own_rules(world: World, member: Program):
     world.rules("user1 M Topic T R 5", "user1 M Topic U RW 5", "team M Topic U RW 50")
     for kind, topic in product(("listen", "notify"), "TU"):
         member.ok(f"topic_{kind}", topic)
@@ -66,7 +66,7 @@ def test_a_revoked_member_keeps_what_its_own_rules_allow(world: World, member: P
 
 
 @pytest.mark.parametrize(("gain", "group", "loss"), LOSSES)
-def test_who_inherits_no_right_of_a_group_any_more_is_disconnected_and_may_nothing(
+def test_a_role_that_lost_its_inherited_rights_is_disconnected(
     world: World, new_role: Callable[[str], Program], gain: str, group: str, loss: str
 ):
     program, superuser = new_role("member"), world.superuser()
@@ -94,7 +94,7 @@ def test_who_inherits_no_right_of_a_group_any_more_is_disconnected_and_may_nothi
             superuser.execute("ALTER ROLE company RENAME TO middle")
 
 
-def test_a_dropped_role_harms_nobody(world: World, new_role: Callable[[str], Program]):
+def test_a_dropped_role_affects_no_other_role(world: World, new_role: Callable[[str], Program]):
     world.rules(
         "dropped D Topic T RW 5", "team D Topic T RW 5", "dropped E Topic T RW 5",
         "user1 A Topic T RW 5", "team * Topic * RW 5",

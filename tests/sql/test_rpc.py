@@ -114,7 +114,7 @@ def test_any_body_and_any_token_come_back_as_they_are_in_order(cast: Cast):
         assert cast.answers() == [("CALLEE", own, "answer")] * 2
 
 
-def test_listeners_of_a_topic_may_answer_what_was_asked_of_it(cast: Cast):
+def test_listeners_may_answer_calls_to_their_topic(cast: Cast):
     eye = cast.world.node("user3", "EYE", observe="T")
     token = cast.call()
     assert eye.headers()[-1]["Token"] == token
@@ -207,7 +207,7 @@ def test_after_the_end_of_the_asker_its_tokens_are_over_even_when_it_is_back(cas
         assert cast.answers() == []
 
 
-def test_who_was_killed_a_moment_ago_is_not_connected(cast: Cast):
+def test_a_node_that_was_just_killed_is_not_connected(cast: Cast):
     cast.asker.ok("evaluate")
     cast.world.kill(cast.callee)
     refused = cast.asker.error("rpc", "CALLEE", "TOKEN", "x")
@@ -298,7 +298,7 @@ def test_a_secret_is_256_random_bits(world: World):
     assert all(len(set(values)) > 8 for values in list(zip(*keys, strict=True))[:32])
 
 
-def test_a_new_secret_as_documented_refuses_what_was_on_the_way(cast: Cast):
+def test_a_new_secret_as_documented_refuses_pending_answers(cast: Cast):
     former = cast.question()
     found = NEW_SECRET.search(SECURE.read_text())
     assert found is not None

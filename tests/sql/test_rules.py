@@ -38,7 +38,7 @@ def make_nodes(world: World) -> Nodes:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_who_lost_its_right_to_a_topic_is_out_of_it_and_told(world: World, loss: str):
+def test_a_node_that_lost_its_right_leaves_the_topic_and_gets_an_event(world: World, loss: str):
     for ident, mode in zip("ABO", "RWR", strict=True):
         world.begin()
         nodes = make_nodes(world)
@@ -85,7 +85,7 @@ def test_truncate_disconnects_everybody(world: World, nodes: Nodes):
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
 
 
-def test_who_keeps_its_right_by_other_rules_notices_nothing(world: World, nodes: Nodes):
+def test_a_node_that_keeps_its_right_by_other_rules_is_unaffected(world: World, nodes: Nodes):
     world.rules("no_such_role * Topic * RW 5", "no_such_role A Rpc T W 5", "user1 X Topic U R 5")
     with world.owner.connection.transaction(force_rollback=True):
         world.execute("DELETE FROM messages.auth WHERE ident = 'B'")

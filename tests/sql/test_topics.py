@@ -20,7 +20,7 @@ def people(program: Program, function: str, topic: str) -> tuple[list[str], list
     return answer["Notifiers"], answer["Listeners"]
 
 
-def test_beginning_and_ending_twice_say_already_the_second_time(world: World):
+def test_repeated_begins_and_ends_answer_already(world: World):
     world.rules("user3 NODE Topic T RW 10", "team NODE Topic T O 10")
     node = world.node("user3", "NODE")
     for kind in "notify", "listen", "observe":
@@ -63,7 +63,7 @@ def test_a_pattern_rule_makes_a_topic_when_listened_or_notified(world: World):
     assert topics(world) == ["NAMED", "PLAIN", "PLANE"]
 
 
-def test_a_pattern_means_all_that_begins_so_letter_by_letter(world: World):
+def test_a_pattern_matches_names_by_their_exact_prefix(world: World):
     world.rules("user1 NODE Topic KEPT R 10")
     node, wrong = world.node("user1", "NODE"), []
     for pattern, topic, number in (
@@ -100,7 +100,7 @@ def test_several_rules_add_up_to_the_union_of_modes_and_the_longest_timeout(worl
     assert node.headers()[0]["Token"].split()[1:] == ["77", "TOKEN"]
 
 
-def test_a_message_reaches_all_who_listen_and_nobody_else(spec_world: World):
+def test_a_message_reaches_all_listeners_and_no_other_node(spec_world: World):
     one, two, three = (spec_world.node(f"user{n}", f"NODE{n}") for n in (1, 2, 3))
     one.ok("topic_notify", "MYTOPIC")
     assert one.error("topic_send", "MYTOPIC", "x") == (10, "cannot listeners for Topic MYTOPIC")
@@ -129,7 +129,7 @@ def test_leaving_a_topic_ends_its_messages_alone(world: World):
     assert leaving.bodies() == ["ELSE"]
 
 
-def test_who_only_listens_sends_nothing(world: World):
+def test_a_listener_sends_nothing(world: World):
     world.rules("user1 EAR Topic R R 5", "user1 EAR Topic RW RW 5", "user2 OTHER Topic R* R 5")
     ear, other = world.node("user1", "EAR"), world.node("user2", "OTHER")
     for topic, number in ("R", 3), ("RW", 21):

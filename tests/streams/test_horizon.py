@@ -27,7 +27,7 @@ def test_a_lower_id_that_commits_later_is_not_passed_over(stream: Stream, before
     assert stream.got() == ["late", "later", "early"]
 
 
-def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Stream):
+def test_ended_transactions_delay_no_later_call(stream: Stream):
     stream.got()
     with stream.late("never", end="ROLLBACK"):
         stream.publish("after a rollback")
@@ -47,7 +47,7 @@ def test_what_was_rolled_back_or_killed_holds_up_nobody_after_that(stream: Strea
     assert stream.got() == ["after a kill"]
 
 
-def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream):
+def test_a_transaction_on_other_topics_delays_no_reader(stream: Stream):
     stream.publish("x", topic="NEW.1")
     # Of its class of locks, see `_publish_lock_class`.
     stream.execute(
@@ -67,7 +67,7 @@ def test_a_transaction_on_other_topics_holds_nobody_back(stream: Stream):
     stream.execute("ROLLBACK")
 
 
-def test_a_new_subscription_gets_what_open_publishers_commit(stream: Stream):
+def test_a_new_subscription_gets_later_commits_of_open_publishers(stream: Stream):
     with stream.late("late") as late:
         assert stream.got() == []
         late.ok("publish", "PUB", "T", "later")
@@ -138,7 +138,7 @@ def take(program: Program, mode: str, lock_class: int, first: int, last: int) ->
 
 
 @pytest.mark.parametrize("mode", ["", "_shared"])
-def test_hostile_locks_stop_nobody_and_no_message_is_lost(stream: Stream, mode: str):
+def test_hostile_locks_block_no_call_and_lose_no_message(stream: Stream, mode: str):
     lock_class = stream.query(
         "SELECT messages._publish_lock_class(id) FROM psqlmessages_topic WHERE name = 'T'"
     )
@@ -204,7 +204,7 @@ def test_a_mark_that_outlives_its_savepoint_is_not_believed(stream: Stream):
     assert stream.publisher.query("SELECT current_setting('messages.publishing')") == ""
 
 
-def test_the_locks_of_a_publisher_hold_nobody_back_in_the_hands_of_another(stream: Stream):
+def test_the_locks_of_a_publisher_taken_by_another_delay_no_reader(stream: Stream):
     """Who may publish something else copies all locks that it sees."""
     stream.got()
     publishing = stream.world.program("user1")

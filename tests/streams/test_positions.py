@@ -55,7 +55,7 @@ def test_at_most_so_many_messages_lie_after_the_positions(stream: Stream):
         assert reached == ids[2 * min(max_rows, 2)]
 
 
-def test_a_pattern_means_what_the_node_may_read(stream: Stream):
+def test_a_pattern_selects_the_topics_that_the_node_may_read(stream: Stream):
     stream.world.rules(
         "user1 PUB Topic TT W 10", "user1 PUB Topic TU W 10", "user2 SUB Topic TU R 10",
         "user2 SUB2 Topic TT R 10", "user3 SUB Topic TT R 10", "user2 SUB Topic TT W 10",
@@ -66,7 +66,7 @@ def test_a_pattern_means_what_the_node_may_read(stream: Stream):
     assert list(watermarks(stream, "X*")) == []
 
 
-def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream: Stream):
+def test_a_subscription_moves_to_a_position_and_keeps_later_messages(stream: Stream):
     stream.retain(1000)
     ids = [stream.publish(str(number)) for number in range(4)]
     for position in (0, *ids, ids[1]):
@@ -83,7 +83,7 @@ def test_a_subscription_goes_to_a_position_and_keeps_what_comes_after_it(stream:
     assert watermarks(stream, "T")["T"]["Removed"] == ids[3]
 
 
-def test_a_topic_that_went_and_came_back_tells_what_was_missed(stream: Stream):
+def test_a_topic_created_again_reports_missed_messages(stream: Stream):
     first = stream.publish("read", topic="NEW.1")
     subscribe_from(stream, first, topic="NEW.1")
     stream.age(60)
@@ -132,7 +132,7 @@ def test_the_cluster_tells_databases_apart(stream: Stream):
     assert cluster == f"{system}/{database}"
 
 
-def test_the_view_holds_what_a_rule_lets_the_role_read(stream: Stream):
+def test_the_view_shows_messages_that_the_role_may_read(stream: Stream):
     stream.world.rules("user1 PUB Topic U W 10")
     stream.publish("mine")
     stream.publish("of others", topic="U")
@@ -150,7 +150,7 @@ def read(program: Program, *arguments: Any) -> list[str | None]:
     return [row.body for row in program.elements("read_stream", "SUB", "T", *arguments)]
 
 
-def test_a_range_of_ids_is_read_in_order_up_to_what_is_settled(stream: Stream):
+def test_a_range_of_ids_is_read_in_order_up_to_the_settled_one(stream: Stream):
     first = stream.publish("1")
     with stream.late("open"):
         second = stream.publish("2")
@@ -175,7 +175,7 @@ def test_a_range_is_read_only_as_rules_allow(stream: Stream):
     assert stream.subscriber.error("read_stream", "SUB", "T")[0] == 3
 
 
-def test_what_is_read_stays_until_the_transaction_ends(stream: Stream):
+def test_messages_read_stay_until_the_transaction_ends(stream: Stream):
     stream.publish("one")
     with stream.subscriber.connection.transaction():
         for _ in range(2):

@@ -151,7 +151,7 @@ def test_publish_works_at_every_isolation_but_not_read_only(stream: Stream):
         stream.publish("x")
 
 
-def test_what_was_published_is_durable_whatever_the_session_set(stream: Stream):
+def test_published_messages_are_durable_despite_session_settings(stream: Stream):
     for of_session, of_commit in {"off": "on", "local": "local"}.items():
         stream.publisher.execute(f"SET synchronous_commit = {of_session}")
         with stream.publisher.connection.transaction():
@@ -211,7 +211,7 @@ def answers(sender: Program) -> dict[object, int]:
 
 
 @pytest.mark.versions
-def test_a_subscription_or_retention_stores_what_is_sent(stream: Stream, sender: Program):
+def test_a_subscription_or_retention_stores_messages(stream: Stream, sender: Program):
     assert (answers(sender), stream.stored()) == ({"10": 4}, [])
     stream.got(timeout=10)
     assert answers(sender) == {"0": 4}
@@ -240,7 +240,7 @@ def test_bodies_are_stored_whole_with_their_encoding(stream: Stream, sender: Pro
     assert [(row.payload, row.enc) for row in rows] == [(body, "json") for body in bodies]
 
 
-def test_what_is_rolled_back_or_refused_is_not_stored(stream: Stream, sender: Program):
+def test_rolled_back_and_refused_messages_are_not_stored(stream: Stream, sender: Program):
     stream.got()
     with sender.connection.transaction(force_rollback=True):
         assert answers(sender) == {"0": 4}

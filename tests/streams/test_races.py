@@ -15,7 +15,7 @@ from tests.streams.conftest import Stream
 LEFT_SECONDS = [0, 0.01, 0.1, 50]
 
 
-def test_what_comes_after_a_first_call_is_always_got(stream: Stream, world: World):
+def test_messages_after_a_first_call_always_arrive(stream: Stream, world: World):
     dice, is_over = random.Random(1), threading.Event()  # noqa: S311
 
     def publish(program: Program) -> None:
@@ -58,7 +58,7 @@ def test_two_first_calls_at_once_are_one_subscription(stream: Stream, world: Wor
         ("publish_staged", ("PUB", "NEW.1", "query", 0, [], 0)),
     ],
 )
-def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
+def test_a_first_call_is_refused_if_its_rule_is_removed_meanwhile(
     stream: Stream, world: World, function: str, arguments: tuple[object, ...]
 ):
     program = stream.subscriber if arguments[0] == "SUB" else stream.publisher
@@ -70,7 +70,7 @@ def test_a_first_call_whose_rule_goes_away_meanwhile_is_refused(
     assert stream.query("SELECT count(*) FROM psqlmessages_subscription WHERE is_alive") == 0
 
 
-def test_what_is_committed_while_a_first_call_is_not_is_not_removed(stream: Stream):
+def test_messages_committed_before_a_first_call_commits_are_kept(stream: Stream):
     with stream.late("late") as late, stream.subscriber.connection.transaction():
         stream.got()
         late.execute("COMMIT")
@@ -101,7 +101,7 @@ def test_a_ping_at_expiry_keeps_all_or_tells_the_loss(stream: Stream, world: Wor
     assert outcomes == {True, False}
 
 
-def test_a_reader_in_its_transaction_delays_removal_and_blocks_nobody(stream: Stream):
+def test_a_reader_in_a_transaction_delays_removal_and_blocks_no_call(stream: Stream):
     stream.got()
     stream.publish("one")
     stream.wait_for_nobody_for_long()
@@ -139,7 +139,7 @@ def test_readers_wait_for_an_emptying_under_way(stream: Stream, world: World, en
     assert found.result() == ["i", "j"]
 
 
-def test_what_was_missed_is_told_while_it_is_being_removed(stream: Stream, world: World):
+def test_missed_messages_are_reported_during_their_removal(stream: Stream, world: World):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -183,7 +183,7 @@ def test_an_old_snapshot_publishes_to_no_removed_topic(stream: Stream, world: Wo
         ("subscribe", ["SUB", "NEW.1", 60], "9"),
     ],
 )
-def test_who_waits_for_the_removal_of_a_topic_makes_it_anew_or_is_told(
+def test_waiting_for_the_removal_of_a_topic_creates_it_again_or_fails(
     stream: Stream, world: World, act: str, arguments: list[object], error: str
 ):
     stream.execute("UPDATE messages.auth SET mode = 'RW' WHERE ident = 'SUB'")

@@ -18,7 +18,7 @@ DAY = 24 * 60 * 60
 removals = pytest.mark.parametrize("removal", ["tend", "prune"])
 
 
-def test_what_every_subscription_has_passed_goes(stream: Stream):
+def test_messages_read_by_every_subscription_are_removed(stream: Stream):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish("x")
@@ -69,7 +69,7 @@ def test_an_hour_without_any_call_counts_for_nothing_ten_times(stream: Stream, k
 
 
 @removals
-def test_what_is_needed_is_moved_and_comes_in_order(stream: Stream, removal: str):
+def test_needed_messages_are_moved_and_arrive_in_order(stream: Stream, removal: str):
     stream.got("SUB")
     stream.got("SUB2")
     stream.publish(*"abcdefghijkl")
@@ -170,7 +170,7 @@ def test_a_subscription_that_died_is_forgotten_after_thirty_days(stream: Stream)
     assert counts == [1, 1, 0]
 
 
-def test_it_happens_by_itself_in_whatever_call_comes(stream: Stream):
+def test_any_call_runs_housekeeping(stream: Stream):
     dead = "SELECT array_agg(ident::text) FROM psqlmessages_subscription WHERE NOT is_alive"
     stream.publisher.ok("init", "PUB")
     stream.publisher.ok("topic_notify", "T")
@@ -216,7 +216,7 @@ def test_removal_goes_on_if_the_clock_was_put_back(stream: Stream, noted: str):
     assert (stream.stored(), stream.topics()) == ([], ["T"])
 
 
-def test_an_absent_reader_costs_only_what_waits_for_it(stream: Stream, world: World):
+def test_an_absent_reader_costs_only_its_own_messages(stream: Stream, world: World):
     turns = 30
     stream.got("SUB", topic="T")
     stream.got("SUB2", topic="T", timeout=10_000)

@@ -30,7 +30,7 @@ def test_subscription_tells_since_backlog_and_expiry(stream: Stream):
     assert moment(later["Expires"]) - moment(state["Expires"]) > timedelta(seconds=850)
 
 
-def test_who_missed_messages_is_told_so_before_and_after_it_starts_afresh(stream: Stream):
+def test_a_reader_that_missed_messages_is_told_before_and_after_a_restart(stream: Stream):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -46,7 +46,7 @@ def test_who_missed_messages_is_told_so_before_and_after_it_starts_afresh(stream
     assert stream.state()["Recovered"] is True
 
 
-def test_who_was_too_late_but_missed_nothing_is_recovered(stream: Stream):
+def test_a_late_reader_that_missed_nothing_recovers(stream: Stream):
     stream.got(timeout=100)
     stream.publish("read")
     stream.got(timeout=100)
@@ -58,7 +58,7 @@ def test_who_was_too_late_but_missed_nothing_is_recovered(stream: Stream):
 
 
 @pytest.mark.parametrize("removal", ["prune", "tend"])
-def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: str):
+def test_missed_messages_are_reported_even_if_removed(stream: Stream, removal: str):
     stream.got(timeout=10)
     stream.publish("missed")
     stream.age(10)
@@ -70,7 +70,7 @@ def test_what_was_missed_is_told_even_where_it_is_gone(stream: Stream, removal: 
     assert (gone, dead["Recovered"], stream.state()["Recovered"]) == ([], False, False)
 
 
-def test_what_was_missed_is_told_even_where_the_topic_went_and_came_again(stream: Stream):
+def test_missed_messages_are_reported_even_if_the_topic_was_created_again(stream: Stream):
     stream.publish("first", topic="NEW.1")
     stream.got(topic="NEW.1", timeout=10)
     stream.publish("missed", topic="NEW.1")
@@ -123,7 +123,7 @@ def rows(program: Program, view: str) -> list[dict[str, object]]:
     return program.query(f"SELECT json_agg(v ORDER BY v::text) FROM messages.{view} AS v") or []
 
 
-def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream):
+def test_the_views_show_the_columns_of_comparable_systems(stream: Stream):
     register(stream.subscriber, "SUB")
     stream.got("SUB", timeout=100)
     stream.got("SUB2", timeout=200)
@@ -154,7 +154,7 @@ def test_the_views_show_what_the_tables_of_such_systems_show(stream: Stream):
     assert (topic["number_of_users_subscribed"], topic["relative_timeout"]) == (0, 0)
 
 
-def test_the_last_message_is_shown_after_it_is_gone(stream: Stream):
+def test_the_last_message_is_shown_after_its_removal(stream: Stream):
     for _ in range(2):
         before = datetime.now(UTC)
         stream.publish("x")

@@ -82,7 +82,7 @@ def whole(program: Program, function: str, *arguments: object) -> dict[str, obje
     return {name: each for name, each in big.items() if each[0] or each[1] > MOST_ROWS}
 
 
-def test_no_call_of_streams_reads_a_big_table_whole(full: World):
+def test_no_call_of_streams_scans_a_large_table(full: World):
     wrong = {}
     for function, arguments in CALLS:
         # A new connection, whose plans are its own: first for these arguments, then for any.

@@ -9,7 +9,7 @@ from tests.sql.simultaneous import blocked
 from tests.streams.conftest import Stream, moment
 
 
-def test_each_call_returns_what_came_since_the_last_one_oldest_first(stream: Stream):
+def test_each_call_returns_messages_since_the_last_one_oldest_first(stream: Stream):
     stream.publish("before the first call")
     stream.publish("of another topic", topic="NEW.1")
     assert (stream.got("SUB"), stream.got("SUB2")) == ([], [])
@@ -57,7 +57,7 @@ def test_a_rolled_back_first_call_subscribes_to_nothing(stream: Stream):
     assert stream.got() == []
 
 
-def test_the_position_moves_together_with_what_the_reader_writes(stream: Stream):
+def test_the_position_moves_in_the_transaction_of_the_reader(stream: Stream):
     connection = stream.subscriber.connection
     connection.execute("CREATE TEMP TABLE effects (payload text)")
     stream.got()
@@ -149,7 +149,7 @@ def test_the_last_timeout_counts(stream: Stream, former: int, later: int, lives:
     assert stream.got(timeout=60) == (["x"] if lives else [])
 
 
-def test_what_was_found_dead_does_not_live_again_when_the_clock_is_put_back(stream: Stream):
+def test_dead_sessions_stay_dead_when_the_clock_is_set_back(stream: Stream):
     stream.got(timeout=10)
     stream.age(10)
     stream.tend()

@@ -75,7 +75,7 @@ def test_a_lost_right_ends_the_wakes(stream: Stream, world: World, change: str):
     assert (without, node.headers()) == ([], [WAKE])
 
 
-def test_who_loses_a_group_role_is_woken_no_more(stream: Stream, world: World):
+def test_a_node_that_lost_its_group_role_is_not_woken(stream: Stream, world: World):
     world.rules("team TEAM Topic T R 10", "user3 TEAM Topic OTHER R 10")
     superuser = world.superuser()
     node = world.program("user3")

@@ -60,7 +60,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_is_refused_at_its_field_and_nothing_is_made(desk: Desk):
+def test_invalid_values_are_refused_at_their_field_and_nothing_is_made(desk: Desk):
     answers = {case: add(desk, **{case[0]: case[1]}) for case in REFUSED}
     assert [c for c, page in answers.items() if REFUSED[c] not in " ".join(page.errors)] == []
     html = answers["destinations-0-selector", "msg.headers["].html
@@ -143,7 +143,7 @@ def test_missing_rules_are_named_and_added_by_the_button(desk: Desk, sorting: Ex
     assert LogEntry.objects.filter(change_message__startswith="Rule added: INSERT").count() == 4
 
 
-def test_the_list_and_the_page_add_up_what_all_workers_counted(desk: Desk, sorting: Exchange):
+def test_the_list_and_the_page_sum_the_counts_of_all_workers(desk: Desk, sorting: Exchange):
     assert "python manage.py psqlmessages exchange run" in desk.open(page_of(sorting)).text
     buckets = [0, 0, 0, 50, 50, *[0] * 8]
     rows = ((Outcome.OK, -1, 100), (Outcome.NO_ROUTE, -1, 3), (Outcome.TO, 1, 70))
@@ -203,7 +203,7 @@ def test_each_destination_says_yes_or_no_and_why_and_shows_the_copy(desk: Desk):
     assert desk.client.get(f"{EXCHANGES}999/dry-run/").status_code == 404
 
 
-def test_a_json_body_is_seen_as_such_and_what_nobody_wants_has_no_route(desk: Desk):
+def test_json_bodies_are_parsed_and_unwanted_elements_have_no_route(desk: Desk):
     exchange = new("x1", "orders", "big msg.body.amount > 10")
     assert "default/big yes" in tried(desk, exchange, body='{"amount": 11}', is_json="on").text
     text = tried(desk, exchange, body='{"amount": 11}').text

@@ -50,7 +50,7 @@ def rules() -> set[RuleEntry]:
     return set(changes.read_current().rules or ())
 
 
-def test_what_was_shown_is_done_and_tells_whom_it_touched(listener: Desk):
+def test_a_confirmed_change_is_made_and_names_affected_nodes(listener: Desk):
     listener.world.rule(*NEW._replace(ident="GONE"))
     page = upload(listener, CHANGED, NEW)
     assert "1 added, 1 changed, 0 removed" in page.text, "what it does not name stays"
@@ -169,7 +169,7 @@ def test_import_takes_its_permissions_also_when_it_is_done(listener: Desk):
 LACKING = "You need these permissions: psqlmessages.add_webidentity."
 
 
-def test_web_identities_are_imported_and_exported_by_who_has_the_permission(desk: Desk):
+def test_importing_and_exporting_web_identities_needs_the_permission(desk: Desk):
     desk.world.rule(*OLD)
     alice = User.objects.create_user("alice")
     staff = desk.staff("view_auth", "add_auth", "change_auth")

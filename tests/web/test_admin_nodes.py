@@ -35,7 +35,7 @@ def topic_page(name: str) -> str:
     return page_of(Topic.objects.get(name=name))
 
 
-def test_the_list_shows_what_each_node_does_and_lost_connections(desk: Desk, gateway: Program):
+def test_the_list_shows_topics_of_each_node_and_lost_connections(desk: Desk, gateway: Program):
     pid, text = gateway.pid, desk.open(CLIENTS).text
     assert f"pid {pid} PRICES NEWS PRI*" in text
     assert f"pid {pid} PRICES - -" in text
@@ -120,7 +120,7 @@ def test_a_connection_that_blocks_a_change_of_rules_can_be_ended(desk: Desk, gat
     assert named not in desk.open(OPEN).text
 
 
-def test_last_statements_are_shown_to_who_may_see_bodies(desk: Desk):
+def test_last_statements_need_the_permission_for_bodies(desk: Desk):
     owner = desk.world.owner
     with owner.connection.transaction(force_rollback=True):
         owner.connection.execute("UPDATE psqlmessages_element SET body = 'a secret body'")
@@ -163,7 +163,7 @@ def reader(desk: Desk) -> Program:
     return reader
 
 
-def test_subscriptions_are_listed_with_what_waits_and_their_state(desk: Desk, reader: Program):
+def test_subscriptions_are_listed_with_their_backlog_and_state(desk: Desk, reader: Program):
     assert "READER PRICES 3 " in desk.open(SUBSCRIPTIONS).text
     reader.got("READER", "PRICES")
     assert "READER PRICES 0 " in desk.open(SUBSCRIPTIONS).text

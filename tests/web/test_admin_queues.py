@@ -121,7 +121,7 @@ def test_a_queue_is_made_with_its_settings_before_anybody_uses_it(desk: Desk, wo
     assert queue.channel not in desk.open(QUEUES).html + desk.open(queue_page("fresh")).html
 
 
-def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(desk: Desk, worker: Program):
+def test_a_paused_queue_gives_nothing_and_resuming_wakes_readers(desk: Desk, worker: Program):
     push(worker, "orders", "x")
     assert act(desk, "resume_selected", "orders").messages == ["Resumed already: orders."]
     assert history() == []
@@ -137,7 +137,7 @@ def test_a_paused_queue_gives_nothing_and_resuming_wakes_who_waits(desk: Desk, w
     assert history() == ["Paused.", "Resumed.", "Paused."]
 
 
-def test_draining_and_deleting_ask_first_and_spare_what_they_should(desk: Desk, worker: Program):
+def test_draining_and_deleting_ask_first_and_spare_reserved_elements(desk: Desk, worker: Program):
     push(worker, "orders", *"xxx")
     push_later(worker, "orders")
     lease = worker.query(TAKE, "orders")

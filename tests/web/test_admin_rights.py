@@ -84,7 +84,7 @@ def stored() -> list[list[tuple[Any, ...]]]:
     return [list(model.objects.order_by("pk").values_list()) for model in MODELS]
 
 
-def test_who_may_only_look_changes_nothing_and_is_offered_nothing(furnished: Desk):
+def test_a_view_only_user_changes_nothing_and_sees_no_action(furnished: Desk):
     looker = furnished.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
     before, forms = stored(), posts()
     pages = [RULES, CLIENTS, *(path for path in forms if path.endswith(("change/", "elements/")))]

@@ -37,7 +37,7 @@ def board(desk: Desk) -> Desk:
     return desk
 
 
-def test_a_change_tells_with_whom_it_ended_and_to_whom_it_applies(board: Desk):
+def test_a_change_names_the_nodes_that_it_ended_and_affects(board: Desk):
     page = board.open(f"{RULES}add/")
     assert f"This site connects as {Server.owner}." in page.text
     page = board.add_rule("user1 ELSE Topic ORDERS R 10")
@@ -83,7 +83,7 @@ def test_a_deletion_names_the_affected_nodes_before_it_is_done(board: Desk):
     assert f"\u2068{name}\u2069\u2069 is disconnected" in ended
 
 
-def test_the_history_says_what_was_and_what_is(desk: Desk):
+def test_the_history_shows_past_and_present_values(desk: Desk):
     name = "N" * 100
     desk.world.rules(f"user1 {name} Topic T R 10")
     desk.send(desk.open_rule(ident=name), "Save", mode="RW", timeout="20")
@@ -119,7 +119,7 @@ REFUSED = {
 }
 
 
-def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk):
+def test_suspicious_values_are_saved_with_a_warning(desk: Desk):
     silent = [rule for rule in ODD if ODD[rule] not in " ".join(desk.add_rule(rule).messages)]
     assert silent == []
     page = desk.add_rule("user1 A Topic T R 9", dest="T ")
@@ -131,7 +131,7 @@ def test_what_is_hardly_meant_is_saved_and_remarked(desk: Desk):
         assert desk.add_rule(ordinary).messages[1:] == [UNTOUCHED]
 
 
-def test_what_cannot_mean_anything_is_refused(desk: Desk):
+def test_meaningless_options_are_refused(desk: Desk):
     desk.world.rules("user1 TAKEN Topic T R 9", "user1 ASKER Rpc B W 9")
     answers = {rule: desk.add_rule(rule).errors for rule in REFUSED}
     assert answers == {rule: [text] for rule, text in REFUSED.items()}
@@ -143,7 +143,7 @@ def test_what_cannot_mean_anything_is_refused(desk: Desk):
     assert Auth.objects.count() == 2
 
 
-def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch):
+def test_a_save_that_times_out_keeps_the_input(desk: Desk, monkeypatch):
     desk.world.rules("user1 A Topic T R 9", "user1 B Topic T R 9")
     waits, lock_rules = count(), base.lock_rules
     monkeypatch.setattr(base, "lock_rules", lambda: (next(waits), lock_rules()))
@@ -171,7 +171,7 @@ def test_a_save_that_times_out_keeps_what_was_typed(desk: Desk, monkeypatch):
     assert modes() == {"A": "W", "B": "W"}
 
 
-def test_what_somebody_else_changed_is_not_overwritten(desk: Desk):
+def test_changes_of_another_user_are_not_overwritten(desk: Desk):
     desk.world.rules("user1 A Topic T RW 9", "user1 B Topic T RW 9")
     page, listed = desk.open_rule(ident="A"), desk.open(RULES)
     Auth.objects.filter(ident="A").update(mode="W")

@@ -78,7 +78,7 @@ def listeners(page: Page) -> Locator:
     return page.get_by_label("Listeners now").get_by_role("listitem")
 
 
-def test_the_monitor_shows_what_rules_nodes_and_messages_do(visitors: Visitors, world: World):
+def test_the_monitor_shows_effects_of_rules_nodes_and_messages(visitors: Visitors, world: World):
     page, admin = visitors("chief"), visitors("chief")
     page.goto("/monitor/topics/")
     expect(page.locator("#banner")).to_contain_text("example.monitor.*")

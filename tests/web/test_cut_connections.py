@@ -147,7 +147,7 @@ def test_all_that_a_site_does_returns_by_itself(far_site: Site, proxy: Proxy):
     assert unsaid == 0
 
 
-def test_it_ends_in_time_whatever_hangs(far_site: Site, proxy: Proxy):
+def test_it_ends_in_time_despite_hung_connections(far_site: Site, proxy: Proxy):
     uses = Uses(far_site)
     proxy.stall(new=True)
     process = far_site.process

@@ -64,7 +64,7 @@ async def start(connection: AsyncConnection) -> MinuteWriter:
     return writer
 
 
-def test_minutes_have_what_happened_idle_ones_write_nothing_and_outages_are_gaps(
+def test_minutes_have_counts_idle_ones_write_nothing_and_outages_are_gaps(
     database: World, now: int
 ):
     database.rules(

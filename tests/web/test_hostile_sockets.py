@@ -164,7 +164,9 @@ def test_floods_of_pings_do_not_stop_others(enter: Enter, tight: Site, attack: O
     assert taken < 50 * 2**20
 
 
-def test_a_flood_after_the_close_stops_nobody(enter: Enter, site: Site, attack: Open, cookie: str):
+def test_a_flood_after_the_close_delays_no_other_client(
+    enter: Enter, site: Site, attack: Open, cookie: str
+):
     attackers, frames = [attack(site) for _ in range(size(3, 15))], frame(Opcode.TEXT, b"{}") * 1000
     with beside(site, enter, "WebSockets that send on after they were closed") as (felt, found):
         for attacker in attackers:

@@ -120,7 +120,7 @@ async def test_a_body_is_fetched_by_a_node_that_still_may(world: World, hub: Hub
 
 
 @in_loop
-async def test_a_body_that_has_expired_is_told_as_such(world: World, hub: Hub):
+async def test_an_expired_body_is_reported_as_expired(world: World, hub: Hub):
     out = world.node("user2", "OUT", notify="C")
     box = await joined(hub, "C1", "C")
     out.ok("topic_send", "C", BIG)
@@ -163,7 +163,7 @@ async def test_an_event_reaches_only_the_nodes_that_may_know(world: World, hub: 
 
 @pytest.mark.parametrize("more", [0, MANY])
 @in_loop
-async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: int, out: Program):
+async def test_a_revoked_right_is_reported_once(world: World, hub: Hub, more: int, out: Program):
     rules = world.owner.connection
     await crowd(hub, more)
     a1, d1 = await joined(hub, "A1", "T"), await joined(hub, "D1", "T")
@@ -195,7 +195,9 @@ async def test_a_revoked_right_is_told_only_once(world: World, hub: Hub, more: i
 
 
 @in_loop
-async def test_a_name_that_changes_hands_gets_only_its_own_messages(world: World, hub: Hub):
+async def test_a_node_name_reused_by_another_role_gets_only_its_own_messages(
+    world: World, hub: Hub
+):
     out = world.node("user2", "OUT")
     former, busy = await joined(hub, "A1"), await joined(hub, "A2")
     # While the hub fetches these bodies, the message after them waits.

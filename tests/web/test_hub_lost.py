@@ -43,7 +43,7 @@ def dsn(world: World) -> str:
 
 
 @in_loop
-async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
+async def test_all_nodes_return_and_get_events(world: World, hub: Hub):
     boxes = [await joined(hub, f"A{number}", "T") for number in range(MANY)]
     boxes.append(await joined(hub, "O1", "T*"))
     await ok(hub.run("A1", boxes[1], "topic_notify", "T.1"))
@@ -65,7 +65,9 @@ async def test_all_nodes_return_and_are_told(world: World, hub: Hub):
 
 
 @in_loop
-async def test_rights_revoked_meanwhile_are_told_and_the_others_return(world: World, hub: Hub):
+async def test_rights_revoked_during_an_outage_are_reported_and_others_restored(
+    world: World, hub: Hub
+):
     a1, a2 = await joined(hub, "A1", "T", "U"), await joined(hub, "A2", "T")
     b1, o1 = await joined(hub, "B1", "T"), await joined(hub, "O1", "T*")
     await ok(hub.run("A1", a1, "topic_notify", "T.1"))

@@ -85,7 +85,7 @@ def test_figures_that_are_not_known_are_left_out(settings: Settings, client: Cli
     assert "pip install 'psqlmessages[web]'" in answer.text
 
 
-def test_only_the_busiest_topics_are_told(monkeypatch):
+def test_only_the_busiest_topics_have_metrics(monkeypatch):
     topics = {str(n): SimpleNamespace(name=f'T"\n{n}', count=n, size=10 * n) for n in range(1000)}
     observer = SimpleNamespace(history=SimpleNamespace(topics=topics))
     monkeypatch.setattr(metrics, "running_observer", lambda: observer)
@@ -128,7 +128,7 @@ def samples(site: Site, namespace: str = "default") -> dict[tuple[str, ...], flo
     return found
 
 
-def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, world: World):
+def test_the_busiest_queues_have_metrics_of_sizes_and_counters(counting: Site, world: World):
     # Names do not break the format.
     name = '<script>alert(1)</script>"}} 1\nx{{a="\\'
     world.rule("user1", "W", "Queue", "*", "RW", 60)
@@ -154,7 +154,7 @@ def test_the_busiest_queues_are_told_with_sizes_and_counters(counting: Site, wor
     assert told == [f"q{number:02}" for number in range(5, metrics.MAX_QUEUES + 5)]
 
 
-def test_exchanges_are_told_with_a_histogram_that_adds_up(counting: Site):
+def test_metrics_of_exchanges_contain_a_consistent_histogram(counting: Site):
     exchange = Exchange.objects.create(name="x1", source_queue="orders")
     for position, queue in enumerate(("eu", "audit", "eu")):
         Destination.objects.create(exchange=exchange, position=position, queue=queue)

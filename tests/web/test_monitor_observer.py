@@ -271,7 +271,7 @@ def test_a_restart_of_postgresql_is_one_event():
 
 
 @in_loop
-async def test_live_since_begins_again_after_an_outage(stage: Stage, world: World, monkeypatch):
+async def test_live_since_restarts_after_an_outage(stage: Stage, world: World, monkeypatch):
     await stage.live()
     status, before = stage.observer.status, stage.observer.status.live_since
     started = await stage.reader.read_start_time()
@@ -304,7 +304,7 @@ def test_messages_bodies_and_events_are_bounded(monkeypatch):
     assert bodies == {"A": [False, False, True, True], "B": [True] * 4, "C": [True] * 4}
 
 
-def test_what_is_shown_of_a_message_holds_no_secret_and_not_too_much():
+def test_shown_messages_are_short_and_contain_no_secret():
     kept = History()
     kept.add_message(message(size=12_288), "€" * 4097, NOW)
     kept.add_message(message(size=9_000), None, NOW)

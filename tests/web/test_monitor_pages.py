@@ -52,7 +52,7 @@ def tags(response: HttpResponse) -> list[tuple[str, dict[str, str]]]:
     return Page("", response).tags
 
 
-def test_pages_and_figures_are_for_who_has_the_permission(client: Client):
+def test_pages_and_figures_need_the_permission(client: Client):
     for address in PAGES:
         response = client.get(address)
         assert response.status_code == 302, address
@@ -77,7 +77,7 @@ def test_pages_and_figures_are_for_who_has_the_permission(client: Client):
     assert "needs JavaScript" in allowed.get(LIST).text
 
 
-def test_links_into_the_admin_are_for_who_may_follow_them():
+def test_links_into_the_admin_need_its_permissions():
     nobody = visitor("view_monitor")
     links = {
         TOPIC: ("auth/?q=T", "topic/?q=T", "auth/0/change/"),
@@ -142,7 +142,7 @@ def test_a_page_loads_at_most_150_kb_and_only_from_our_own_files():
         assert sum(sizes.values()) < 150_000, (address, sizes)
 
 
-def test_the_rule_is_added_once_by_nobody_else_and_by_no_other_site():
+def test_a_suggested_rule_is_added_once_by_its_user_and_site_only():
     for permissions in (("view_monitor",), ("add_auth",), ()):
         assert visitor(*permissions).post(RULE).status_code == 403
     client = visitor("view_monitor", "add_auth", enforce_csrf_checks=True)
@@ -236,7 +236,7 @@ def figures(client: Client) -> dict[str, Any]:
     return response.json()
 
 
-def test_exchanges_and_queues_are_told_with_what_was_counted_and_no_secret(database: World):
+def test_metrics_of_exchanges_and_queues_contain_counts_and_no_secret(database: World):
     database.rules("user1 W Queue * RW 60")
     worker = database.program("user1")
     worker.ok("push_many", "W", "orders", ["x", "y", "z"])

@@ -81,7 +81,7 @@ def test_the_list_is_filtered_sorted_and_paged_by_its_url(monkeypatch):
     assert Client().get(f"{LIST}?fragment=queues").status_code == 401
 
 
-def test_elements_are_shown_and_found_by_those_who_may_see_them(queues: World):
+def test_elements_are_shown_and_found_with_the_permission(queues: World):
     assert "operate_queues" in visitor("view_monitor").get(ORDERS).text
     some, everything = operator(), operator("view_bodies")
     for search, found in {"one": 1, "ITALY": 0, "it": 1, "": 4, str(key_of("orders")): 1}.items():

@@ -59,7 +59,7 @@ def pair(world: World) -> Pair:
     return make
 
 
-def test_who_has_not_the_permission_is_refused(site: Site):
+def test_users_without_the_permission_are_refused(site: Site):
     assert Watcher(site).refused()[0] == 4401
     cases = ((True, ()), (False, ALL), (True, ALL[1:]))
     for number, (is_staff, permissions) in enumerate(cases):
@@ -81,7 +81,7 @@ def test_losing_the_permission_or_logging_out_ends_the_page(opened: Open, site: 
     assert codes == {"fired": 4403, "moved": 4403, "left": 4401}
 
 
-def test_bodies_are_for_who_has_the_permission_and_vanish_with_it(opened: Open, pair: Pair):
+def test_bodies_need_the_permission_and_disappear_with_it(opened: Open, pair: Pair):
     watcher = opened("BODIES").live()
     blind = opened("BODIES", user="b", permissions=ALL[:1]).live()
     sender, _ = pair("BODIES")
@@ -113,7 +113,7 @@ def test_a_hundred_messages_are_a_hundred_and_the_monitor_is_no_listener(opened:
     assert number == 10, "the monitor counts as no listener"
 
 
-def test_who_sends_and_listens_follows_what_happens(opened: Open, pair: Pair, world: World):
+def test_senders_and_listeners_follow_the_changes(opened: Open, pair: Pair, world: World):
     watcher = opened().live()
     sender, listener = pair("WHO")
     watcher.until(lambda w: members(w, "WHO") == (["SENDER"], ["LISTENER"]))
@@ -184,7 +184,7 @@ def test_without_its_rule_it_says_so_and_a_rule_taken_away_leaves_a_gap(opened: 
     assert len(watcher.state["gaps"]) == gaps + 1
 
 
-def test_a_lost_session_is_told_and_comes_back(opened: Open, world: World, pair: Pair):
+def test_a_lost_session_is_reported_and_restored(opened: Open, world: World, pair: Pair):
     watcher = opened().live()
     sender, _ = pair("LOST")
     watcher.until(lambda w: "LOST" in w.topics)

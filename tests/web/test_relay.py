@@ -147,7 +147,7 @@ def test_a_group_gives_its_members_a_name(site: Site, enter: Enter):
     visitor.ok("init", ident="web.carol")
 
 
-def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World):
+def test_a_node_without_events_gets_only_events_about_itself(enter: Enter, relay: World):
     visitor = enter("alice")
     visitor.ok("init", ident="web.alice", events=False)
     visitor.ok("topic_listen", topic="ROOM")
@@ -159,7 +159,7 @@ def test_a_node_without_events_is_told_only_of_itself(enter: Enter, relay: World
     assert (event["Evt"], event["Ident"]) == ("topic_unlisten", "web.alice")
 
 
-def test_how_a_socket_ends_decides_what_others_hear(enter: Enter, relay: World):
+def test_the_end_of_a_socket_decides_the_event_for_others(enter: Enter, relay: World):
     other = relay.node("user2", "OTHER")
     for end, event in (
         (1000, "disconnect"), (1001, "disconnect"), (3000, "crash"), (4000, "crash"),

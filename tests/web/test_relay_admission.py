@@ -169,7 +169,7 @@ def alice(enter: Enter) -> Visitor:
     return visitor
 
 
-def test_a_user_who_may_not_be_here_any_more_is_closed(relay: World, enter: Enter):
+def test_the_socket_of_a_user_who_lost_access_is_closed(relay: World, enter: Enter):
     other = relay.node("user2", "OTHER")
     for reason, change in (
         ("the user is no longer active", lambda: User.objects.update(is_active=False)),

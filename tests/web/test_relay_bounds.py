@@ -166,7 +166,7 @@ def database_away(server: TestedServer) -> Iterator[None]:
             superuser.execute(allow.format(database, sql.SQL("true")))
 
 
-def test_while_the_database_is_away_sockets_stay_and_are_told(
+def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
     server: TestedServer, relay: World, site: Site, enter: Enter, knock: Enter
 ):
     cookie, alice = site.login("bob"), enter("alice", "web.alice")
@@ -195,7 +195,7 @@ def test_while_the_database_is_away_sockets_stay_and_are_told(
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident = 'web.alice')"
 
 
-def test_a_peer_that_is_gone_during_a_call_leaves_nothing(enter: Enter, relay: World):
+def test_a_peer_lost_during_a_call_leaves_nothing(enter: Enter, relay: World):
     for ident, request in (
         ("", {"op": "init", "ident": "web.alice"}),
         ("web.alice", {"op": "topic_listen", "topic": "ROOM"}),

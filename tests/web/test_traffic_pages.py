@@ -87,7 +87,7 @@ def test_the_busiest_topics_come_first_with_sums(viewer: Client, monkeypatch):
     assert found["has_more"]
 
 
-def test_a_topic_is_told_by_window_and_by_sender(viewer: Client):
+def test_a_topic_is_shown_by_window_and_by_sender(viewer: Client):
     window("A", "one", count=10, bytes=10)
     window("A", "two", count=30, bytes=10)
     window("A", "two", back=3, count=60, bytes=10)

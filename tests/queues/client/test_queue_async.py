@@ -49,7 +49,7 @@ async def test_many_wait_cheaply(queues: World, writer: Node, new_async_reader: 
 
 @TAKES
 @in_a_loop
-async def test_who_is_cancelled_at_any_moment_swallows_nothing(
+async def test_a_reader_cancelled_at_any_moment_loses_no_element(
     queues: World, writer: Node, new_async_reader: NewAsyncReader, take: Take
 ):
     number, taken, cancelled = 30, [], 0
@@ -79,7 +79,7 @@ async def test_who_is_cancelled_at_any_moment_swallows_nothing(
 
 
 @in_a_loop
-async def test_what_is_popped_is_removed_before_what_follows_on_the_node_and_before_its_end(
+async def test_popped_elements_are_removed_before_the_next_call_and_before_the_end(
     queues: World, writer: Node, new_async_reader: NewAsyncReader
 ):
     async with new_async_reader() as node:

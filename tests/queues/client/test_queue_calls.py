@@ -59,7 +59,7 @@ def test_an_element_tells_all_about_itself(writer: Node, reader: Node):
     assert timedelta(0) < datetime.now(UTC) - element.pushed_at < timedelta(minutes=1)
 
 
-def test_what_is_reserved_is_committed_rolled_back_or_released(writer: Node, reader: Node):
+def test_reserved_elements_are_committed_rolled_back_or_released(writer: Node, reader: Node):
     writer.push_many("Q", ["a", "b"])
     (element,) = reader.reserve("Q")
     assert reader.sizes("Q").reserved == 1
@@ -120,7 +120,7 @@ def test_a_refusal_is_an_error_of_its_number(writer: Node, reader: Node):
         assert type(raised.value) is error
 
 
-def test_what_cannot_be_meant_is_refused_before_it_is_sent(writer: Node, reader: Node):
+def test_invalid_arguments_are_refused_before_the_call(writer: Node, reader: Node):
     calls = writer.counters.calls
     with pytest.raises(ValueError, match="needs a time zone"):
         writer.push("Q", "x", mature=datetime(2026, 1, 1))  # noqa: DTZ001

@@ -64,7 +64,7 @@ def test_an_element_can_be_given_all_its_options(run: Run):
     assert sizes["next"][:2] == "20"
 
 
-def test_what_cannot_be_meant_is_wrong_usage(run: Run, queues: World):
+def test_invalid_arguments_are_usage_errors(run: Run, queues: World):
     for wrong in (
         ("--headers", "[]"), ("--mature", "soon"), ("--delay", "-1"), ("--tries", "-1"),
         ("--batch", "0"),
@@ -75,7 +75,7 @@ def test_what_cannot_be_meant_is_wrong_usage(run: Run, queues: World):
     assert "--key needs a BODY argument" in done.stderr
 
 
-def test_what_is_reserved_is_committed_or_rolled_back(run: Run, queues: World):
+def test_reserved_elements_are_committed_or_rolled_back(run: Run, queues: World):
     queues.program("user1").ok("push_many", "WRITER", "Q", ["a\x1b[2J", "b"])
     done = run(*RESERVE, "--count", "2", "--duration", "600")
     first, second = done.stdout.splitlines()
@@ -98,7 +98,7 @@ def test_what_is_reserved_is_committed_or_rolled_back(run: Run, queues: World):
     assert (wrong.returncode, wrong.stderr) == (1, "psqlmessages: 63: malformed lease: no lease\n")
 
 
-def test_it_waits_for_what_comes(server: TestedServer, queues: World, run: Run):
+def test_it_waits_for_later_messages(server: TestedServer, queues: World, run: Run):
     with started(*RESERVE, "--timeout", "100", dsn=server.url("user2")) as program:
         listened(queues)
         queues.program("user1").ok("push", "WRITER", "Q", "x")

@@ -65,7 +65,9 @@ def test_an_exception_rolls_back_with_more_delay(queues: World, writer: Node, ei
         assert seconds <= queues.owner.query(mature, before) <= seconds + took
 
 
-def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader: Node):
+def test_elements_acknowledged_in_the_loop_are_left_alone(
+    queues: World, writer: Node, reader: Node
+):
     writer.push_many("Q", ["first", "second", "commit", "rollback", "release", "lease"])
     act = {"commit": reader.commit, "rollback": reader.rollback, "release": reader.release}
     seen = []
@@ -84,7 +86,7 @@ def test_what_the_loop_settles_is_left_alone(queues: World, writer: Node, reader
     ]  # fmt: skip
 
 
-def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
+def test_lost_leases_are_reported_and_expired_elements_are_not_returned(
     queues: World, writer: Node, reader: Node, caplog,
     monkeypatch,
 ):  # fmt: skip
@@ -104,7 +106,7 @@ def test_a_lease_that_was_lost_is_told_and_what_has_expired_is_not_handed_out(
     assert state(queues) == []
 
 
-def test_what_cannot_be_given_back_is_told(queues: World, writer: Node, reader: Node, caplog):
+def test_a_failed_release_is_reported(queues: World, writer: Node, reader: Node, caplog):
     writer.push_many("Q", ["a", "b"])
 
     def work() -> None:

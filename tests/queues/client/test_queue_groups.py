@@ -75,7 +75,7 @@ def consume(either: Any) -> Consume:
     ],
     ids=["batch", "two batches", "quick", "slow", "no group", "tenth of a lease", "end of a lease"],
 )
-def test_what_is_done_is_committed_with_what_was_done_shortly_before(
+def test_finished_work_is_committed_in_groups(
     queues: World, writer: Node, consume: Consume, monkeypatch,
     seconds: list[float], options: dict[str, Any], numbers: list[int],
 ):  # fmt: skip

@@ -66,7 +66,7 @@ def test_mature_elements_come_without_polling(queues: World, writer: Node, reade
         assert waiting.result(SOON.total_seconds()) == ["late"]
 
 
-def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: Node):
+def test_changes_without_a_notification_are_found_by_polling(queues: World, reader: Node):
     """A transaction that has pushed before anybody waited notifies nobody."""
     early = queues.program("user1")
     early.ok("push", "WRITER", "Q", "makes the queue")
@@ -81,7 +81,7 @@ def test_what_nobody_told_of_is_found_by_looking_again(queues: World, reader: No
         assert waiting.result(SOON.total_seconds()) == ["early"]
 
 
-def test_who_is_making_the_queue_does_not_hold_up_the_node(queues: World, reader: Node):
+def test_an_open_creation_of_the_queue_does_not_block_the_node(queues: World, reader: Node):
     maker = queues.program("user1")
     maker.connection.execute("BEGIN")
     maker.ok("push", "WRITER", "Q", "x")
@@ -114,7 +114,7 @@ def test_stop_ends_all_waits(queues: World, writer: Node, either: Any, end: str,
     assert queues.program("user2").elements("pop", "READER", "Q")[0].body == "x"
 
 
-def test_a_stopped_node_takes_what_is_there_and_waits_no_more(writer: Node, reader: Node):
+def test_a_stopped_node_takes_available_elements_without_waiting(writer: Node, reader: Node):
     writer.push("Q", "x")
     reader.stop()
     assert reader.pop("Q", timeout=SOON)[0].body == "x"

@@ -34,7 +34,7 @@ def all_there_is(node: Node, topic: str = "NEWS", **options: int) -> list[object
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_what_waited_comes_first_then_live_ones(writer: Node, new_reader: NewReader):
+def test_stored_messages_come_first_then_live_ones(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         node.subscribe("NEWS", HOURS)
     published = [writer.publish("NEWS", number) for number in range(5)]
@@ -64,7 +64,7 @@ def test_every_kind_of_body_comes_back_in_order(writer: Node, reader: Node):
     assert taken[-1].id == answer.id
 
 
-def test_what_the_caller_asked_beyond_is_passed(writer: Node, new_reader: NewReader):
+def test_further_arguments_of_the_caller_are_passed(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS", idle=NOW)
         writer.publish_many("NEWS", range(5))
@@ -89,7 +89,7 @@ def test_a_kill_loses_no_message(stream: World, writer: Node, new_reader: NewRea
             assert all_there_is(other) == [2, 3, 4]
 
 
-def test_a_new_loop_begins_after_what_was_confirmed(writer: Node, reader: Node):
+def test_a_new_loop_starts_after_the_confirmed_position(writer: Node, reader: Node):
     messages = reader.subscribe("NEWS")
     writer.publish_many("NEWS", range(10))
     taken = list(islice(messages, 6))
@@ -113,7 +113,7 @@ def test_a_lost_position_gives_no_message_twice(stream: World, writer: Node, rea
 
 
 @pytest.mark.parametrize(("taken", "left"), [(2, [2, 3, 4]), (1, [2, 3, 4]), (4, [4])])
-def test_what_another_reader_took_meanwhile_hides_nothing(
+def test_elements_taken_by_another_reader_hide_no_others(
     stream: World, writer: Node, reader: Node, taken: int, left: list[int]
 ):
     messages = reader.subscribe("NEWS", max_rows=2, idle=NOW)
@@ -153,7 +153,7 @@ def test_without_a_wake_it_looks_again_by_itself(writer: Node, new_reader: NewRe
 
 
 @pytest.mark.usefixtures("no_second_look")
-def test_a_rollback_frees_what_waited_behind_it(stream: World, writer: Node, reader: Node):
+def test_a_rollback_releases_the_messages_behind_it(stream: World, writer: Node, reader: Node):
     messages = reader.subscribe("NEWS", HOURS)
     other = stream.program("user1")
     with ThreadPoolExecutor() as pool:
@@ -246,7 +246,7 @@ def test_ids_may_come_again(stream: World, writer: Node, reader: Node, is_confir
     assert [message.body for message in messages] == list(range(10, 15))
 
 
-def test_a_gap_is_told(stream: World, writer: Node, new_reader: NewReader, caplog):
+def test_a_gap_is_reported(stream: World, writer: Node, new_reader: NewReader, caplog):
     with new_reader() as node:
         node.subscribe("NEWS", timedelta(minutes=3))
     writer.publish("NEWS", "kept")
@@ -308,7 +308,7 @@ def test_stop_and_close_end_iteration_at_once(reader: Node, how: Callable[[Node]
     assert monotonic() - began < 0.3 + PROMPTLY
 
 
-def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReader):
+def test_stop_forwards_the_elements_that_were_acknowledged(writer: Node, new_reader: NewReader):
     with new_reader() as node:
         messages = node.subscribe("NEWS")
         writer.publish_many("NEWS", range(5))
@@ -319,7 +319,7 @@ def test_stop_passes_what_the_caller_has_done(writer: Node, new_reader: NewReade
         assert all_there_is(node) == [3, 4]
 
 
-def test_unsubscribe_ends_the_subscription_and_who_iterates(writer: Node, reader: Node):
+def test_unsubscribe_ends_the_subscription_and_its_iterators(writer: Node, reader: Node):
     messages = reader.subscribe("NEWS")
     writer.publish_many("NEWS", range(3))
     assert bodies(messages, 1) == [0]
