@@ -80,6 +80,17 @@ def test_any_body_and_headers_survive_an_expression(body: Any, given_headers: An
     assert second.headers == {**given_headers, **hops}
 
 
+@quiet
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 9)), max_size=6), headers)
+def test_later_headers_replace_earlier(merges: list[dict[str, int]], given_headers: dict[str, Any]):
+    graphed = exchange(*[f"{{'headers': {merge}}}" for merge in merges], max_hops=10**9)
+    result = route(graphed, SelectorInput(headers=given_headers))
+    expected = {**given_headers, "x-hop-count": read_hop_count(given_headers) + 1}
+    for merge, delivery in zip(merges, result.deliveries, strict=True):
+        expected = {**expected, **merge}
+        assert delivery.headers == expected
+
+
 def test_hops_that_are_no_integer_count_as_zero():
     most = 999_999_999
     cases: list[tuple[Any, int]] = [
