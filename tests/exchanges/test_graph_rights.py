@@ -71,7 +71,7 @@ def test_rules_count_as_sql_counts_them():
     assert missing_rules(exchange("a", "b")) == before
 
 
-def test_missing_rules_are_added_and_told():
+def test_missing_rules_are_added_and_reported():
     rule("a", "W")
     there = exchange("a", "b")
     told = missing_rules(there)

