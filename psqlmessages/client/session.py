@@ -208,6 +208,7 @@ class NodeSession:
             if lost is not None:
                 self._drop_connection(lost)
         finally:
+            self._calling_thread_id = None
             self._end_calls()
             # If this thread was interrupted, nobody knows the results of the others.
             interrupted = ConnectionLost(f"node {self._state.ident}: the call was interrupted")
@@ -237,12 +238,14 @@ class NodeSession:
             self._state.on_call_failed(call, error)
             raise
         finally:
+            # Not in the function called next: a signal handler may raise an exception as it begins,
+            # and `close` would then leave the connection to this call.
+            self._calling_thread_id = None
             self._end_calls()
         return answer
 
     def _end_calls(self) -> None:
         """Process the notifications that calls have read; close the session if that is due."""
-        self._calling_thread_id = None
         self._used_at = monotonic()
         self._process_notifications()
         if self._is_closing:

@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from psqlmessages import AsyncNode, Message, Node, Options, exceptions
 from psqlmessages.client.calls import Call
+from psqlmessages.client.session import NodeSession
 from psqlmessages.exceptions import NodeClosed, NoListeners
 from tests.client.conftest import NewNode
 from tests.client.nodes import NOW, SOON, next_message, offered, running, when
@@ -224,3 +225,17 @@ def test_threads_share_a_node(echo: Any):
 def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():
     assert offered(Node) == offered(AsyncNode)
     assert Options().backoff_max <= timedelta(seconds=4)
+
+
+def test_ctrl_c_at_the_end_of_a_call_leaves_no_connection_open(conversation: World, monkeypatch):
+    node = Node("NODE1", conversation.server.url("user1"))
+    node.open()
+
+    def interrupt(_: NodeSession) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NodeSession, "_end_calls", interrupt)
+    with pytest.raises(KeyboardInterrupt), node:
+        node.topic_status("ORDERS")
+    assert node._session.is_closed
