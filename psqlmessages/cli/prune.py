@@ -22,7 +22,7 @@ def _configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Prune; print what was removed."""
+    """Run the command: print the numbers of emptied tables and of ended sessions."""
     done = prune(arguments.dsn)
     print(json.dumps(done) if arguments.json else format_result(done))
     return 0
@@ -53,7 +53,7 @@ def prune(dsn: str) -> dict[str, int]:
 
 
 def format_result(done: dict[str, int]) -> str:
-    """Format what was removed for people."""
+    """Format the result of `prune` as a sentence."""
     tables, sessions = done["emptied_tables"], done["ended_sessions"]
     return (
         f"emptied {tables} table{'' if tables == 1 else 's'} of expired data;"

@@ -238,8 +238,8 @@ class NodeSession:
             self._state.on_call_failed(call, error)
             raise
         finally:
-            # Not in the function called next: a signal handler may raise an exception as it begins,
-            # and `close` would then leave the connection to this call.
+            # Reset here, not in `_end_calls`: if a signal handler raised an exception at the start
+            # of that function, `close` would expect this call to disconnect.
             self._calling_thread_id = None
             self._end_calls()
         return answer
@@ -285,13 +285,17 @@ class NodeSession:
         With ``limits_heartbeat``, housekeeping and probes that run during the wait also end at the
         deadline, but have at least ``probe_timeout``.
         """
+        own_id = threading.get_ident()
         while not (is_ready() or self._state.is_stopped):
             try:
                 if self._become_reader(is_ready, deadline):
                     self._read_once(is_ready, deadline, limits_heartbeat=limits_heartbeat)
             finally:
-                # Also if Ctrl-C has interrupted one of these calls.
-                self._stop_reading()
+                # A signal handler may have interrupted these calls. As in `_run_on`, no function is
+                # called before the attribute is reset.
+                if self._reader_thread_id == own_id:
+                    self._reader_thread_id = None
+                    self._stop_reading()
             if monotonic() >= deadline:
                 return
 
@@ -307,11 +311,8 @@ class NodeSession:
             return False
 
     def _stop_reading(self) -> None:
-        """If this thread is the reader, let another thread become the reader."""
-        if self._reader_thread_id != threading.get_ident():
-            return
+        """Let another thread become the reader; close the session if that is due."""
         with self._reader_changed:
-            self._reader_thread_id = None
             self._reader_changed.notify_all()
         if self._is_closing:
             self.close()

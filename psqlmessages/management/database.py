@@ -29,7 +29,7 @@ def _install(arguments: Namespace) -> int:
 
 
 def _prune(arguments: Namespace) -> int:
-    """Remove expired data and traffic windows; print what was removed."""
+    """Run `prune`, and also remove old traffic windows; print the numbers."""
     done = prune.prune(arguments.dsn)
     removed_windows = traffic_windows.prune(arguments.database)
     if arguments.json:

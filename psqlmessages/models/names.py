@@ -21,12 +21,12 @@ _ISOLATE: Final = "\u2068"
 _END_OF_ISOLATE: Final = "\u2069"
 
 
-def isolate(named: object) -> str:
+def isolate(named: object | None) -> str:
     """Return a name that leaves the direction of a sentence around it unchanged, when displayed.
 
-    A name may contain U+202E, which reverses all that follows.
+    A name may contain U+202E, which reverses the text after it. None becomes "".
     """
-    text = str(named)
+    text = "" if named is None else str(named)
     if not (found := _DIRECTION_CONTROLS.findall(text)):
         return text
     # The text may end the isolate, and begin others.

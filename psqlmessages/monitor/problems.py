@@ -323,7 +323,7 @@ def _exchanges(rows: Rows, now: datetime, _settings: Settings) -> Iterator[Probl
                 database=namespace, statement=statement
             )
         age = "" if since is None else format_age(now - since)
-        sentence = sentence.format(name=isolate(name), queue=isolate(queue or ""), age=age)
+        sentence = sentence.format(name=isolate(name), queue=isolate(queue), age=age)
         yield Problem("exchanges", name, severity, sentence, Link("exchanges"), cure, since)
 
 
@@ -390,9 +390,9 @@ def _subscriptions(rows: Rows, now: datetime, _settings: Settings) -> Iterator[P
                 number,
             )
             cure = gettext("See what keeps the node “{node}” busy, and read larger batches.")
-        cure = cure.format(node=isolate(ident or ""))
+        cure = cure.format(node=isolate(ident))
         sentence = text.format(
-            node=isolate(ident or ""),
+            node=isolate(ident),
             topic=isolate(topic),
             number=_format_count(number),
             age=format_age(now - since),
@@ -436,9 +436,7 @@ def _refused_calls(rows: Rows, _now: datetime, _settings: Settings) -> Iterator[
                 "{number} calls of “{node}” to “{dest}” were refused: a rule is missing.",
                 number,
             )
-        sentence = text.format(
-            number=f"{number:,}", node=isolate(ident or ""), dest=isolate(dest or "")
-        )
+        sentence = text.format(number=f"{number:,}", node=isolate(ident), dest=isolate(dest))
         cure = gettext("Read the log of the programs for the errors.")
         if ident:
             cure = gettext("Stop the calls, or allow them: {statement}").format(
@@ -482,8 +480,8 @@ def _notification_queue(rows: Rows, now: datetime, settings: Settings) -> Iterat
             sentence = text.format(
                 usage=f"{usage:.4%}",
                 pid=pid,
-                role=isolate(role or ""),
-                program=isolate(program or "") or gettext("no name"),
+                role=isolate(role),
+                program=isolate(program) or gettext("no name"),
                 activity=activity,
                 age=format_age(timedelta(seconds=seconds)),
             )
@@ -532,9 +530,9 @@ def _open_transactions(rows: Rows, now: datetime, _settings: Settings) -> Iterat
             )
         sentence = text.format(
             pid=pid,
-            prepared=isolate(prepared or ""),
-            role=isolate(role or ""),
-            program=isolate(program or "") or gettext("no name"),
+            prepared=isolate(prepared),
+            role=isolate(role),
+            program=isolate(program) or gettext("no name"),
             age=gettext("unknown") if since is None else format_age(now - since),
             number=waiting,
         )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import islice
@@ -227,7 +228,16 @@ def test_sync_and_async_offer_the_same_and_none_waits_long_between_two_tries():
     assert Options().backoff_max <= timedelta(seconds=4)
 
 
-def test_ctrl_c_at_the_end_of_a_call_leaves_no_connection_open(conversation: World, monkeypatch):
+@pytest.mark.parametrize(
+    ("end", "use"),
+    [
+        ("_end_calls", lambda node: node.topic_status("ORDERS")),
+        ("_stop_reading", lambda node: next(node.messages(timeout=NOW), None)),
+    ],
+)
+def test_ctrl_c_at_the_end_of_a_call_or_wait_leaves_no_connection_open(
+    conversation: World, monkeypatch, end: str, use: Callable[[Node], object]
+):
     node = Node("NODE1", conversation.server.url("user1"))
     node.open()
 
@@ -235,7 +245,7 @@ def test_ctrl_c_at_the_end_of_a_call_leaves_no_connection_open(conversation: Wor
         monkeypatch.undo()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NodeSession, "_end_calls", interrupt)
+    monkeypatch.setattr(NodeSession, end, interrupt)
     with pytest.raises(KeyboardInterrupt), node:
-        node.topic_status("ORDERS")
+        use(node)
     assert node._session.is_closed

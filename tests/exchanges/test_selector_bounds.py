@@ -92,9 +92,10 @@ AT_THE_LIMIT = [
 
 
 def wrong(cases: list[tuple[str, str]], outcome: str, text: str = "") -> list[dict[str, Any]]:
-    """What has another outcome, each in a process of its own, or takes too long or too much.
+    """Return the results with another outcome, or over the limits of time or memory.
 
-    That in each of three runs: other programs use the caches of the processor too.
+    Each case runs in its own process, and again up to twice if its result is wrong: other programs
+    may have slowed it down.
     """
 
     def is_right(result: dict[str, Any]) -> bool:

@@ -115,7 +115,7 @@ def test_each_act_needs_staff_and_its_permission(staff: Caller, caller: Callable
         alone = caller(f"only-{verb}", is_staff=True, permissions=[own])
         assert alone.call(method, path, body).status in (200, 201, 204)
     assert put(caller("only-add"), "x2", replace=1).status == 403
-    # Who may only change exchanges adds none by replacing it.
+    # The permission to change exchanges does not allow adding one by PUT.
     put(staff, "x1")
     assert put(caller("only-change"), "x1", replace=1).status == 200
     answer = put(caller("only-change"), "x3", replace=1)

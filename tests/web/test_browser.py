@@ -530,7 +530,7 @@ VIOLATIONS = """async ([scheme, options]) => {
 
 
 def find_faults(page: Page, addresses: list[str], *schemes: str) -> dict[str, list[Any]]:
-    """Return what is wrong with each page: for axe, too wide, not in the scheme, or no text."""
+    """Return the faults of each page: found by axe, too wide, wrong colors, markup in a name."""
     # Pages ask as seldom as in production, and the browser may keep their files.
     page.context.unroute_all()
     faults: dict[str, list[Any]] = {}

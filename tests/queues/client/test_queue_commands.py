@@ -22,7 +22,7 @@ RESERVE = ("queue", "reserve", "READER", "Q")
 
 @pytest.fixture
 def run(server: TestedServer, queues: World, capsys, monkeypatch) -> Run:
-    """Run a command in this process as a role: its exit code, and what it printed."""
+    """Run a command in this process as a role; return its exit code and its output."""
 
     def run(*arguments: str, role: str = "user2", typed: str = "") -> CompletedProcess[str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(typed))
