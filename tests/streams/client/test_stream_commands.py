@@ -70,9 +70,7 @@ def test_json_and_idle_seconds(server: TestedServer, subscribed: World, writer: 
     assert "received 0 in" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_unprinted_messages(
-    server: TestedServer, subscribed: World, writer: Node
-):
+def test_ctrl_c_keeps_unprinted_messages(server: TestedServer, subscribed: World, writer: Node):
     writer.publish_many("NEWS", range(20_000))
     with started(*SUBSCRIBE, dsn=server.url("user2")) as program:
         program.until("WRITER: 150")
