@@ -11,7 +11,7 @@ from tests.reliability.counts import size
 from tests.sql.conftest import TABLES, Pair, Program, World
 from tests.sql.reads import reads
 
-NODES, RULES_EACH, SESSIONS = size(2_000, 10_000), 10, 50
+NODES, RULES_EACH, SESSIONS = size(5_000, 10_000), 10, 50
 BIG = {"auth", "client", "membership", "observation", "topic", "body"}
 # Up to 100,000 rules are made first.
 # In their order: the last test empties the database that the others share.
