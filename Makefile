@@ -8,7 +8,11 @@ PYTHON ?= $(or $(shell command -v python3.11 || command -v python3),python3)
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
+PIP_OPTIONS := -qq --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
+# Packing Spark without compressing it takes half as long.
+WHEEL_OF_SPARK := $(BIN)/python -m pip wheel $(PIP_OPTIONS) --no-deps --use-pep517 \
+	--config-settings=--build-option=--compression=stored $(shell grep -o '^pyspark==[0-9.]*' requirements.txt)
 PYTEST := $(BIN)/python -m pytest
 DEBIAN_15 := /usr/lib/postgresql/15/bin
 
@@ -163,9 +167,13 @@ clean:  ## remove the environment, the embedded PostgreSQL with all its data, an
 	@$(PIP) -r requirements-docs.txt
 	@touch $@
 
-.venv/test: .venv/pipeline requirements-docs.txt requirements-test.txt
-	@$(PIP) -r requirements-test.txt
-	@touch $@
+# The first time, Spark is packed beside the installation of all else.
+.venv/test: .venv/made requirements-run.txt requirements.txt requirements-docs.txt requirements-test.txt pyproject.toml
+	@echo 'Installing the requirements and Spark (490 MB: the first time this takes about a minute) ...'
+	@[ -e .venv/pipeline ] || $(WHEEL_OF_SPARK) --wheel-dir .venv/wheels & \
+	$(PIP) -r requirements-run.txt -r requirements-docs.txt -r requirements-test.txt && wait $$! && \
+	$(PIP) --find-links .venv/wheels -r requirements.txt && $(PIP) --no-deps -e . && rm -rf .venv/wheels
+	@touch .venv/run .venv/pipeline $@
 
 .venv/deploy: .venv/made requirements-deploy.txt
 	@$(PYTHON) -m venv --clear $@

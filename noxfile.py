@@ -19,7 +19,8 @@ DJANGO_TESTS = ("tests/django", "tests/contract", "tests/rest", "tests/web")
 @nox.parametrize("python,django", COMBINATIONS, ids=["-".join(each) for each in COMBINATIONS])
 def tests(session: nox.Session, django: str) -> None:
     """Run the tests that use Django, or those given after `--`."""
-    session.install("-r", "requirements-docs.txt", "-r", "requirements-test.txt")
+    for name in ("requirements", "requirements-docs", "requirements-test"):
+        session.install("-r", f"{name}.txt")
     session.install(f"django=={django}.*")
     session.install("--no-deps", "--editable", ".")
     session.run("pytest", "-n", "2", "--dist", "loadfile", *(session.posargs or DJANGO_TESTS))

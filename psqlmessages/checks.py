@@ -34,9 +34,13 @@ _PRIVILEGES = """
 """
 
 
+# The tag of the checks that `manage.py psqlmessages` runs.
+COMMAND_TAG = "psqlmessages"
+
+
 def register() -> None:
     """Register all checks; called once, when the app is ready."""
-    checks.register(check_settings, checks.Tags.compatibility)
+    checks.register(check_settings, checks.Tags.compatibility, COMMAND_TAG)
     checks.register(check_databases, checks.Tags.database)
     checks.register(check_deployment, checks.Tags.database, deploy=True)
     checks.register(check_connections, checks.Tags.database)

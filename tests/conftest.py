@@ -11,17 +11,13 @@ from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from project.postgres import Server
-from project.postgres.passwords import new_password
 from tests.client.proxy import Proxy
 from tests.connection_pool import ConnectionPool
+from tests.migrated_cluster import create_roles
 from tests.servers import SERVER
-
-LOGIN_ROLES = ("user1", "user2", "user3", "hostile")
-GROUP, MEMBERS = "team", ("user3",)
 
 # On a busy machine, an example or its generation may take long.
 hypothesis_settings.register_profile(
@@ -71,6 +67,7 @@ def django_db_setup(
     """Create the test database for every run: most tests use it without a mark of Django's."""
     # The writer of the history would keep a session and its lock: only its own tests run it.
     pytest.MonkeyPatch().setattr("psqlmessages.monitor.minute_writer.START_SECONDS", 1_000_000)
+    connection.settings_dict["TEST"]["TEMPLATE"] = Server.owner
     with django_db_blocker.unblock():
         created = setup_databases(verbosity=0, interactive=False, aliases=["default"])
     yield
@@ -99,23 +96,6 @@ def server(pytestconfig, django_db_setup: None) -> Iterator[TestedServer]:
         create_roles(superuser, tested.server)
     yield tested
     pool.close()
-
-
-def create_roles(superuser: psycopg.Connection, server: Server) -> None:
-    """Create the roles of the tests; repair existing ones, if an earlier run was killed."""
-    found = superuser.execute("SELECT rolname FROM pg_roles").fetchall()
-    for role in {GROUP, *LOGIN_ROLES} - {name for (name,) in found}:
-        superuser.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(role)))
-    for role in LOGIN_ROLES:
-        password = server.home.passwords.get(role) or new_password()
-        superuser.execute(
-            sql.SQL("ALTER ROLE {} LOGIN PASSWORD {}").format(
-                sql.Identifier(role), sql.Literal(password)
-            )
-        )
-        server.home.passwords.store(role, password)
-        verb = "GRANT {} TO {}" if role in MEMBERS else "REVOKE {} FROM {}"
-        superuser.execute(sql.SQL(verb).format(sql.Identifier(GROUP), sql.Identifier(role)))
 
 
 @pytest.fixture

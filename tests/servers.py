@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from project.postgres import CLUSTERS, Server, binaries_of_wheel
 from project.postgres.binaries import major_version
+from tests.migrated_cluster import copy_cluster
 
 SETTINGS = {"plpgsql.extra_errors": "all", "max_prepared_transactions": "5"}
 
@@ -131,6 +132,7 @@ def exclusive_server() -> Iterator[Server]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
+            copy_cluster(server)
             server.start()
             yield server
             if os.environ.get("KEEP_POSTGRES") != "1":

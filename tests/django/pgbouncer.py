@@ -14,8 +14,9 @@ import psycopg
 import pytest
 
 from project.postgres.ports import free_port
-from tests.conftest import LOGIN_ROLES, TestedServer
+from tests.conftest import TestedServer
 from tests.django.waiting import wait_until
+from tests.migrated_cluster import LOGIN_ROLES
 
 # Debian's package puts it where an ordinary user's PATH does not look.
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -14,7 +14,6 @@ from django.db import connections
 from psqlmessages.client import wakeups
 from psqlmessages.exchanges.store import permissions
 from tests.conftest import TestedServer
-from tests.django.processes import manage
 from tests.exchanges.field import EMPTY, Bed, Field
 
 EU = "test_exchanges_eu"
@@ -25,10 +24,9 @@ TypeIn = Callable[..., subprocess.CompletedProcess[str]]
 def eu_database(server: TestedServer) -> Iterator[TestedServer]:
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")
-        superuser.execute(f"CREATE DATABASE {EU} OWNER {server.server.owner}")
-    second = TestedServer(server.server, EU)
-    assert manage(second, "migrate", "psqlmessages", timeout=250).returncode == 0
-    yield second
+        owner = server.server.owner
+        superuser.execute(f"CREATE DATABASE {EU} OWNER {owner} TEMPLATE {owner}")
+    yield TestedServer(server.server, EU)
     with psycopg.connect(server.superuser_url, autocommit=True) as superuser:
         # Made twice where the pipeline's tests run in the same session: they import this fixture.
         superuser.execute(f"DROP DATABASE IF EXISTS {EU} WITH (FORCE)")

@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
+from psqlmessages.checks import COMMAND_TAG
 from psqlmessages.cli import COMMANDS
 from psqlmessages.cli.main import DONE, add_commands, execute
 from psqlmessages.management import (
@@ -28,6 +29,8 @@ class Command(BaseCommand):
     """Runs the commands with the address of a configured database."""
 
     help = "Send, receive and watch messages."
+    # Checks of other apps import the pages of the project, which takes a second.
+    requires_system_checks = (COMMAND_TAG,)
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Add the option --database and the commands."""
