@@ -19,7 +19,7 @@ from tests.sql.conftest import Program, World
 FAULT = "forged notifications"
 SOON = timedelta(seconds=20)
 LAST = "the last one"
-# What a flood is made of: a number stands in each, so that PostgreSQL takes none for a double.
+# A number makes each payload unique: PostgreSQL drops duplicates.
 FLOOD = (
     '{{"Type":"Sys","Evt":"published","Topic":"{n} {pad}"}}',
     '{{"Type":"Sys","Evt":"topic_listen","Ident":"NODE1","Topic":"{n} {pad}"}}',
@@ -45,7 +45,7 @@ def node(world: World) -> Iterator[Node]:
 
 
 def forge(program: Program, node: Node, **header: object) -> None:
-    """Notify the channel of a node, which the program has come to know."""
+    """Notify the channel of a node, which the attacker knows."""
     text = json.dumps({name.capitalize(): value for name, value in header.items()})
     program.connection.execute("SELECT pg_notify(%s, %s)", (node.channel, text))
 
@@ -57,7 +57,7 @@ def kilobytes() -> int:
 
 
 def read_to_the_last(node: Node, bodies: list[str]) -> None:
-    """Take messages until the true one after all forged ones."""
+    """Collect the real messages until the last one."""
     for message in node.messages(timeout=SOON):
         if message.type == "Topic" and message.topic == "ORDERS":
             bodies.append(message.body)

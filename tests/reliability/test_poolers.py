@@ -60,7 +60,6 @@ def by_transaction(request, server: TestedServer) -> Iterator[str]:
 LOCKING = "SELECT ARRAY(SELECT pid FROM pg_locks WHERE locktype = 'advisory')"
 
 
-# The next but one test finds a pool by statement every day.
 @pytest.mark.parametrize(
     "by_transaction",
     ["transaction", pytest.param("statement", marks=pytest.mark.nightly)],
@@ -93,13 +92,13 @@ def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: 
     assert command.returncode != 0
     assert MEND in command.stderr
     assert "Traceback" not in command.stderr
-    # Nothing of them is left on the connections that they would have shared.
+    # They leave no session and no lock on the shared connections.
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
     assert set(world.watcher.query(LOCKING)) <= held
 
 
 def test_exchanges_are_refused_and_rest_readers_poll(by_transaction: str, caplog, monkeypatch):
-    # An earlier test may have made it log the same: it does so once an hour.
+    # The same message is logged once an hour, also over tests.
     monkeypatch.setattr(queue_listener, "log", RateLimitedLogger(queue_listener.logger))
 
     async def listen() -> None:
@@ -167,7 +166,7 @@ def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServe
         with Node("NODE1", dsn) as last:
             assert last.topic_status("T").listeners == ()
     report("a pooler in session mode", "nodes and buses", refused=0)
-    # A node alone in a pool of one starts: its probe gives the room back.
+    # A pool of one connection is enough for one node: its probe closes first.
     with pgbouncer(server, "session", pool_size=1) as address:
         dsn = behind(address, server, "user1")
         with Node("NODE1", dsn) as node:
@@ -180,7 +179,7 @@ def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str,
     share = MESSAGES // CLIENTS
 
     def work(number: int) -> list[int]:
-        """Publish and push one's share, and take from the queue what there is, by turns."""
+        """Publish and push a share of the messages; take elements in between."""
         taken: list[int] = []
         ident = f"W{number}"
         with closing(psycopg.connect(by_transaction, autocommit=True)) as connection:
@@ -219,7 +218,6 @@ def test_many_clients_lose_and_double_no_message_or_element(by_transaction: str,
 def test_the_rest_api_asks_through_it(by_transaction: str):
     async def ask_all() -> Counter[int]:
         pools, taken = [Pool(by_transaction, f"pool {n}", 4) for n in range(3)], Counter[int]()
-        # As many at the same time as there are connections.
         for first in range(0, MESSAGES, 12):
             some = [(pools[n % 3], n) for n in range(first, min(first + 12, MESSAGES))]
             pushed = await asyncio.gather(*(pool.fetch(PUSH, (n,)) for pool, n in some))

@@ -97,7 +97,6 @@ def numbers(world: World, queue: str) -> list[int]:
 @pytest.mark.timeout(590)
 def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_db_blocker):
     server, part = own_world.server.server, size(100, 2_000)
-    # The test below kills a backend.
     restarts = RESTARTS * 2 if size(0, 1) else (FAST, POSTMASTER)
     own_world.rules("psqlmessages exchange.* Queue * RW 60")
     with django_db_blocker.unblock():
@@ -115,11 +114,10 @@ def test_restarts_neither_lose_nor_duplicate_messages(own_world: World, django_d
             work.wait_for_writes(part)
     finally:
         worker.close()
-    report(
+    work.report(
         FAULT, f"streams, queues and an exchange, {len(restarts)} restarts of all kinds in turn",
-        **work.counts(), log_lines=len(worker.problems),
+        log_lines=len(worker.problems),
     )  # fmt: skip
-    work.check()
     assert {each.counters.reconnects for each in work.nodes.values()} == {len(restarts)}
     assert stored_elements(own_world, "a") == []
     assert len(worker.problems) < 40, worker.problems
@@ -153,7 +151,7 @@ def test_elements_reserved_just_before_a_crash_are_redelivered(own_world: World)
 def test_a_short_soak_loses_and_duplicates_nothing():
     seconds = size(8, 60)
     done = run_python("-m", "tests.reliability.soak", "--seconds", str(seconds), timeout=240)
-    # Memory still grows in such a short time.
+    # In such a short time, memory still grows.
     lines = done.stdout.partition("\nERRORS\n")[2].splitlines()
     errors = [line for line in lines if not line.startswith("grew: ")]
     line = done.stdout.partition("\ncounts: ")[2].partition("\n")[0]

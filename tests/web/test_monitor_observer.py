@@ -32,7 +32,7 @@ def node(settings: Settings, world: World) -> None:
 
 
 class Stage:
-    """An observer of its own, and a viewer that reads at once."""
+    """An observer with its own hub, and viewers that read immediately."""
 
     def __init__(self, url: str) -> None:
         self.hub = Hub(url)
@@ -44,7 +44,7 @@ class Stage:
         self._came = asyncio.Event()
 
     def look(self, topic: str | None = None, *, reads: bool = True) -> Viewer:
-        """Open a page; one that does not read echoes nothing."""
+        """Open a page; without `reads`, it echoes nothing."""
 
         def heard(text: str) -> None:
             frame = json.loads(text)
@@ -63,7 +63,7 @@ class Stage:
         return watching
 
     async def until(self, is_so: Callable[[], object]) -> None:
-        """Wait until something is so, asked at each frame."""
+        """Wait until a condition holds; check it after each frame."""
         async with asyncio.timeout(60):
             while not is_so():
                 self._came.clear()
@@ -107,7 +107,7 @@ async def test_it_is_one_node_while_pages_are_open(stage: Stage, world: World, m
     since = stage.observer.status.since
     for page in pages:
         stage.observer.remove(page)
-    # From page to page, nothing is forgotten.
+    # The observer continues from one page to the next.
     third = await stage.live()
     assert stage.observer.status.since == since
     stage.observer.remove(third)
@@ -115,15 +115,6 @@ async def test_it_is_one_node_while_pages_are_open(stage: Stage, world: World, m
     await asyncio.wait_for(stage.observer._task, 60)
     assert monitors(world) == 0
     assert stage.observer.status.since is None
-
-
-@in_loop
-async def test_large_bodies_are_not_fetched_for_the_monitor(stage: Stage, pair: Pair):
-    await stage.live("T")
-    pair[0].ok("topic_send", "T", "x" * 50_000)
-    await stage.until(lambda: stage.observer.history.topics["T"].count)
-    assert stage.hub.counters.fetched == 0
-    assert stage.observer.history.topics["T"].tail[0].is_large
 
 
 @in_loop
@@ -162,7 +153,7 @@ async def test_an_unchecked_viewer_sees_nothing(stage: Stage, monkeypatch):
     monkeypatch.setattr(viewer, "_STATUS_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(viewer, "MAX_UNCHECKED_SECONDS", -1.0)
     await stage.until(lambda: states(stage.frames)[-1] == {"is": "unchecked"})
-    # It is told again and again, and nothing else, that PostgreSQL is away.
+    # The viewer receives only the state, repeatedly.
     with monkeypatch.context() as patch:
         patch.setattr(stage.observer.status, "name", lambda now: "away")
         before = len(stage.frames)
@@ -189,7 +180,6 @@ async def test_any_of_100_000_topics_is_found_the_busiest_first(
     listener.ok("topic_listen", "T005555")
     sender.ok("topic_notify", "T005555")
     page = await stage.live()
-    # Observing is quicker while there are few topics.
     world.execute(
         "INSERT INTO psqlmessages_topic (name)"
         " SELECT 'T' || lpad(n::text, 6, '0') FROM generate_series(1, %s) AS n"
@@ -261,7 +251,7 @@ def test_messages_are_counted_by_topic_and_the_rate_falls_to_zero():
 
 def test_a_restart_of_postgresql_is_one_event():
     kept = History()
-    # Some crashes are known before the restart is.
+    # Some crashes are reported before the restart.
     kept.add_event("crash", "A", "", NOW + 1)
     kept.on_restart(NOW)
     for event, ident in (("crash", "B"), ("connect", "B"), ("crash", "B")):
@@ -275,7 +265,7 @@ async def test_live_since_restarts_after_an_outage(stage: Stage, world: World, m
     await stage.live()
     status, before = stage.observer.status, stage.observer.status.live_since
     started = await stage.reader.read_start_time()
-    # A restart is known by another start.
+    # A new start time means a restart.
     monkeypatch.setattr(stage.reader, "read_start_time", AsyncMock(return_value=started + 1))
     world.superuser().query(
         "SELECT pg_terminate_backend(s.pid) FROM psqlmessages_session AS s"
