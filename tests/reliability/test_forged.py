@@ -1,19 +1,16 @@
 """Notifications forged to the known channel of a node: what it believes, and that it lives on."""
 
 import json
-import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from psqlmessages import Node
 from psqlmessages.exceptions import CalleeGone, MessagesError
-from tests.reliability.counts import report, size
+from tests.reliability.counts import memory_megabytes, report, size
 from tests.sql.conftest import Program, World
 
 FAULT = "forged notifications"
@@ -50,12 +47,6 @@ def forge(program: Program, node: Node, **header: object) -> None:
     program.connection.execute("SELECT pg_notify(%s, %s)", (node.channel, text))
 
 
-def kilobytes() -> int:
-    status = Path(f"/proc/{os.getpid()}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(found[1])
-
-
 def read_to_the_last(node: Node, bodies: list[str]) -> None:
     """Collect the real messages until the last one."""
     for message in node.messages(timeout=SOON):
@@ -73,7 +64,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World,
     bodies: list[str] = []
     reader = Thread(target=read_to_the_last, args=(node, bodies))
     reader.start()
-    before, forged = kilobytes(), 0
+    before, forged = memory_megabytes(), 0
     for number in range(size(5_000, 100_000) // ROUND):
         payloads = [
             FLOOD[each % len(FLOOD)].format(n=number * ROUND + each, pad="x" * (each % 2 * 2_000))
@@ -85,7 +76,7 @@ def test_a_flood_of_forged_notifications_changes_and_costs_nothing(world: World,
     sender.ok("topic_send", "ORDERS", LAST)
     reader.join(200)
     true = [f"true {number}" for number in range(forged // ROUND)]
-    grown = (kilobytes() - before) / 1024
+    grown = memory_megabytes() - before
     report(
         FAULT, "a flood to the channel of a node that reads", forged=forged,
         real_messages=len(true) + 1, lost=len(true) + 1 - len(bodies),

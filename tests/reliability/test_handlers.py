@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import psycopg
@@ -12,9 +11,9 @@ from django.db import DatabaseError, connection, transaction
 from pytest_django import Settings
 
 from project.postgres import Server
-from psqlmessages import Element, Message
+from psqlmessages import Message
 from psqlmessages import handler_worker as running
-from psqlmessages.django import pop, publish, push_many, reserve_many
+from psqlmessages.django import publish
 from psqlmessages.handler_registry import HandlerRegistry
 from psqlmessages.rpc_client import close_clients
 from tests.django.test_runner import MOMENT, Seen, running_worker, send
@@ -29,10 +28,9 @@ __all__ = ["field"]
 SERIALIZATION = "could not serialize access"
 RULES = (
     "psqlmessages shop Topic ORDERS RW 60", "psqlmessages shop Topic DONE W 60",
-    "psqlmessages shop Queue WORK RW 60", "psqlmessages worker* Topic ORDERS* RW 60",
+    "psqlmessages worker* Topic ORDERS* RW 60",
     "user2 ASKER Rpc worker* W 60", "user2 ASKER Topic ORDERS* W 60",
 )  # fmt: skip
-SERIALIZABLE = "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"
 IDLE = "ALTER ROLE psqlmessages {} idle_in_transaction_session_timeout"
 NOBODY_IDLES = """
     SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'idle in transaction'
@@ -60,41 +58,24 @@ def sender(shop: World) -> Program:
     return shop.node("user2", "ASKER", notify="ORDERS")
 
 
-class Meeting:
-    """Lets the first calls of four threads wait for each other."""
-
-    def __init__(self) -> None:
-        self.calls = itertools.count()
-        self.barrier = Barrier(4, timeout=90)
-
-    def __call__(self) -> None:
-        if next(self.calls) < self.barrier.parties:
-            self.barrier.wait()
-
-
-def counting(meet: Meeting) -> None:
-    """Read a number, and write the next one, as programs do that trust in isolation.
-
-    The first four have all read before one writes, so that some fail, however busy the machine is.
-    """
-    group = Group.objects.get()
-    meet()
-    group.name = f"count {int(group.name.rpartition(' ')[2]) + 1}"
-    group.save()
-
-
 def test_handlers_above_read_committed_are_called_again(sender: Program):
-    registry, seen, meet = HandlerRegistry(), Seen(), Meeting()
+    registry, seen = HandlerRegistry(), Seen()
     failures: list[type | None] = []
     messages = size(40, 500)
+    # The first four calls all read before one of them writes, so that some of them fail.
+    calls, first_reads = itertools.count(), Barrier(4, timeout=90)
     Group.objects.create(name="count 0")
 
     @registry.on_topic("ORDERS", tries=1000)
     def handle(message: Message) -> None:
         try:
             with connection.cursor() as cursor:
-                cursor.execute(SERIALIZABLE)
-            counting(meet)
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+            group = Group.objects.get()
+            if next(calls) < first_reads.parties:
+                first_reads.wait()
+            group.name = f"count {int(group.name.rpartition(' ')[2]) + 1}"
+            group.save()
         except DatabaseError as error:
             failures.append(type(error.__cause__))
             raise
@@ -163,55 +144,6 @@ def test_a_handler_that_deadlocks_or_loses_its_session_runs_again(shop: World, s
     )  # fmt: skip
     assert (effects, runner.counters.given_up) == (rounds, 0)
     assert ended >= rounds
-
-
-def take(how: str, meet: Meeting, failures: list[type | None]) -> None:
-    """Take from WORK in serializable transactions; repeat those that fail."""
-    elements: list[Element] | None = None
-    while elements != []:
-        reserved = [] if how == "pop" else reserve_many("WORK", 3)
-        elements = None
-        while elements is None:
-            try:
-                elements = effect(reserved, meet)
-            except DatabaseError as error:
-                failures.append(type(error.__cause__))
-    connection.close()
-
-
-def effect(reserved: list[Element], meet: Meeting) -> list[Element]:
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(SERIALIZABLE)
-        elements = reserved or pop("WORK", 3)
-        if elements:
-            counting(meet)
-            bodies = [element.body for element in elements]
-            cursor.execute("INSERT INTO effects SELECT unnest(%s::text[])", [bodies])
-            for element in reserved:
-                element.commit()
-    return elements
-
-
-@pytest.mark.parametrize(
-    "how", ["pop", pytest.param("reserve and commit", marks=pytest.mark.nightly)]
-)
-def test_elements_taken_in_serializable_transactions_have_one_effect(shop: World, how: str):
-    bodies = [str(number) for number in range(size(40, 600))]
-    push_many("WORK", bodies)
-    Group.objects.create(name="count 0")
-    shop.owner.connection.execute("DROP TABLE IF EXISTS effects; CREATE TABLE effects (body text)")
-    meet, failures = Meeting(), list[type | None]()
-    with ThreadPoolExecutor(4) as pool:
-        for taking in [pool.submit(take, how, meet, failures) for _ in range(4)]:
-            taking.result(100)
-    names = [name for (name,) in shop.owner.connection.execute("SELECT body FROM effects")]
-    lost, doubled = len(bodies) - len(set(names)), len(names) - len(set(names))
-    report(
-        "serialization failure", f"{how}, serializable, 4 threads", elements=len(bodies),
-        failures=len(failures), lost=lost, duplicated=doubled,
-    )  # fmt: skip
-    assert (lost, doubled) == (0, 0)
-    assert set(failures) == {psycopg.errors.SerializationFailure}
 
 
 @pytest.mark.django_db(transaction=True)

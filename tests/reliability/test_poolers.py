@@ -38,7 +38,7 @@ RULES = (
 REFUSED = r"the pooler at 127\.0\.0\.1:\d+ shares connections by (transaction|statement)"
 PUSH = "SELECT (messages.push('W', 'Q', %s::text) ->> 'Err')::int"
 POP = "SELECT body::int FROM messages.pop('W', 'Q')"
-MEND = "(in Django: by an alias 'direct' in DATABASES), or set pool_mode = session in pgbouncer.ini"
+FIX = "(in Django: by an alias 'direct' in DATABASES), or set pool_mode = session in pgbouncer.ini"
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: 
     async def open_all() -> None:
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
             await AsyncNode("NODE1", by_transaction).open()
-        assert MEND in str(refused.value)
+        assert FIX in str(refused.value)
         with pytest.raises(ConnectionShared, match=REFUSED):
             await Gateway("gateway", by_transaction).open()
         async with opened(by_transaction) as hub:
@@ -83,14 +83,14 @@ def test_all_that_listen_are_refused_at_the_start_with_a_remedy(by_transaction: 
     for _ in range(3):
         with pytest.raises(ConnectionShared, match=REFUSED) as refused:
             Node("NODE1", by_transaction).open()
-        assert MEND in str(refused.value)
+        assert FIX in str(refused.value)
     with PubSub(by_transaction) as bus, pytest.raises(ConnectionShared, match=REFUSED):
         bus.subscribe("channel")
     asyncio.run(open_all())
     command = finished("receive", "NODE1", "T", dsn=by_transaction)
     report(FAULT, "nodes, hubs and buses", refused=8)
     assert command.returncode != 0
-    assert MEND in command.stderr
+    assert FIX in command.stderr
     assert "Traceback" not in command.stderr
     # They leave no session and no lock on the shared connections.
     assert world.owner.query("SELECT count(*) FROM psqlmessages_session") == 0
@@ -137,7 +137,7 @@ def test_it_is_found_while_other_clients_fill_the_pool(by_transaction: str, serv
             findings = [finding_of(check, address) for check in (pooler, listening)]
         assert {finding.state for finding in findings} == {FindingState.WRONG}
         assert findings[0].found == f"a pooler that shares connections by {mode}"
-        assert MEND.partition("set ")[2] in findings[0].fix
+        assert FIX.partition("set ")[2] in findings[0].fix
 
 
 def test_a_pool_by_session_serves_all_and_a_full_one_says_so(server: TestedServer):

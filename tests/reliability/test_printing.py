@@ -137,12 +137,8 @@ def test_nothing_that_a_role_lets_the_server_print_holds_a_secret(marked: Marked
     )  # fmt: skip
     assert leaks == {}
     assert notices > 0
-    recognizes_what_is_printed(marked)
-
-
-def recognizes_what_is_printed(marked: MarkedData) -> None:
-    """Check that secrets are found in what a superuser prints."""
-    program = marked.world.superuser()
+    # A superuser prints secrets: they are recognized.
+    program = world.superuser()
     printed = Printed(program)
     program.connection.execute("SET debug_print_plan = on; SET client_min_messages = log")
     known = marked.secrets()

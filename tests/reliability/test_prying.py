@@ -238,18 +238,18 @@ class AttackerFuzzer(Fuzzer):
 
     def __init__(self, world: World, marked: MarkedData, seed: int) -> None:
         super().__init__(world, "hostile", seed)
-        self._treasure = marked
-        self._own_dice = random.Random(seed)  # noqa: S311
+        self._marked = marked
+        self._own_random = random.Random(seed)  # noqa: S311
 
     def argument(self, name: str, kind: str) -> Any:
-        draw = self._own_dice.random()
+        draw = self._own_random.random()
         if kind == "text" and name in OWN and draw < 0.6:
-            return self._own_dice.choice(OWN[name])
+            return self._own_random.choice(OWN[name])
         if kind == "text" and draw > 0.9:
-            return self._own_dice.choice(self._treasure.leaked)
+            return self._own_random.choice(self._marked.leaked)
         if kind == "bigint" and draw < 0.5:
-            numbers = [int(text) for text in self._treasure.leaked if text.isdecimal()]
-            return self._own_dice.choice(numbers)
+            numbers = [int(text) for text in self._marked.leaked if text.isdecimal()]
+            return self._own_random.choice(numbers)
         return super().argument(name, kind)
 
 

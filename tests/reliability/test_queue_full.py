@@ -290,13 +290,13 @@ async def test_a_hub_says_so_and_leaves_no_ghost(world: World):
 def test_an_exchange_delivers_nothing_or_all(world: World):
     bodies = [str(number) for number in range(size(500, 5000))]
     with running_exchange(world, *RULES) as exchanges:
-        bed = exchanges.default
+        database = exchanges.default
         waits_for(world, "b")
-        bed.push_many("a", bodies)
+        database.push_many("a", bodies)
         with full_queue(world.server), working() as running:
             counters = running.worker.counter_store.counters
             until(lambda: any(each.waits for each in counters.values()))
-            half_done = len(bodies) - len(bed.bodies("a")) + sum(map(len, copies(exchanges)))
+            half_done = len(bodies) - len(database.bodies("a")) + sum(map(len, copies(exchanges)))
         exchanges.run_until_idle()
         assert copies(exchanges) == [sorted(bodies)] * 2
     report(

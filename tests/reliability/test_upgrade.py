@@ -279,7 +279,7 @@ def hear(node: Node, word: str) -> None:
         assert message.event != "reconnected"
         if message.body == word:
             return
-    raise AssertionError(f"nobody heard {word}")
+    raise AssertionError(f"no node received {word}")
 
 
 @pytest.mark.nightly  # every migration back and forward; every day those of functions

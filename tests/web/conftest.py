@@ -109,7 +109,7 @@ def hub(dsn: str, request) -> Hub:
 
 
 @pytest.fixture
-def knock(site: Site) -> Iterator[Callable[..., Visitor]]:
+def connect(site: Site) -> Iterator[Callable[..., Visitor]]:
     """Open a WebSocket with any cookie, token, origin and path."""
     with ExitStack() as opened:
         yield lambda **given: opened.enter_context(closing(Visitor(site, **given)))

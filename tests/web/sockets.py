@@ -85,21 +85,20 @@ class Visitor:
         assert "ref" not in frame, frame
         return frame
 
-    def message(self) -> dict[str, Any]:
-        while (frame := self.frame())["Type"] == "Sys":
+    def _next(self, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Wait for a frame; skip earlier ones."""
+        while not is_wanted(frame := self.frame()):
             pass
         return frame
+
+    def message(self) -> dict[str, Any]:
+        return self._next(lambda frame: frame["Type"] != "Sys")
 
     def refusal(self) -> dict[str, Any]:
-        while "Err" not in (frame := self.frame()):
-            pass
-        return frame
+        return self._next(lambda frame: "Err" in frame)
 
     def event(self, name: str) -> dict[str, Any]:
-        """Wait for an event; skip earlier frames."""
-        while (frame := self.frame()).get("Evt") != name:
-            pass
-        return frame
+        return self._next(lambda frame: frame.get("Evt") == name)
 
     def closed(self) -> tuple[int | None, str | None]:
         """Read until the connection ends; return its code and reason."""

@@ -32,14 +32,14 @@ MODELS = (
     Auth, Client, models.Destination, models.Element, Exchange, PipelineJob, Queue,
     models.Subscription, Topic, models.Traffic, WebIdentity,
 )  # fmt: skip
-NOT_FOR_LOOKERS = {
+CHANGES = {
     "Save", "Stop", "Start", "Add the rules of this database", "Pause", "Drain…", "Disconnect…",
     "Archive", "Redrive selected", "Import",
 }  # fmt: skip
 
 
 @pytest.fixture
-def furnished(admin: Admin) -> Admin:
+def filled(admin: Admin) -> Admin:
     """One object of each kind."""
     admin.world.rules("user1 A Topic T RW 9", "user1 A Queue * RW 9")
     node = admin.world.node("user1", "A", listen="T")
@@ -95,27 +95,27 @@ def stored() -> list[list[tuple[Any, ...]]]:
     return [list(model.objects.order_by("pk").values_list()) for model in MODELS]
 
 
-def test_a_view_only_user_changes_nothing_and_sees_no_action(furnished: Admin):
-    looker = furnished.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
+def test_a_view_only_user_changes_nothing_and_sees_no_action(filled: Admin):
+    viewer = filled.staff(*(f"view_{model._meta.model_name}" for model in MODELS))
     before, forms = stored(), posts()
     pages = [RULES, CLIENTS, *(path for path in forms if path.endswith(("change/", "elements/")))]
-    shown = {path: looker.open(path) for path in pages}
-    offered = [(path, page.status, page.buttons & NOT_FOR_LOOKERS) for path, page in shown.items()]
+    shown = {path: viewer.open(path) for path in pages}
+    offered = [(path, page.status, page.buttons & CHANGES) for path, page in shown.items()]
     assert offered == [(path, 200, set()) for path in pages]
-    looker.client.handler.enforce_csrf_checks = False
-    answers = {path: looker.client.post(path, forms[path]).status_code for path in forms}
+    viewer.client.handler.enforce_csrf_checks = False
+    answers = {path: viewer.client.post(path, forms[path]).status_code for path in forms}
     assert {path: status for path, status in answers.items() if status != 403} == {}
     for path, values in actions():
-        looker.client.post(path, values)
+        viewer.client.post(path, values)
     assert stored() == before
 
 
-def test_forms_need_their_token_and_pages_their_permissions(furnished: Admin):
+def test_forms_need_their_token_and_pages_their_permissions(filled: Admin):
     before, forms = stored(), posts()
     for path, values in [*forms.items(), *actions()]:
-        assert furnished.client.post(path, values).status_code == 403, path
+        assert filled.client.post(path, values).status_code == 403, path
     # Nobody may do this, even with the token.
-    chief = furnished.client
+    chief = filled.client
     chief.handler.enforce_csrf_checks = False
     for model in (Client, Topic, models.Subscription, models.Traffic):
         row = model.objects.get()
@@ -126,7 +126,7 @@ def test_forms_need_their_token_and_pages_their_permissions(furnished: Admin):
     pages = [RULES, f"{RULES}export/", f"{RULES}import/", CLIENTS, f"{CLIENTS}open-transactions/",
              TOPICS, IDENTITIES, QUEUES, EXCHANGES, SUBSCRIPTIONS, TRAFFIC,
              JOBS]  # fmt: skip
-    nobody = furnished.staff()
+    nobody = filled.staff()
     refused = {path: nobody.open(path) for path in pages}
     assert [path for path, page in refused.items() if page.status != 403] == []
     # The page names the missing permission and who can give it.
@@ -208,7 +208,7 @@ LABEL = re.compile(
 NAMES = {"A (user1): RW Topic T", "A", "__deadletter__", "alice as x", "T", "x1", "p95"}
 
 
-def test_labels_buttons_and_headings_are_translated(furnished: Admin, monkeypatch):
+def test_labels_buttons_and_headings_are_translated(filled: Admin, monkeypatch):
     # This translation puts each text in brackets.
     for name, chosen in (("gettext", 0), ("ngettext", 1)):
         monkeypatch.setattr(
@@ -223,7 +223,7 @@ def test_labels_buttons_and_headings_are_translated(furnished: Admin, monkeypatc
     untranslated = [
         (path, text)
         for path in pages
-        for groups in LABEL.findall(furnished.open(path).html)
+        for groups in LABEL.findall(filled.open(path).html)
         if (text := " ".join(re.sub(r"<[^>]*>", " ", "".join(groups[1:])).split()))
         and "[" not in text
         and "]" not in text

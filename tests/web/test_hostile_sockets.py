@@ -1,14 +1,12 @@
 """Hostile WebSockets: each meets a limit, memory stays small, and another user is served."""
 
 import json
-import os
 import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from time import monotonic
 
 import psycopg
@@ -21,7 +19,7 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from tests.django.waiting import wait_until
-from tests.reliability.counts import report, size
+from tests.reliability.counts import memory_megabytes, report, size
 from tests.sql.conftest import World
 from tests.web.site import Site
 from tests.web.sockets import Visitor
@@ -39,11 +37,6 @@ Enter = Callable[..., Visitor]
 
 def frame(opcode: Opcode, payload: bytes = b"", *, is_last: bool = True) -> bytes:
     return Frame(opcode, payload, is_last).serialize(mask=True)
-
-
-def megabytes_of(site: Site) -> float:
-    pages = int(Path(f"/proc/{site.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGESIZE") / 2**20
 
 
 def handshake(site: Site, cookie: str = "", headers: Iterable[str] = ()) -> bytes:
@@ -143,7 +136,7 @@ class OtherUser:
         wait_until(lambda: self.answers >= answers)
 
     def _run(self) -> None:
-        before = megabytes_of(self._site)
+        before = memory_megabytes(self._site.pid)
         while not self._stop.wait(0.03):
             began = monotonic()
             try:
@@ -152,7 +145,9 @@ class OtherUser:
                 return
             self.answers += 1
             self.slowest_seconds = max(self.slowest_seconds, monotonic() - began)
-            self.grown_megabytes = max(self.grown_megabytes, megabytes_of(self._site) - before)
+            self.grown_megabytes = max(
+                self.grown_megabytes, memory_megabytes(self._site.pid) - before
+            )
 
     def __enter__(self) -> "OtherUser":
         self._visitor.ok("topic_status", topic="ROOM")

@@ -172,7 +172,7 @@ def test_dead_letters_go_back_to_their_queue_or_to_a_chosen_one(queues: World):
     assert Queue.objects.get(name="orders").elements.get(pk=key).headers == {}
     move = "SELECT messages.move_elements('example', 'orders', '__deadletter__', %s)"
     queues.owner.query(move, [key])
-    client.post(address, {**given, "to_queue": "MENDED"})
-    assert Queue.objects.get(name="MENDED").elements.count() == 1
-    texts = ["Redriven to MENDED: 1 element.", "Redriven to orders: 1 element."]
+    client.post(address, {**given, "to_queue": "REPAIRED"})
+    assert Queue.objects.get(name="REPAIRED").elements.count() == 1
+    texts = ["Redriven to REPAIRED: 1 element.", "Redriven to orders: 1 element."]
     assert sorted(LogEntry.objects.values_list("change_message", flat=True)) == texts

@@ -29,40 +29,40 @@ LOG_IN = (4401, "log in first")
 Enter = Callable[..., Visitor]
 
 
-def status(knock: Enter, **given: Any) -> int:
+def status(connect: Enter, **given: Any) -> int:
     """Return the HTTP status of a refused handshake."""
     with pytest.raises(InvalidStatus) as error:
-        knock(**given)
+        connect(**given)
     return error.value.response.status_code
 
 
-def test_only_active_users_are_admitted(site: Site, knock: Enter):
-    stranger = knock()
+def test_only_active_users_are_admitted(site: Site, connect: Enter):
+    stranger = connect()
     with suppress(ConnectionClosed):
         stranger.connection.send('{"op":"init","ident":"a"}')
     assert stranger.closed() == LOG_IN
-    assert knock(cookie="x" * 32).closed() == LOG_IN
+    assert connect(cookie="x" * 32).closed() == LOG_IN
     cookie = site.login("alice")
-    knock(cookie=cookie, origin=site.url)
+    connect(cookie=cookie, origin=site.url)
     User.objects.update(is_active=False)
-    assert knock(cookie=cookie).closed() == LOG_IN
+    assert connect(cookie=cookie).closed() == LOG_IN
 
 
-def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, knock: Enter):
+def test_another_origin_or_path_is_refused_in_the_handshake(site: Site, connect: Enter):
     cookie = site.login("alice")
     for origin in (
         None, "null", "http://evil.example", "http://evil.example:8000", "http://127.0.0.1",
         "http://127.0.0.1:1", f"https://127.0.0.1:{site.port}",
     ):  # fmt: skip
-        assert status(knock, cookie=cookie, origin=origin) == 403, origin
+        assert status(connect, cookie=cookie, origin=origin) == 403, origin
     for path in ("/app/ws/nothing/", "/ws/node/more/", "/appws/node/", "/app/ws/node"):
-        assert status(knock, cookie=cookie, path=path) == 403, path
-    assert knock(cookie=cookie, path="/a/b/ws/node/").error("topic_status", topic="T")[0] == 50
+        assert status(connect, cookie=cookie, path=path) == 403, path
+    assert connect(cookie=cookie, path="/a/b/ws/node/").error("topic_status", topic="T")[0] == 50
     # With another scheme, the origin is still checked.
     for scheme in ("Basic", "Token", ""):
         given = {"cookie": cookie, "headers": {"Authorization": f"{scheme} x"}}
-        assert status(knock, **given, origin="http://evil.example") == 403
-        assert knock(**given).error("topic_status", topic="T")[0] == 50
+        assert status(connect, **given, origin="http://evil.example") == 403
+        assert connect(**given).error("topic_status", topic="T")[0] == 50
 
 
 TLS_PROXY = {"SECURE_PROXY_SSL_HEADER": ("HTTP_X_FORWARDED_PROTO", "https")}
@@ -117,18 +117,18 @@ def test_an_origin_is_a_scheme_a_host_and_a_port(settings: Settings):
     assert wrong == []
 
 
-def test_a_token_admits_from_anywhere_until_it_expires(site: Site, knock: Enter):
+def test_a_token_admits_from_anywhere_until_it_expires(site: Site, connect: Enter):
     robot = site.user("robot", is_superuser=True, is_staff=True)
     token = token_for(robot, HOUR)
     for origin in (None, "http://evil.example"):
-        assert knock(token=token, origin=origin).error("topic_status", topic="T")[0] == 50
+        assert connect(token=token, origin=origin).error("topic_status", topic="T")[0] == 50
     for altered in (token[:-1], token + "x", "x" + token, "nothing", "é"):
-        assert knock(token=altered).closed() == BAD_TOKEN, altered
-    assert knock(token=token_for(robot, timedelta(0))).closed() == BAD_TOKEN
+        assert connect(token=altered).closed() == BAD_TOKEN, altered
+    assert connect(token=token_for(robot, timedelta(0))).closed() == BAD_TOKEN
     # Not in the address, not with a session, and not for other pages.
-    assert knock(path=f"/ws/node/?token={token}").closed() == LOG_IN
-    assert knock(cookie=site.login("alice"), token="nothing").closed() == BAD_TOKEN
-    assert status(knock, token=token, path="/ws/monitor/") == 403
+    assert connect(path=f"/ws/node/?token={token}").closed() == LOG_IN
+    assert connect(cookie=site.login("alice"), token="nothing").closed() == BAD_TOKEN
+    assert status(connect, token=token, path="/ws/monitor/") == 403
 
 
 def test_what_ends_a_token(site: Site, settings: Settings):
@@ -186,9 +186,11 @@ def test_the_socket_of_a_user_who_lost_access_is_closed(relay: World, enter: Ent
         User.objects.all().delete()
 
 
-def test_logging_out_or_a_tokens_end_closes_no_other_socket(site: Site, enter: Enter, knock: Enter):
+def test_logging_out_or_a_tokens_end_closes_no_other_socket(
+    site: Site, enter: Enter, connect: Enter
+):
     visitor, other = enter("alice"), enter("alice")
-    robot = knock(token=token_for(site.user("robot"), timedelta(seconds=3)))
+    robot = connect(token=token_for(site.user("robot"), timedelta(seconds=3)))
     Session.objects.filter(session_key=visitor.cookie).delete()
     assert visitor.closed() == (4401, "the user has logged out")
     assert robot.closed() == (4401, "the token has expired")

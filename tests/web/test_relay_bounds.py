@@ -163,7 +163,7 @@ def database_away(server: TestedServer) -> Iterator[None]:
 
 
 def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
-    server: TestedServer, relay: World, site: Site, enter: Enter, knock: Enter
+    server: TestedServer, relay: World, site: Site, enter: Enter, connect: Enter
 ):
     cookie, alice = site.login("bob"), enter("alice", "web.alice")
     for topic in ("ROOM", "WEB.1"):
@@ -172,7 +172,7 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
         assert alice.event("connection_lost")["Type"] == "Sys"
         away = (59, "the relay has no connection to PostgreSQL")
         assert alice.error("topic_status", topic="ROOM") == away
-        assert knock(cookie=cookie).closed() == (
+        assert connect(cookie=cookie).closed() == (
             1013,
             "the database is unavailable: try again later",
         )
@@ -183,7 +183,7 @@ def test_while_the_database_is_unreachable_sockets_stay_open_and_get_events(
     other = relay.node("user2", "OTHER", notify="ROOM")
     other.ok("topic_send", "ROOM", "still there?")
     assert alice.message()["Body"] == "still there?"
-    assert knock(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
+    assert connect(cookie=cookie).error("topic_status", topic="ROOM")[0] == 50
 
 
 GONE = "SELECT NOT EXISTS (SELECT FROM psqlmessages_client WHERE ident LIKE 'web.alice.%%')"
